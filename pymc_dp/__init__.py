@@ -1,0 +1,70 @@
+"""Differentially private Bayesian inference by MCMC, for any PyMC model.
+
+Public names only; mechanisms, accountants and the ledger's internals live in :mod:`pymc_dp.privacy`. Names are loaded on first
+use, so that the ledger's command line does not wait for PyMC.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from typing import TYPE_CHECKING
+
+from pymc_dp.release import release
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
+    from pymc_dp.errors import (
+        LedgerError,
+        PrivacyBudgetExhausted,
+        PrivacyLeak,
+        PrivacyLeakWarning,
+        PymcDPError,
+        UnsupportedModel,
+    )
+    from pymc_dp.model.records import RecordLikelihood
+    from pymc_dp.privacy.budget import Adjacency, PrivacyBudget
+    from pymc_dp.privacy.ledger import Ledger
+    from pymc_dp.privacy.report import PrivacyReport
+    from pymc_dp.sampling import sample
+    from pymc_dp.steps.penalty import DPPenalty
+    from pymc_dp.steps.proposals import GuidedWalk, OneComponent, RandomWalk
+
+_HOME = {
+    "Adjacency": "privacy.budget",
+    "Barker": "acceptance",
+    "DPPenalty": "steps.penalty",
+    "GuidedWalk": "steps.proposals",
+    "Lazy": "acceptance",
+    "Ledger": "privacy.ledger",
+    "LedgerError": "errors",
+    "Metropolis": "acceptance",
+    "OneComponent": "steps.proposals",
+    "Penalty": "acceptance",
+    "PrivacyBudget": "privacy.budget",
+    "PrivacyBudgetExhausted": "errors",
+    "PrivacyLeak": "errors",
+    "PrivacyLeakWarning": "errors",
+    "PrivacyReport": "privacy.report",
+    "PymcDPError": "errors",
+    "RandomWalk": "steps.proposals",
+    "RecordLikelihood": "model.records",
+    "UnsupportedModel": "errors",
+    "sample": "sampling",
+}
+
+__all__ = [*_HOME, "release"]  # noqa: PLE0604 - the names above
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *_HOME])

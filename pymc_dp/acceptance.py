@@ -1,0 +1,213 @@
+r"""Acceptance rules :math:`a(\lambda)`: where exactness and privacy meet.
+
+``a(lambda)`` is the probability of accepting a proposal whose log-ratio is ``lambda``. Every rule satisfies
+
+.. math:: a(\lambda) = e^{\lambda} a(-\lambda),
+
+which is detailed balance with respect to the target (exactness). What a decision reveals about one record
+follows from how fast ``a`` and ``1 - a`` can change with ``lambda`` (privacy), so a rule also gives
+``log a`` and ``log(1 - a)`` to full relative accuracy in both tails.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from scipy.special import erfcx, log_ndtr
+
+__all__ = ["AcceptanceRule", "Barker", "Lazy", "Metropolis", "Penalty"]
+
+_SQRT_HALF_PI = math.sqrt(math.pi / 2)
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@runtime_checkable
+class AcceptanceRule(Protocol):
+    """What an accept/reject test must offer."""
+
+    @property
+    def name(self) -> str:
+        """Short description with all parameters, for reports."""
+        ...
+
+    @property
+    def private(self) -> bool:
+        """Whether a decision has a finite privacy cost at every finite sensitivity."""
+        ...
+
+    def probability(self, log_ratio: float) -> float:
+        """Probability of accepting."""
+        ...
+
+    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+        """``(log a, log(1 - a))``, each with the shape of ``log_ratio``."""
+        ...
+
+
+class _Rule:
+    def probability(self, log_ratio: float) -> float:
+        """Probability of accepting, in [0, 1]; the infinities give the limits."""
+        return float(np.exp(self.log_probabilities(log_ratio)[0]))  # type: ignore[attr-defined]
+
+
+def _log_mills(x):
+    """Log of the Mills ratio ``Phi(-x) / phi(x)``, for any real ``x`` (``erfcx`` overflows below -26)."""
+    with np.errstate(over="ignore", divide="ignore"):
+        right = np.log(_SQRT_HALF_PI * erfcx(np.maximum(x, 0.0) / math.sqrt(2)))
+    return np.where(x >= 0, right, log_ndtr(-np.minimum(x, 0.0)) + 0.5 * np.square(np.minimum(x, 0.0)) + _LOG_SQRT_2PI)
+
+
+@dataclass(frozen=True)
+class Penalty(_Rule):
+    r"""Penalty rule: Metropolis' test on a log-ratio with Gaussian noise, noise integrated out.
+
+    .. math:: a(\lambda) = \Phi(\lambda/s - s/2) + e^{\lambda}\,\Phi(-\lambda/s - s/2)
+
+    is the expectation of ``min(1, exp(lambda + xi - s**2 / 2))`` over ``xi ~ N(0, s**2)``. Drawing the decision
+    from it has the same law as drawing ``xi`` first, and leaves no noisy value whose low-order bits could leak.
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation ``s > 0`` of the noise, in units of the log-ratio.
+
+    References
+    ----------
+    Ceperley, Dewing (1999), The penalty method for random walks with uncertain energies,
+    https://doi.org/10.1063/1.478034. Yildirim, Ermis (2019), Exact MCMC with differentially private moves,
+    https://doi.org/10.1007/s11222-018-9847-x.
+    """
+
+    scale: float
+    private: bool = field(default=True, init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        if not (math.isfinite(self.scale) and self.scale > 0):
+            raise ValueError(
+                f"The noise scale of the penalty rule must be positive and finite, got {self.scale!r}. "
+                "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
+            )
+
+    @property
+    def name(self) -> str:
+        """Name with the noise scale."""
+        return f"penalty(s={self.scale:.4g})"
+
+    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+        """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
+        x = np.asarray(log_ratio, dtype=float)
+        s = self.scale
+        # Detailed balance gives the left half from the right one, where nothing cancels.
+        t = np.minimum(np.abs(x), 1e300)
+        u = t / s - s / 2
+        # With e^t phi(u + s) = phi(u), both terms share the factor phi(u):
+        # a = Phi(u) + phi(u) m(u + s),  1 - a = phi(u) (m(u) - m(u + s)),  m the Mills ratio.
+        log_phi = -0.5 * np.square(np.minimum(u, 1e150)) - _LOG_SQRT_2PI
+        log_m1, log_m2 = _log_mills(u), _log_mills(u + s)
+        log_reject = log_phi + log_m1 + np.log(-np.expm1(np.minimum(log_m2 - log_m1, -1e-300)))
+        log_accept = np.logaddexp(log_ndtr(u), log_phi + log_m2)
+        # The smaller probability is the accurate one; the larger follows from it.
+        log_accept = np.where(log_reject < -0.7, np.log1p(-np.exp(np.minimum(log_reject, -0.7))), np.minimum(log_accept, 0.0))
+        left = np.where(x < 0, x, 0.0) + log_accept
+        with np.errstate(divide="ignore"):
+            log_not_left = np.log(-np.expm1(np.minimum(left, -1e-300)))
+        # For small negative log-ratios 1 - a is best taken from 1 - a(-x) = 1 - a(x) e^{-x}.
+        return np.where(x < 0, left, log_accept), np.where(x < 0, log_not_left, log_reject)
+
+
+@dataclass(frozen=True)
+class Barker(_Rule):
+    r"""Barker's rule :math:`a(\lambda) = 1 / (1 + e^{-\lambda})`: private with no added noise.
+
+    The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most ``Delta`` gives
+    pure ``Delta``-DP, and ``Delta**2 / 8``-zCDP (bounded range).
+
+    References
+    ----------
+    Barker (1965), Monte Carlo calculations of the radial distribution functions for a proton-electron plasma,
+    https://doi.org/10.1071/PH650119.
+    """
+
+    private: bool = field(default=True, init=False, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the rule."""
+        return "Barker"
+
+    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+        """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
+        x = np.asarray(log_ratio, dtype=float)
+        return -np.logaddexp(0.0, -x), -np.logaddexp(0.0, x)
+
+
+@dataclass(frozen=True)
+class Metropolis(_Rule):
+    r"""Metropolis' rule :math:`\min(1, e^\lambda)`. **Not private**: only for runs without a budget.
+
+    A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under its
+    neighbour, so no ``delta`` below that is reached at any ``epsilon``.
+
+    References
+    ----------
+    Metropolis et al. (1953), https://doi.org/10.1063/1.1699114.
+    """
+
+    private: bool = field(default=False, init=False, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the rule."""
+        return "Metropolis"
+
+    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+        """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
+        log_accept = np.minimum(np.asarray(log_ratio, dtype=float), 0.0)
+        with np.errstate(divide="ignore"):
+            return log_accept, np.log(-np.expm1(log_accept))
+
+
+@dataclass(frozen=True)
+class Lazy(_Rule):
+    r"""Lazy version of another rule: :math:`w\, a(\lambda)`, with :math:`0 < w \le 1`.
+
+    With probability ``1 - w`` the proposal is rejected whatever the data say, and nobody can tell such a rejection
+    from a real one: fewer moves per iteration, more iterations per unit of privacy.
+
+    Parameters
+    ----------
+    rule : AcceptanceRule
+        The rule to slow down.
+    weight : float
+        Probability ``w`` of looking at the outcome of ``rule``.
+    """
+
+    rule: AcceptanceRule
+    weight: float
+
+    def __post_init__(self):
+        if not 0 < self.weight <= 1:
+            raise ValueError(f"The weight of a lazy rule must lie in (0, 1], got {self.weight!r}.")
+
+    @property
+    def name(self) -> str:
+        """Name with the weight and the rule inside."""
+        return f"lazy({self.rule.name}, w={self.weight:.4g})"
+
+    @property
+    def private(self) -> bool:
+        """Laziness makes Metropolis' rule private too, since a rejection always has probability at least 1 - w."""
+        return self.rule.private or self.weight < 1
+
+    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+        """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
+        log_accept, log_reject = self.rule.log_probabilities(log_ratio)
+        if self.weight == 1:
+            return log_accept, log_reject
+        log_w = math.log(self.weight)
+        return log_w + log_accept, np.logaddexp(math.log1p(-self.weight), log_w + log_reject)

@@ -1,0 +1,27 @@
+"""Exceptions and warnings. Messages never contain a private value."""
+
+from __future__ import annotations
+
+
+class PymcDPError(Exception):
+    """Base class of all errors raised by pymc_dp."""
+
+
+class UnsupportedModel(PymcDPError, ValueError):
+    """The model, as written, cannot be sampled privately; the message says what to change."""
+
+
+class PrivacyBudgetExhausted(PymcDPError, RuntimeError):
+    """The data would have been accessed beyond the budget; nothing was accessed."""
+
+
+class PrivacyLeak(PymcDPError, RuntimeError):
+    """Something that was not charged for would have been released or has touched the data."""
+
+
+class LedgerError(PymcDPError, RuntimeError):
+    """The ledger file cannot be read, written or trusted."""
+
+
+class PrivacyLeakWarning(UserWarning):
+    """Something the guarantee does not cover may reveal private values."""

@@ -1,0 +1,304 @@
+"""What was claimed, on disk: one SQLite file per data set.
+
+A chain writes its whole claim in one transaction *before* it touches the data. Claims are never refunded: a program that is
+killed leaves them spent, and of two programs that race for the last share one is refused.
+
+``python -m pymc_dp.privacy.ledger FILE`` lists an account.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import sqlite3
+import sys
+import tempfile
+import weakref
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting import Cost
+from pymc_dp.privacy.mechanisms import Mechanism, from_json, to_json
+
+__all__ = ["Account", "Claim", "Ledger"]
+
+_SCHEMA = """
+CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NULL, delta REAL NOT NULL,
+                      adjacency TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
+                     created TEXT NOT NULL, process TEXT NOT NULL);
+CREATE TABLE callbacks (budget TEXT PRIMARY KEY);
+"""
+
+Accesses = Sequence[tuple[Mechanism, float]]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What may be spent on a data set in total, by all programs together."""
+
+    epsilon: float
+    delta: float
+    adjacency: str
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One granted claim: by which budget and step, for which accesses, when and by which process."""
+
+    budget: str
+    step: str
+    accesses: tuple[tuple[Mechanism, float], ...]
+    created: str
+    process: str
+
+
+class Ledger:
+    """Account of a data set.
+
+    Parameters
+    ----------
+    path : path-like, optional
+        SQLite file; created if absent. Default: a temporary file, removed when the program ends, which protects against
+        everything but a restart.
+    epsilon, delta : float, optional
+        Total that may ever be spent, needed when the file is created. On an existing file they must agree with it.
+    adjacency : str, optional
+        Adjacency of all claims, ``"substitute"`` unless given when the file is created.
+
+    Raises
+    ------
+    LedgerError
+        If the file cannot be used, or holds an account with other terms.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        adjacency: str | None = None,
+    ):
+        self.temporary = path is None
+        if path is None:
+            handle, name = tempfile.mkstemp(prefix="pymc_dp_", suffix=".ledger")
+            os.close(handle)
+            self._finalizer = weakref.finalize(self, _remove, name, os.getpid())
+            path = name
+        self.path = str(Path(path).absolute())
+        with self._transaction() as db:
+            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
+                if epsilon is None or delta is None:
+                    raise LedgerError(f"{self.path} holds no account yet: give epsilon and delta to open one.")
+                _validate_terms(epsilon, delta)
+                for statement in _SCHEMA.split(";"):
+                    db.execute(statement)
+                db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", (epsilon, delta, adjacency or "substitute", _now()))
+            account = self._account(db)
+        asked = (epsilon, delta, adjacency)
+        for name, value in zip(("epsilon", "delta", "adjacency"), asked, strict=True):
+            if value is not None and value != getattr(account, name):
+                raise LedgerError(
+                    f"The account in {self.path} was opened with {name} = {getattr(account, name)}, not {value}. "
+                    "The terms of an account cannot be changed; data that are spent stay spent."
+                )
+        self.account = account
+
+    def __getstate__(self):
+        return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Open, lock against every other writer, and commit or roll back as a whole."""
+        try:
+            # A connection per transaction: none is ever shared across a fork.
+            with closing(sqlite3.connect(self.path, timeout=120, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield db
+                except BaseException:
+                    db.execute("ROLLBACK")
+                    raise
+                db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(
+                f"The ledger {self.path} cannot be used ({error}). Without a ledger no data are touched: check that the "
+                "file is a pymc_dp ledger, that it and its folder are writable, and that the disk is not full."
+            ) from error
+
+    def _account(self, db: sqlite3.Connection) -> Account:
+        return Account(*db.execute("SELECT epsilon, delta, adjacency FROM account").fetchone())
+
+    def _claims(self, db: sqlite3.Connection) -> list[Claim]:
+        rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
+        return [
+            Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p) for b, s, a, c, p in rows
+        ]
+
+    def claims(self, budget: str | None = None) -> list[Claim]:
+        """All claims so far, or those of one budget."""
+        with self._transaction() as db:
+            return [claim for claim in self._claims(db) if budget in (None, claim.budget)]
+
+    def claim(
+        self,
+        budget: str,
+        step: str,
+        accesses: Accesses,
+        *,
+        epsilon: float,
+        delta: float,
+        accountant: str,
+        limit: int,
+        draws: float | None = None,
+    ) -> int:
+        """Claim accesses, or raise without claiming anything.
+
+        Parameters
+        ----------
+        budget, step : str
+            Who claims.
+        accesses : sequence of (Mechanism, float)
+            What is claimed.
+        epsilon, delta, accountant
+            Terms of the budget (they bind its own claims; the account binds all).
+        limit : int
+            Largest number of claims of this step on this budget.
+        draws : float, optional
+            Number of iterations claimed, for the message if they do not fit.
+
+        Returns
+        -------
+        int
+            How many claims this step had before.
+        """
+        with self._transaction() as db:
+            account, claims = self._account(db), self._claims(db)
+            own = [c for c in claims if c.budget == budget]
+            before = sum(c.step == step for c in own)
+            if before >= limit:
+                raise PrivacyBudgetExhausted(
+                    f"{step} has already run {before} chain(s), as many as its budget is shared over (chains={limit}). Ask for fewer "
+                    "chains, or plan more with PrivacyBudget(chains=...) before the first one runs. A finished or "
+                    "interrupted run is not refunded."
+                )
+            _check("account", account.epsilon, account.delta, "best", claims, step, accesses, draws)
+            _check("budget", epsilon, delta, accountant, own, step, accesses, draws)
+            text = json.dumps([(to_json(m), k) for m, k in accesses])
+            process = f"{socket.gethostname()}:{os.getpid()}"
+            db.execute(
+                "INSERT INTO claims (budget, step, accesses, created, process) VALUES (?, ?, ?, ?, ?)",
+                (budget, step, text, _now(), process),
+            )
+            return before
+
+    def note_callback(self, budget: str) -> None:
+        """Record that the budget answers as a callback, for chains in other processes to see."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO callbacks VALUES (?)", (budget,))
+
+    def has_callback(self, budget: str) -> bool:
+        """Whether the budget has answered as a callback, in whatever process."""
+        with self._transaction() as db:
+            return db.execute("SELECT 1 FROM callbacks WHERE budget = ?", (budget,)).fetchone() is not None
+
+    def spent(self) -> float:
+        """Epsilon of all claims together, at the account's delta."""
+        claims = self.claims()
+        if claims and self.account.epsilon == math.inf:
+            return math.inf
+        return _total(claims).epsilon(self.account.delta)
+
+    def __str__(self) -> str:
+        """Listing of the account."""
+        account, claims = self.account, self.claims()
+        lines = [
+            f"Ledger {self.path}",
+            f"account: epsilon = {account.epsilon:g}, delta = {account.delta:g}, adjacency: {account.adjacency}",
+            f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
+        ]
+        for claim in claims:
+            what = "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in claim.accesses)
+            lines.append(f"  {claim.created}  {claim.process}  budget {claim.budget[:8]}  {claim.step}: {what}")
+        return "\n".join(lines)
+
+
+def _total(claims: Sequence[Claim]) -> Cost:
+    return Cost.of(access for claim in claims for access in claim.accesses)
+
+
+def _check(
+    name: str,
+    epsilon: float,
+    delta: float,
+    accountant: str,
+    claims: Sequence[Claim],
+    step: str,
+    accesses: Accesses,
+    draws: float | None,
+) -> None:
+    """Raise if the claims and the new accesses together exceed (epsilon, delta)."""
+    if epsilon == math.inf:
+        return
+    spent, asked = _total(claims), Cost.of(accesses)
+    total = (spent + asked).epsilon(delta, accountant)
+    if total <= epsilon:
+        return
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        fits = (spent + asked * middle).epsilon(delta, accountant) <= epsilon
+        low, high = (middle, high) if fits else (low, middle)
+    feasible = f"{low:.1%} of that share" if draws is None else f"{math.floor(low * draws)} draws by one chain"
+    so_far = spent.epsilon(delta, accountant)
+    raise PrivacyBudgetExhausted(
+        f"The {name} allows epsilon = {epsilon:g} at delta = {delta:g}. Spent: {so_far:.4g}, left: {max(epsilon - so_far, 0):.4g}; "
+        f"asked for by one chain of {step}: {asked.epsilon(delta, accountant):.4g}"
+        f"{'' if draws is None else f' ({draws:g} draws)'}, in total {total:.4g}. Largest feasible: {feasible}. "
+        "Nothing was accessed."
+    )
+
+
+def _validate_terms(epsilon: float, delta: float) -> None:
+    if not epsilon > 0:
+        raise ValueError(f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}.")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}.")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked worker must not take the file away from its parent
+        Path(path).unlink(missing_ok=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Command line: list the account in a file."""
+    if len(arguments) != 1:
+        print("usage: python -m pymc_dp.privacy.ledger FILE", file=sys.stderr)
+        return 2
+    if not Path(arguments[0]).is_file():
+        print(f"There is no file {arguments[0]}.", file=sys.stderr)
+        return 1
+    try:
+        print(Ledger(arguments[0]))
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""The privacy statement that travels with a released posterior."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pymc_dp.privacy.accounting import Cost, max_true_positive_rate
+
+__all__ = ["PrivacyReport", "StepReport"]
+
+_NEIGHBOURS = {
+    "substitute": "data sets that differ in the value of one record (substitute one record)",
+    "add_remove": "data sets of which one has one record more (add or remove one record)",
+}
+_ASSUMPTIONS = (
+    "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
+    "The number of records is public (under substitution).",
+    "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
+    "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record.",
+)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step claimed.
+
+    Parameters
+    ----------
+    label : str
+        Name of the step with its variables.
+    chains : int
+        Number of chains that claimed a share.
+    accesses : tuple of str
+        Accesses of one iteration.
+    claimed : tuple of str
+        Accesses claimed by each chain.
+    draws_per_chain : float or None
+        Iterations claimed by each chain; None under a filter, where the proposals decide.
+    """
+
+    label: str
+    chains: int
+    accesses: tuple[str, ...]
+    claimed: tuple[str, ...]
+    draws_per_chain: float | None
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """Privacy statement: text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
+
+    Parameters
+    ----------
+    protected : bool
+        False if epsilon is infinite or the randomness is known: nothing is guaranteed then.
+    epsilon_budget, delta : float
+        Terms of the budget.
+    epsilon : float
+        Spent, at ``delta``, by everything claimed.
+    gaussian_mu, zcdp_rho : float or None
+        Spent, in these currencies, where all mechanisms have them.
+    attack_power : dict of str to float
+        Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %.
+    chains : int
+        Chains the budget is shared over.
+    n_records : int or None
+        Number of privacy units where it is public.
+    """
+
+    protected: bool
+    epsilon_budget: float
+    epsilon: float
+    delta: float
+    gaussian_mu: float | None
+    zcdp_rho: float | None
+    attack_power: dict[str, float]
+    adjacency: str
+    accountant: str
+    chains: int
+    n_records: int | None
+    secret_randomness: bool
+    ledger: str | None
+    steps: tuple[StepReport, ...]
+    assumptions: tuple[str, ...]
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        spent: float,
+        cost: Cost | None,
+        chains: int,
+        adjacency: str,
+        accountant: str,
+        n_records: int | None,
+        secret: bool,
+        ledger: str | None,
+        steps: tuple[StepReport, ...],
+    ) -> PrivacyReport:
+        """Put a report together; ``cost=None`` means nothing is protected."""
+        protected = cost is not None and secret
+        power = {"0.1%": 0.001, "1%": 0.01}
+        attack = {k: (max_true_positive_rate(cost, f) if cost is not None and protected else 1.0) for k, f in power.items()}
+        return cls(
+            protected=protected,
+            epsilon_budget=epsilon,
+            epsilon=spent,
+            delta=delta,
+            gaussian_mu=_finite(math.sqrt(cost.mu_squared)) if cost is not None else None,
+            zcdp_rho=_finite(cost.rho) if cost is not None else None,
+            attack_power=attack,
+            adjacency=adjacency,
+            accountant=accountant,
+            chains=chains,
+            n_records=n_records,
+            secret_randomness=secret,
+            ledger=ledger,
+            steps=steps,
+            assumptions=_ASSUMPTIONS,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values, for machines."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """JSON text; infinities become the string ``"inf"``."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {k: plain(v) for k, v in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(v) for v in value]
+            return "inf" if value == math.inf else value
+
+        return json.dumps(plain(self.to_dict()))
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = []
+        if not self.protected:
+            why = "epsilon is infinite" if self.epsilon_budget == math.inf else "the randomness is reproducible, hence known to an attacker"
+            rows.append(("NOT PROTECTED", f"{why}; the figures below guarantee nothing"))
+        rows += [
+            ("guarantee", f"({self.epsilon:.4g}, {self.delta:g})-differential privacy, of a budget of ({self.epsilon_budget:g}, {self.delta:g})"),
+            ("neighbours", _NEIGHBOURS[self.adjacency]),
+        ]
+        if self.n_records is not None:
+            rows.append(("records", f"{self.n_records}"))
+        rows.append(("chains", f"shared over {self.chains}"))
+        for step in self.steps:
+            draws = "" if step.draws_per_chain is None else f", {step.draws_per_chain:g} draws each"
+            rows.append((step.label, f"{step.chains} chain(s) claimed{draws}"))
+            rows += [("  each draw", access) for access in step.accesses]
+            rows += [("  each chain", claim) for claim in step.claimed]
+        if self.gaussian_mu is not None and self.epsilon > 0:
+            rows.append(("Gaussian DP", f"mu <= {self.gaussian_mu:.4g}"))
+        if self.zcdp_rho is not None and self.epsilon > 0:
+            rows.append(("zCDP", f"rho <= {self.zcdp_rho:.4g}"))
+        for rate, power in self.attack_power.items():
+            rows.append(("worst attack", f"true positive rate at most {power:.2%} at false positive rate {rate}"))
+        rows.append(("accountant", self.accountant))
+        rows.append(("randomness", "secret, from the operating system" if self.secret_randomness else "REPRODUCIBLE from the seed: the guarantee is broken"))
+        rows.append(("ledger", self.ledger or "temporary: spent privacy is forgotten when the program ends"))
+        rows += [("assumed", text) for text in self.assumptions]
+        return rows
+
+    def __str__(self) -> str:
+        """Plain text."""
+        rows = self._rows()
+        width = max(len(k) for k, _ in rows)
+        return "\n".join(["Privacy report", "-" * 14, *(f"{k:<{width}}  {v}" for k, v in rows)])
+
+    def to_text(self) -> str:
+        """Plain text."""
+        return str(self)
+
+    def to_markdown(self) -> str:
+        """Markdown table."""
+        body = "\n".join(f"| {k.strip()} | {v.replace('|', chr(92) + '|')} |" for k, v in self._rows())
+        return f"| Privacy report | |\n| --- | --- |\n{body}\n"
+
+    def to_html(self) -> str:
+        """HTML table."""
+        body = "".join(f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>" for k, v in self._rows())
+        return f"<table><caption>Privacy report</caption>{body}</table>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def _finite(value: float) -> float | None:
+    return value if value < math.inf else None

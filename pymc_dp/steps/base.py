@@ -1,0 +1,227 @@
+"""The one adapter between private algorithms and PyMC's step API."""
+
+from __future__ import annotations
+
+import logging
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pymc.model import modelcontext
+from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.privacy.budget import Allowance, PrivacyBudget, StepAccess
+from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.noise import BitSource, OperatingSystemBits, SeededBits
+
+__all__ = ["DPStep"]
+
+_log = logging.getLogger("pymc.dp")
+
+#: Calls after the end of the allowance that are taken to mean that nobody listens. PyMC runs up to two steps ahead of
+#: its callback, but a chain in a worker process waits out its draws while others finish.
+_PATIENCE = 1000
+
+
+class _AllowanceUsedUp(Exception):
+    """The next iteration is not paid for; nothing was accessed."""
+
+
+class DPStep(BlockedStep):
+    """Base class of all private steps: claims before the first access, counts, stops.
+
+    A subclass says in :meth:`mechanisms` the whole truth about what one iteration accesses, and writes :meth:`transition`,
+    which calls :meth:`charge` before it touches the data.
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        Variables to update, all by default. Others need a step on the same budget.
+    budget : PrivacyBudget or None
+        What may be spent. None, which must be said, runs without privacy.
+    records : array_like of int, or dict of such arrays, optional
+        Privacy units, see :class:`~pymc_dp.model.records.RecordLikelihood`.
+    reproducible : bool
+        Draw decisions from PyMC's ``random_seed`` in place of the operating system's randomness. Breaks the guarantee,
+        and the report says so: for tests and public data.
+    model : pm.Model, optional
+        The model, else the one on the context stack.
+    compile_kwargs : dict, optional
+        For ``pytensor.function``, e.g. ``{"mode": "JAX"}``; Numba by default.
+    """
+
+    name = "dp_step"
+    default_blocked = True
+    default_tune_steps = 0
+    stats_dtypes_shapes: ClassVar[dict[str, tuple[type, list]]] = {
+        "accepted": (bool, []),
+        "acceptance_rate": (np.float64, []),
+        "step_distance": (np.float64, []),
+        "epsilon_spent": (np.float64, []),
+        "exhausted": (bool, []),
+    }
+    _state_class = StepMethodState
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        budget: PrivacyBudget | None,
+        records: Any = None,
+        reproducible: bool = False,
+        model: Any = None,
+        blocked: bool = True,
+        rng: Any = None,
+        compile_kwargs: dict | None = None,
+    ):
+        if not isinstance(budget, PrivacyBudget | None):
+            raise TypeError(f"budget must be a PrivacyBudget (or None for a run without privacy), got {type(budget).__name__}.")
+        if not blocked:
+            raise ValueError("A private step updates its variables together; build one step per variable to update them one by one.")
+        model = modelcontext(model)
+        variables = model.value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
+        self.vars = list(variables)
+        self.blocked = True
+        self.rng = get_random_generator(rng)
+        self.budget = budget
+        self.reproducible = bool(reproducible)
+        self.likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
+        names = tuple(v.name for v in self.vars)
+        self.label = f"{type(self).__name__}[{', '.join(names)}]"
+        everything = np.arange(self.likelihood.n_dim)
+        #: Positions of the step's variables in theta.
+        self.part = np.concatenate([everything[self.likelihood.slices[n]] for n in names])
+        self._model_names = tuple(v.name for v in model.value_vars)
+        self._model_token = id(model)
+        self._bits: BitSource = OperatingSystemBits()
+        self._reset_chain()
+
+    def _register(self) -> None:
+        """Tell the budget what an iteration costs; subclasses call it when they are complete."""
+        if self.budget is not None:
+            self.budget.register(
+                StepAccess(
+                    label=self.label,
+                    variables=tuple(v.name for v in self.vars),
+                    mechanisms=self.mechanisms(),
+                    model=self._model_token,
+                    all_variables=self._model_names,
+                    n_records=self.likelihood.n_records,
+                    secret=not self.reproducible,
+                )
+            )
+
+    @abstractmethod
+    def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
+        """Every access of one iteration: ``(mechanism, count)`` pairs."""
+
+    @abstractmethod
+    def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
+        """One iteration from ``theta``, shape ``(n_dim,)``: the new state, whether it was accepted, the distance proposed."""
+
+    def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> None:
+        """Pay for the accesses of one iteration before they happen."""
+        if self._allowance is not None and not self._allowance.charge(accesses):
+            raise _AllowanceUsedUp
+
+    # ------------------------------------------------------------------ life of a chain, as PyMC tells it
+
+    def set_rng(self, rng: Any) -> None:
+        """Start a chain (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._reset_chain()
+        if self.budget is not None:
+            self.budget.check_covered()
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Start a chain (PyMC 6)."""
+        self.set_rng(rng)
+
+    def stop_tuning(self) -> None:
+        """PyMC's signal that the draws to be kept begin; given before the first call if there is no tuning."""
+        self._tuning = False
+
+    def _reset_chain(self) -> None:
+        """Forget the previous chain. The claim itself is on disk and not undone by this."""
+        self._opened = False
+        self._allowance: Allowance | None = None
+        self._tuning = True
+        self._n_accepted = self._n_steps = self._n_frozen = 0
+
+    def _open(self) -> None:
+        if self.budget is not None:
+            self._allowance = self.budget.claim(self.label)
+        if self.reproducible:
+            self._bits = SeededBits(self.rng)
+        if self._tuning and self.budget is not None:
+            _log.warning(
+                "%s does not adapt: tuning draws are charged like any others, then thrown away. Pass tune=0 to pm.sample.", self.label
+            )
+        self._opened = True
+
+    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+        """One iteration, or the unchanged point and a flag when the allowance is used up."""
+        if not self._opened:
+            self._open()
+        try:
+            theta, accepted, distance = self.transition(self.likelihood.ravel(point))
+        except _AllowanceUsedUp:
+            accepted, distance, exhausted = False, 0.0, True
+            self._stay()
+        else:
+            exhausted = False
+            self._n_steps += 1
+            if accepted:
+                self._n_accepted += 1
+                point = self.likelihood.unravel(theta)
+        stats = {
+            "accepted": accepted,
+            "acceptance_rate": self._n_accepted / max(self._n_steps, 1),
+            "step_distance": distance,
+            "epsilon_spent": self._allowance.epsilon_spent() if self._allowance is not None else np.inf,
+            "exhausted": exhausted,
+        }
+        if self.budget is not None:
+            self.budget.watch(stats)
+        return point, [stats]
+
+    def _stay(self) -> None:
+        """Account for a call that came after the end of the allowance."""
+        assert self.budget is not None  # without a budget nothing runs out
+        if self._n_steps == 0:
+            raise PrivacyBudgetExhausted(
+                f"The share of a chain does not pay for its first draw of {self.label}: the proposal is too long. Use a smaller "
+                "proposal scale or clip bound, more noise, fewer chains, or a larger epsilon."
+            )
+        if self._tuning:
+            raise PrivacyBudgetExhausted(
+                f"The budget of {self.label} was used up by tuning draws, which are thrown away. Private steps do not adapt: pass tune=0."
+            )
+        self._n_frozen += 1
+        if self._n_frozen % _PATIENCE == 0 and not self.budget.has_callback():
+            raise PrivacyBudgetExhausted(
+                f"The budget of {self.label} is used up after {self._n_steps} draws, and nothing stops the run: pass callback=budget to "
+                "pm.sample, which ends it in time and keeps all draws. The data were not touched again."
+            )
+
+    # ------------------------------------------------------------------ progress bar
+
+    @staticmethod
+    def _progressbar_config(n_chains: int = 1):
+        columns = [
+            TextColumn("{task.fields[acceptance_rate]:0.2f}", table_column=Column("Accept", ratio=1)),
+            TextColumn("{task.fields[epsilon_spent]:0.3f}", table_column=Column("Epsilon", ratio=1)),
+        ]
+        return columns, {"acceptance_rate": [0.0] * n_chains, "epsilon_spent": [0.0] * n_chains}
+
+    @staticmethod
+    def _make_progressbar_update_functions():
+        return (lambda stats: {key: stats[key] for key in ("acceptance_rate", "epsilon_spent")},)

@@ -1,0 +1,188 @@
+"""DP penalty: Metropolis-Hastings with a noisy, clipped log-likelihood ratio, on the full data."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
+from pymc_dp.privacy.budget import Adjacency, PrivacyBudget
+from pymc_dp.privacy.mechanisms import Decision, DecisionFamily, Mechanism
+from pymc_dp.privacy.noise import decide
+from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.proposals import Proposal
+
+__all__ = ["DPPenalty"]
+
+#: Draws from the proposal's public law, used to plan.
+_PLANNING_DRAWS = 2000
+
+
+class DPPenalty(DPStep):
+    r"""Metropolis-Hastings by the penalty method: exact (without clipping), private, for any model.
+
+    Each iteration proposes ``theta'``, computes
+
+    .. math:: \lambda = T \sum_i \operatorname{clip}(\ell_i(\theta') - \ell_i(\theta), \pm b M(\theta, \theta'))
+              + \log p(\theta') - \log p(\theta)
+
+    and accepts with probability :class:`~pymc_dp.acceptance.Penalty` ``(s)``, which is the law of Metropolis' test on
+    ``lambda + N(0, s**2)`` with the noise corrected for. Changing one record moves ``lambda`` by at most ``2 T b M`` (substitution;
+    half of it for add/remove); what is charged is the released decision, not the noisy ``lambda`` behind it.
+
+    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. Clipping is symmetric, so the chain stays
+    reversible, but its target is then an approximation: choose the clip bound so that few records reach it, from public
+    knowledge or simulated data, never from the private data.
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        Variables to update, all by default.
+    budget : PrivacyBudget or None
+        What may be spent. None, which must be said, runs without privacy.
+    clip_bound : float
+        ``b``: most that one record's log-likelihood may change per unit of the proposal's distance. No default: it trades
+        bias against privacy, and only the user knows what is public. ``math.inf`` only without a budget.
+    proposal : Proposal
+        :class:`~pymc_dp.steps.proposals.RandomWalk`, :class:`~pymc_dp.steps.proposals.OneComponent` or
+        :class:`~pymc_dp.steps.proposals.GuidedWalk`.
+    noise_scale : float, optional
+        Standard deviation ``s`` of the noise on the log-ratio; default 2.0 (unless ``noise_multiplier`` is given), which nearly
+        maximises accepted moves per unit of privacy: at equal sensitivity, 2.0 gives 753 where 1.0 gives 470, 1.4 gives 629
+        and 3.0 gives 657 (iterations allowed times acceptance at ``lambda = 0``; sensitivity 0.044, epsilon 4, delta 1e-6).
+    noise_multiplier : float, optional
+        Noise proportional to the sensitivity, ``s = noise_multiplier * 2 T b M``, as in the papers (their ``tau * sqrt(n)``).
+    laziness : float
+        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 buy more, slower iterations: about 40 % more accepted moves
+        for the same privacy at 0.5.
+    temperature : float
+        ``T`` in (0, 1], public. 1 targets the posterior.
+    records, reproducible, model, compile_kwargs
+        See :class:`~pymc_dp.steps.base.DPStep`.
+
+    References
+    ----------
+    Yildirim, Ermis (2019), Exact MCMC with differentially private moves, https://doi.org/10.1007/s11222-018-9847-x;
+    Räisä, Koskela, Honkela (2021), Differentially private Hamiltonian Monte Carlo, https://arxiv.org/abs/2106.09376.
+
+    Examples
+    --------
+    >>> import pymc as pm, numpy as np
+    >>> from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk
+    >>> y = np.random.default_rng(1).normal(size=5000)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     _ = pm.Normal("y", mu, 1, observed=y)
+    ...     budget = PrivacyBudget(epsilon=2.0, delta=1e-6, chains=2)
+    ...     step = DPPenalty(budget=budget, clip_bound=3.0, proposal=RandomWalk(0.02))
+    >>> budget.expected_draws() > 100
+    True
+    """
+
+    name = "dp_penalty"
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        budget: PrivacyBudget | None,
+        clip_bound: float,
+        proposal: Proposal,
+        noise_scale: float | None = None,
+        noise_multiplier: float | None = None,
+        laziness: float = 1.0,
+        temperature: float = 1.0,
+        records: Any = None,
+        reproducible: bool = False,
+        model: Any = None,
+        blocked: bool = True,
+        rng: Any = None,
+        compile_kwargs: dict | None = None,
+    ):
+        if not (clip_bound > 0 and (math.isfinite(clip_bound) or budget is None)):
+            raise ValueError(
+                f"clip_bound must be positive and finite, got {clip_bound!r}: without it one record could decide everything. "
+                "It bounds the change of one record's log-likelihood per unit of the proposal's distance."
+            )
+        if noise_scale is not None and noise_multiplier is not None:
+            raise ValueError("Give noise_scale or noise_multiplier, not both.")
+        if noise_scale is None and noise_multiplier is None:
+            noise_scale = 2.0
+        if not 0 < laziness <= 1:
+            raise ValueError(f"laziness must lie in (0, 1], got {laziness!r}.")
+        if not 0 < temperature <= 1:
+            raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+        if noise_scale == 0 and budget is not None:
+            raise ValueError(
+                "noise_scale=0 is Metropolis' rule, which is not private at any epsilon: a rejection can be impossible under one data "
+                "set and likely under its neighbour. Use noise of about 1 to 2, or budget=None for a run without privacy."
+            )
+        super().__init__(
+            vars, budget=budget, records=records, reproducible=reproducible,
+            model=model, blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
+        )  # fmt: skip
+        self.clip_bound, self.temperature, self.laziness = float(clip_bound), float(temperature), float(laziness)
+        self.proposal = proposal
+        self._walk = proposal.start(len(self.part))
+        if noise_scale == 0:
+            rule: AcceptanceRule = Metropolis()
+            self._family, self._plain_rule = None, rule if laziness == 1 else Lazy(rule, laziness)
+        elif math.isinf(self.clip_bound):
+            if noise_scale is None:
+                raise ValueError("noise_multiplier needs a finite clip_bound.")
+            rule = Penalty(noise_scale)
+            self._family, self._plain_rule = None, rule if laziness == 1 else Lazy(rule, laziness)
+        else:
+            adjacency = budget.adjacency if budget is not None else Adjacency.SUBSTITUTE
+            factor = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[adjacency]
+            self._family = DecisionFamily(
+                sensitivity_per_distance=factor * self.temperature * self.clip_bound,
+                noise_scale=noise_scale,
+                noise_multiplier=noise_multiplier,
+                laziness=self.laziness,
+                distances=self._typical_distances(),
+            )
+        self._register()
+
+    def _typical_distances(self) -> tuple[float, ...]:
+        walk, rng, origin = copy.copy(self._walk), np.random.default_rng(0), np.zeros(len(self.part))
+        return tuple(walk.propose(origin, rng)[1] for _ in range(_PLANNING_DRAWS))
+
+    def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
+        """One decision per iteration; its sensitivity follows the public distance of the proposal."""
+        return () if self._family is None else ((self._family, 1),)
+
+    def _reset_chain(self) -> None:
+        super()._reset_chain()
+        self._current: tuple[np.ndarray, np.ndarray, float] | None = None
+        if hasattr(self, "proposal"):
+            self._walk = self.proposal.start(len(self.part))
+
+    def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
+        """Propose, charge, decide. One likelihood evaluation: that of the current state is kept from before."""
+        moved, distance = self._walk.propose(theta[self.part], self.rng)
+        decision: Decision | None = None
+        if self._family is not None:
+            decision = self._family.at(distance)
+            self.charge(((decision, 1),))
+        rule = self._plain_rule if decision is None else decision.rule
+        proposed = theta.copy()
+        proposed[self.part] = moved
+        # Another step may have moved other variables since: the cached values belong to one state only.
+        if self._current is None or not np.array_equal(self._current[0], theta):
+            self._current = (theta, self.likelihood.logp(theta), self.likelihood.log_prior(theta))
+        _, records, prior = self._current
+        new_records, new_prior = self.likelihood.logp(proposed), self.likelihood.log_prior(proposed)
+        log_ratio = self.temperature * self.likelihood.clipped_sum(new_records, records, self.clip_bound * distance)
+        log_ratio += new_prior - prior
+        # Both priors infinite (a public fact): no ratio exists, stay.
+        accepted = not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
+        self._walk.decided(accepted)
+        if accepted:
+            self._current = (proposed, new_records, new_prior)
+        return (proposed if accepted else theta), accepted, distance

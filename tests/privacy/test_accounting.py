@@ -1,0 +1,219 @@
+"""Composition: published figures, closed forms, a second accountant, and the safe side."""
+
+import math
+
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from pymc_dp.acceptance import Barker, Lazy, Penalty
+from pymc_dp.privacy.accounting import Cost, calibrate, delta_of, epsilon_of, max_iterations, max_true_positive_rate
+from pymc_dp.privacy.mechanisms import ORDERS, Decision, Gaussian, RenyiShare
+
+RATIO = 0.1 * math.sqrt(1e5)  # sigma / Delta of the flat 2-d banana of Räisä (2021)
+DELTA = 1e-6
+EPSILONS = (1, 2, 4, 6)
+
+
+class TestPublishedTable:
+    """Largest numbers of iterations at epsilon 1, 2, 4, 6 and delta = 1e-6."""
+
+    @pytest.mark.parametrize("accountant, counts", [("zcdp", (34, 135, 507, 1079)), ("gaussian", (56, 201, 702, 1431))])
+    def test_releasing_the_noisy_value(self, accountant, counts):
+        """Theorems 3.1 and 3.2, exactly."""
+        assert tuple(max_iterations([(Gaussian(RATIO), 1)], e, DELTA, accountant) for e in EPSILONS) == counts
+
+    @pytest.mark.parametrize(
+        "scale, counts", [(1.4, (98, 363, 1299, 2679)), (1.0, (111, 419, 1507, 3114)), (0.5, (164, 632, 2302, 4778))]
+    )
+    def test_decisions(self, scale, counts):
+        """At most 1 % below the figures checked on coarse grids."""
+        decision = Decision(Penalty(scale), scale / RATIO)
+        for epsilon, count in zip(EPSILONS, counts, strict=True):
+            assert 0.99 * count <= max_iterations([(decision, 1)], epsilon, DELTA) <= 1.02 * count
+
+    @pytest.mark.parametrize(
+        "rule, count", [(Barker(), 1271), (Lazy(Penalty(1.4), 0.5), 3689), (Lazy(Barker(), 0.5), 3362), (Lazy(Barker(), 0.25), 7397)]
+    )
+    def test_other_rules(self, rule, count):
+        assert 0.99 * count <= max_iterations([(Decision(rule, 1.4 / RATIO), 1)], 4, DELTA) <= 1.02 * count
+
+
+@given(mu=st.floats(0.01, 8), epsilon=st.floats(1e-3, 30))
+def test_gaussian_delta_is_the_closed_form(mu, epsilon):
+    exact = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    got = delta_of([(Gaussian(1 / mu), 1)], epsilon, "gaussian")
+    assert got >= exact - 1e-13
+    assert got == pytest.approx(exact, rel=1e-6, abs=1e-12)
+
+
+@given(z=st.floats(0.5, 100), k=st.integers(1, 2000))
+@settings(max_examples=50)
+def test_gaussians_compose_to_one_gaussian(z, k):
+    """k releases are one release with sqrt(k) less noise, by every accountant."""
+    for accountant in ("rdp", "gaussian", "zcdp"):
+        many = epsilon_of([(Gaussian(z), k)], 1e-5, accountant)
+        assert many == pytest.approx(epsilon_of([(Gaussian(z / math.sqrt(k)), 1)], 1e-5, accountant), rel=1e-8)
+
+
+def test_against_dp_accounting():
+    """A second opinion on composition and conversion, with sensitivity-normalised multipliers (its RDP accountant's convention)."""
+    dp_accounting = pytest.importorskip("dp_accounting", reason="the extra 'pld' is not installed")
+    from dp_accounting import rdp
+
+    for z, k in ((2.0, 1), (20.0, 100), (50.0, 4000)):
+        accountant = rdp.RdpAccountant(orders=ORDERS.tolist())
+        accountant.compose(dp_accounting.GaussianDpEvent(z), k)
+        theirs = accountant.get_epsilon(1e-6)
+        assert epsilon_of([(Gaussian(z), k)], 1e-6, "rdp") == pytest.approx(theirs, rel=1e-6)
+    pld = dp_accounting.pld.privacy_loss_distribution
+    theirs = pld.from_gaussian_mechanism(20.0, value_discretization_interval=1e-4).self_compose(100).get_epsilon_for_delta(1e-6)
+    assert epsilon_of([(Gaussian(20.0), 100)], 1e-6) == pytest.approx(theirs, rel=2e-3)
+
+
+@pytest.mark.parametrize("rule", [Penalty(1.0), Barker(), Lazy(Penalty(1.4), 0.5)], ids=lambda r: r.name)
+def test_many_decisions_against_their_exact_hockey_stick(rule):
+    """Never below the true delta of k decisions at the log-ratio that is worst for one order (a lower bound on the truth)."""
+    sensitivity, k, epsilon = 0.5, 30, 3.0
+    decision = Decision(rule, sensitivity)
+    worst = 0.0
+    for x in np.linspace(-4, 8, 49):
+        p, q = rule.probability(x), rule.probability(x + sensitivity)
+        counts = np.arange(k + 1)
+        log_choose = np.array([math.lgamma(k + 1) - math.lgamma(j + 1) - math.lgamma(k - j + 1) for j in counts])
+        log_p = log_choose + counts * math.log(p) + (k - counts) * math.log1p(-p)
+        log_q = log_choose + counts * math.log(q) + (k - counts) * math.log1p(-q)
+        for a, b in ((log_p, log_q), (log_q, log_p)):
+            worst = max(worst, float(np.maximum(np.exp(a) - np.exp(epsilon + b), 0).sum()))
+    assert 0 < worst <= delta_of([(decision, k)], epsilon)
+
+
+def test_adaptive_adversary_by_dynamic_programming():
+    """Brute force over adaptive choices of the log-ratio: the hockey-stick divergence of 6 decisions stays below the bound."""
+    rule, sensitivity, k = Penalty(1.0), 0.8, 6
+    decision = Decision(rule, sensitivity)
+    choices = [(rule.probability(x), rule.probability(x + s)) for x in np.linspace(-3, 6, 19) for s in (-sensitivity, sensitivity)]
+
+    for epsilon in (0.5, 1.0, 2.0):
+        # Value of the game with log likelihood ratio `loss` and j decisions to come: E_P[(1 - e^{epsilon - total loss})_+].
+        grid = np.linspace(-12, 12, 1201)
+        value = np.maximum(1 - np.exp(epsilon - grid), 0)
+        for _ in range(k):
+            options = []
+            for q, p in choices:
+                up, down = grid + math.log(p / q), grid + math.log1p(-p) - math.log1p(-q)
+                options.append(p * np.interp(up, grid, value) + (1 - p) * np.interp(down, grid, value))
+            value = np.max(options, axis=0)
+        # Interpolating a convex function errs upwards; the margin covers it.
+        attack = float(np.interp(0.0, grid, value))
+        assert 0 < attack <= delta_of([(decision, k)], epsilon) * 1.02
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(
+                st.builds(Gaussian, st.floats(0.5, 50)),
+                st.builds(lambda s, d: Decision(Penalty(s), d), st.floats(0.1, 4), st.floats(0.01, 2)),
+                st.builds(lambda d: Decision(Barker(), d), st.floats(0.01, 2)),
+            ),
+            st.integers(1, 50),
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+@settings(max_examples=30, deadline=None)
+def test_order_does_not_matter_and_more_is_more(accesses):
+    forward, backward = epsilon_of(accesses, 1e-5), epsilon_of(accesses[::-1], 1e-5)
+    assert forward == pytest.approx(backward, rel=1e-12)
+    assert epsilon_of([*accesses, accesses[0]], 1e-5) > forward >= 0
+    assert epsilon_of(accesses, 1e-7) >= forward
+    assert delta_of(accesses, max(forward, 1e-9)) <= 1e-5 * (1 + 1e-6)
+
+
+@given(scale=st.floats(0.2, 4), sensitivity=st.floats(0.005, 0.5), epsilon=st.floats(0.1, 8), delta=st.floats(1e-9, 1e-3))
+@settings(max_examples=40, deadline=None)
+def test_max_iterations_is_the_last_that_fits(scale, sensitivity, epsilon, delta):
+    access = Decision(Penalty(scale), sensitivity)
+    k = max_iterations([(access, 1)], epsilon, delta)
+    assert epsilon_of([(access, k)], delta) <= epsilon < epsilon_of([(access, k + 1)], delta)
+
+
+@given(epsilon=st.floats(0.05, 10), k=st.integers(1, 5000), delta=st.floats(1e-9, 1e-3))
+@settings(max_examples=40, deadline=None)
+def test_calibration_never_exceeds_its_target(epsilon, k, delta):
+    noise = calibrate(lambda z: [(Gaussian(z), k)], epsilon, delta)
+    assert epsilon_of([(Gaussian(noise), k)], delta) <= epsilon
+    assert epsilon_of([(Gaussian(noise * (1 - 1e-4)), k)], delta) > epsilon
+
+
+def test_calibration_of_a_penalty_scale():
+    scale = calibrate(lambda s: [(Decision(Penalty(s), 0.05), 1000)], 2.0, 1e-6, low=0.05, high=50)
+    assert max_iterations([(Decision(Penalty(scale), 0.05), 1)], 2.0, 1e-6) >= 1000
+    with pytest.raises(ValueError, match="fewer iterations"):
+        calibrate(lambda s: [(Decision(Barker(), 1.0), 10**6)], 1.0, 1e-6, low=0.1, high=10)
+
+
+def test_filter_shares_add_up_to_the_budget():
+    """Shares at the best order of a mechanism buy as many iterations as composing it at its best order."""
+    from pymc_dp.privacy.accounting import renyi_budget
+
+    decision = Decision(Penalty(1.4), 1.4 / RATIO)
+    budget = renyi_budget(ORDERS, 4.0, DELTA)
+    best = int(np.argmax(budget / decision.renyi(ORDERS)))
+    share = RenyiShare(float(ORDERS[best]), float(budget[best]) * (1 - 1e-6) / 4)
+    assert 4 * (1 - 1e-5) <= epsilon_of([(share, 4)], DELTA) <= 4
+    by_filter = budget[best] / decision.renyi(ORDERS)[best]
+    assert int(by_filter) == max_iterations([(decision, 1)], 4.0, DELTA)
+
+
+class TestAttackPower:
+    """Bounds on the true positive rate of any test."""
+
+    def test_gaussian_is_exact(self):
+        for mu in (0.1, 1.0, 3.0):
+            got = max_true_positive_rate(Cost.of([(Gaussian(1 / mu), 1)]), 0.01)
+            assert got <= norm.cdf(norm.ppf(0.01) + mu) * (1 + 1e-9)
+
+    def test_a_real_attack_stays_below(self):
+        """Ten Barker decisions, optimal test by enumeration."""
+        k, sensitivity, rate = 10, 0.6, 0.01
+        p, q = Barker().probability(sensitivity / 2), Barker().probability(-sensitivity / 2)
+        pmf_p = np.array([math.comb(k, j) * p**j * (1 - p) ** (k - j) for j in range(k + 1)])
+        pmf_q = np.array([math.comb(k, j) * q**j * (1 - q) ** (k - j) for j in range(k + 1)])
+        false, power = 0.0, 0.0
+        for j in range(k, -1, -1):  # Neyman-Pearson: most accepts first, randomised at the edge
+            part = min(1.0, (rate - false) / pmf_q[j])
+            false, power = false + part * pmf_q[j], power + part * pmf_p[j]
+            if part < 1:
+                break
+        bound = max_true_positive_rate(Cost.of([(Decision(Barker(), sensitivity), k)]), rate)
+        assert power <= bound < 1
+        assert bound < 6 * power
+
+    def test_no_access_no_power(self):
+        assert max_true_positive_rate(Cost.of([]), 0.01) == 0.01
+
+
+def test_nothing_costs_nothing_and_infinity_lasts_forever():
+    assert epsilon_of([], 1e-6) == 0
+    assert delta_of([], 1.0) == 0
+    assert max_iterations([(Gaussian(1.0), 1)], math.inf, 1e-6) == math.inf
+    assert max_iterations([(Gaussian(0.01), 1)], 0.1, 1e-6) == 0
+
+
+@pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-6), (-1.0, 1e-6), (math.nan, 1e-6), (1.0, 0.0), (1.0, 1.0), (1.0, -0.1), (1.0, math.nan)])
+def test_absurd_targets_are_refused(epsilon, delta):
+    with pytest.raises(ValueError, match="epsilon|delta"):
+        max_iterations([(Gaussian(1.0), 1)], epsilon, delta)
+
+
+def test_unknown_accountant_and_negative_counts():
+    with pytest.raises(ValueError, match="accountant"):
+        epsilon_of([(Gaussian(1.0), 1)], 1e-6, "moments")
+    with pytest.raises(ValueError, match="count"):
+        epsilon_of([(Gaussian(1.0), -1)], 1e-6)

@@ -1,0 +1,161 @@
+"""Mechanisms: the cost of one decision against brute force, closed forms and its own true pair."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
+from pymc_dp.privacy.mechanisms import (
+    ORDERS,
+    Decision,
+    DecisionFamily,
+    Gaussian,
+    Mechanism,
+    RenyiShare,
+    from_json,
+    to_json,
+)
+
+RULES = [Penalty(0.3), Penalty(1.0), Penalty(2.0), Penalty(6.0), Barker(), Lazy(Penalty(1.4), 0.5), Lazy(Barker(), 0.25)]
+
+
+def divergence(p, q, order):
+    """Rényi divergence between two decisions, each given as (accept, reject), in mpmath."""
+    order = mpmath.mpf(order)
+    return mpmath.log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (order - 1)
+
+
+def decision_law(rule, x):
+    """Probabilities of accepting and rejecting in mpmath, written down again from the formulas."""
+    x = mpmath.mpf(x)
+    if isinstance(rule, Lazy):
+        accept, reject = decision_law(rule.rule, x)
+        weight = mpmath.mpf(rule.weight)
+        return weight * accept, weight * reject + 1 - weight
+    if isinstance(rule, Barker):
+        return 1 / (1 + mpmath.exp(-x)), 1 / (1 + mpmath.exp(x))
+    s = mpmath.mpf(rule.scale)
+    tail = mpmath.exp(x) * mpmath.ncdf(-x / s - s / 2)
+    return mpmath.ncdf(x / s - s / 2) + tail, mpmath.ncdf(-x / s + s / 2) - tail
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("sensitivity", [0.01, 0.3, 3.0])
+@pytest.mark.parametrize("order", [1.5, 20.0])
+def test_decision_against_brute_force(rule, sensitivity, order):
+    """The supremum is never below a 60-digit scan of log-ratios and shifts, and not far above it."""
+    bound = float(Decision(rule, sensitivity).renyi([order])[0])
+    inner = rule.rule if isinstance(rule, Lazy) else rule
+    far = order * sensitivity + 6 * getattr(inner, "scale", 1.0) + getattr(inner, "scale", 0.0) ** 2
+    best = 0.0
+    with mpmath.workdps(60):
+        for x in np.linspace(-8 - sensitivity, far, 240):
+            for shift in (sensitivity / 2, sensitivity):
+                p, q = decision_law(rule, x), decision_law(rule, mpmath.mpf(x) + shift)
+                best = max(best, float(divergence(p, q, order)), float(divergence(q, p, order)))
+    assert best <= bound
+    assert bound <= best * 1.01  # the scan is coarse, the bound is not
+
+
+@given(
+    s=st.floats(0.05, 30), sensitivity=st.floats(1e-4, 10), u=st.floats(-20, 60), order=st.sampled_from([1.1, 2.0, 8.0, 64.0, 400.0])
+)
+@settings(max_examples=150)
+def test_no_log_ratio_beats_the_supremum(s, sensitivity, u, order):
+    x = s * (u + s / 2)
+    decision = Decision(Penalty(s), sensitivity)
+    with mpmath.workdps(60):
+        p, q = decision_law(Penalty(s), x), decision_law(Penalty(s), mpmath.mpf(x) + sensitivity)
+        worst = max(divergence(p, q, order), divergence(q, p, order))
+        assert float(worst) <= float(decision.renyi([order])[0]) * (1 + 1e-9) + 1e-15
+
+
+@pytest.mark.parametrize("sensitivity", [0.01, 0.1, 1.0, 4.0])
+def test_barker_stays_within_its_closed_form(sensitivity):
+    """Bounded range: Delta^2/8-zCDP, and the supremum approaches it for small sensitivities."""
+    decision = Decision(Barker(), sensitivity)
+    ratio = decision.renyi(ORDERS[ORDERS < 200]) / (ORDERS[ORDERS < 200] * decision.zcdp)
+    assert np.all(ratio <= 1 + 1e-6)
+    if sensitivity <= 0.1:
+        assert ratio[0] == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.4, 4.0])
+@pytest.mark.parametrize("sensitivity", [0.02, 0.5, 5.0])
+def test_penalty_decision_costs_less_than_the_noisy_value(scale, sensitivity):
+    """Post-processing: at every order the bit costs at most what releasing the noisy log-ratio does."""
+    decision = Decision(Penalty(scale), sensitivity)
+    released = Gaussian(scale / sensitivity).renyi(ORDERS)
+    assert np.all(decision.renyi(ORDERS) <= released * (1 + 1e-6))
+    assert decision.gaussian_mu == pytest.approx(sensitivity / scale)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def test_monotone_in_sensitivity_and_order(rule):
+    costs = np.array([Decision(rule, d).renyi(ORDERS) for d in np.geomspace(1e-4, 20, 25)])
+    assert np.all(np.diff(costs, axis=0) > 0)
+    assert np.all(np.diff(costs, axis=1) >= -1e-6 * costs[:, 1:])
+
+
+def test_lazy_is_cheaper():
+    plain, lazy = Decision(Penalty(1.4), 0.1), Decision(Lazy(Penalty(1.4), 0.5), 0.1)
+    assert np.all(lazy.renyi(ORDERS) < plain.renyi(ORDERS))
+
+
+def test_metropolis_is_refused():
+    with pytest.raises(ValueError, match="no finite privacy cost"):
+        Decision(Metropolis(), 0.1)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [Gaussian(3.5), Decision(Penalty(1.1), 0.02), Decision(Lazy(Barker(), 0.3), 0.5), RenyiShare(17.0, 0.2)],
+    ids=lambda m: m.name,
+)
+def test_values(mechanism):
+    """Hashable, comparable, and the same after a trip through the ledger's text."""
+    assert from_json(to_json(mechanism)) == mechanism
+    assert hash(from_json(to_json(mechanism))) == hash(mechanism)
+    assert isinstance(mechanism, Mechanism)
+    with pytest.raises(AttributeError):
+        mechanism.sensitivity = 0.0
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_bad_numbers_are_refused(bad):
+    for make in (Gaussian, lambda v: Decision(Barker(), v), lambda v: RenyiShare(2.0, v)):
+        with pytest.raises(ValueError, match="positive and finite"):
+            make(bad)
+
+
+class TestDecisionFamily:
+    """Costs that follow the distance of the proposal."""
+
+    @given(distance=st.floats(1e-6, 1e3))
+    def test_charges_at_least_the_distance(self, distance):
+        family = DecisionFamily(3.0, 1.4, None, 1.0, (1.0,))
+        charged = family.at(distance).sensitivity
+        assert 3.0 * distance * (1 + 1e-9) < charged <= 3.0 * distance * 1.0051
+
+    @given(distance=st.floats(1e-4, 10))
+    def test_proportional_noise(self, distance):
+        """Noise and charge come from the same rounded distance, so their ratio is the multiplier."""
+        decision = DecisionFamily(2.0, None, 5.0, 1.0, (1.0,)).at(distance)
+        assert decision.rule.scale == pytest.approx(5.0 * decision.sensitivity)
+
+    def test_has_no_bound_without_a_distance(self):
+        family = DecisionFamily(3.0, 1.4, None, 0.5, (0.1, 0.2))
+        assert np.all(np.isinf(family.renyi(ORDERS)))
+        low, high = family.at(0.1).renyi([8.0]), family.at(0.2).renyi([8.0])
+        assert low < family.mean_renyi(np.array([8.0])) < high
+        assert isinstance(family.at(0.1).rule, Lazy)
+
+    def test_needs_one_noise(self):
+        for noise in ((None, None), (1.0, 2.0)):
+            with pytest.raises(ValueError, match="exactly one"):
+                DecisionFamily(1.0, *noise, 1.0, (1.0,))
