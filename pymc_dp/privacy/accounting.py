@@ -27,7 +27,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from pymc_dp.privacy.mechanisms import ORDERS, Decision, Mechanism, RenyiShare
+from pymc_dp.privacy.mechanisms import ORDERS, Mechanism
 
 __all__ = ["ACCOUNTANTS", "Cost", "calibrate", "delta_of", "epsilon_of", "max_iterations", "max_true_positive_rate"]
 
@@ -106,6 +106,12 @@ def _check_delta(delta: float) -> None:
 def _check_epsilon(epsilon: float) -> None:
     if not epsilon > 0:
         raise ValueError(f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}.")
+
+
+def check_terms(epsilon: float, delta: float) -> None:
+    """Raise ValueError unless ``epsilon > 0`` and ``0 < delta < 1``."""
+    _check_epsilon(epsilon)
+    _check_delta(delta)
 
 
 def _choose(table: dict[str, Callable], accountant: str) -> list[Callable]:
@@ -207,8 +213,7 @@ def max_iterations(
     float
         A whole number, or ``math.inf`` if ``epsilon`` is infinite or nothing is accessed.
     """
-    _check_epsilon(epsilon)
-    _check_delta(delta)
+    check_terms(epsilon, delta)
     unit = Cost.of(accesses)
     if epsilon == math.inf or unit.free:
         return math.inf

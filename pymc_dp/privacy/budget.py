@@ -6,29 +6,21 @@ import math
 import os
 import uuid
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak, UnsupportedModel
-from pymc_dp.privacy.accounting import (
-    ACCOUNTANTS,
-    Cost,
-    _check_delta,
-    _check_epsilon,
-    max_iterations,
-    renyi_budget,
-    renyi_to_epsilon,
-)
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.privacy.accounting import ACCOUNTANTS, Cost, check_terms
+from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import ORDERS, DecisionFamily, Mechanism, RenyiShare
+from pymc_dp.privacy.mechanisms import Mechanism
 from pymc_dp.privacy.report import PrivacyReport, StepReport
 
-__all__ = ["Adjacency", "Allowance", "PrivacyBudget", "StepAccess"]
+__all__ = ["Adjacency", "PrivacyBudget"]
 
 #: Name of the statistic by which the budget knows draws of a private step.
 SIGNATURE = "epsilon_spent"
@@ -39,87 +31,6 @@ class Adjacency(str, Enum):
 
     SUBSTITUTE = "substitute"  #: one record replaced by any other; the number of records is public
     ADD_REMOVE = "add_remove"  #: one record added or removed
-
-
-@dataclass(frozen=True)
-class StepAccess:
-    """The whole truth about what one iteration of a step accesses, as the step tells its budget.
-
-    Parameters
-    ----------
-    label : str
-        Name of the step with its variables.
-    variables : tuple of str
-        Value variables it updates.
-    mechanisms : tuple of (Mechanism, int)
-        Mechanism and count per iteration.
-    model : int
-        Identity of the model, to tell models apart.
-    all_variables : tuple of str
-        All value variables of the model: every one must be covered by a private step.
-    n_records : int
-        Number of privacy units.
-    secret : bool
-        Whether the randomness of the step is secret.
-    """
-
-    label: str
-    variables: tuple[str, ...]
-    mechanisms: tuple[tuple[Mechanism, int], ...]
-    model: int
-    all_variables: tuple[str, ...]
-    n_records: int
-    secret: bool
-
-
-@dataclass
-class Allowance:
-    """What one chain of one step may do: a number of iterations, or a share of a Rényi filter.
-
-    Parameters
-    ----------
-    iterations : float
-        Number of iterations (infinite under a filter or without protection).
-    share : RenyiShare or None
-        Share of the filter, if the cost varies from iteration to iteration.
-    run : ndarray
-        Rényi divergence at :data:`ORDERS` of the whole run (all steps and chains), or of one iteration of it if
-        ``iterations`` is infinite: for showing what has been spent.
-    epsilon, delta : float
-        Terms of the budget.
-    """
-
-    iterations: float
-    share: RenyiShare | None
-    run: np.ndarray
-    epsilon: float
-    delta: float
-    used: int = 0
-    spent: float = 0.0
-    closed: bool = False
-
-    def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
-        """Pay for one iteration; False, now and ever after, if the allowance does not cover it."""
-        cost = 0.0
-        if self.share is not None:
-            order = np.array([self.share.order])
-            cost = sum(count * float(mechanism.renyi(order)[0]) for mechanism, count in accesses)
-            self.closed = self.closed or self.spent + cost > self.share.rho
-        self.closed = self.closed or self.used >= self.iterations
-        if self.closed:
-            return False
-        self.used += 1
-        self.spent += cost
-        return True
-
-    def epsilon_spent(self) -> float:
-        """Epsilon of the whole run if every chain and step has come as far as this one."""
-        if self.epsilon == math.inf:
-            return math.inf
-        fraction = self.spent / self.share.rho if self.share is not None else self.used / self.iterations
-        if fraction == 0:
-            return 0.0
-        return min(self.epsilon, max(0.0, float(np.min(renyi_to_epsilon(ORDERS, self.run * fraction, self.delta)))))
 
 
 class PrivacyBudget:
@@ -161,8 +72,7 @@ class PrivacyBudget:
         accountant: str = "best",
         ledger: str | os.PathLike | Ledger | None = None,
     ):
-        _check_epsilon(epsilon)
-        _check_delta(delta)
+        check_terms(epsilon, delta)
         if not (isinstance(chains, int | np.integer) and chains >= 1):
             raise ValueError(f"chains must be a whole number of at least 1, got {chains!r}.")
         if accountant not in ACCOUNTANTS:
@@ -192,94 +102,43 @@ class PrivacyBudget:
         self._latest: Any = None
         self._exhausted: set[int] = set()
         self._callback_noted = False
+        self._draws: Counter[int] = Counter()
+        self._run_chains = self.chains
 
     # ------------------------------------------------------------------ planning
 
     def register(self, access: StepAccess) -> None:
         """Take a step in; called by the step when it is built.
 
-        A new step on a variable replaces an older one (as in a notebook cell run again), as long as nothing was claimed.
+        A new step on a variable replaces an older one, and a step of another model all (as in a notebook cell run again), as
+        long as nothing was claimed.
         """
+        if self.ledger.claims(self.id):
+            raise PrivacyBudgetExhausted(
+                "Chains have already run on this budget, so its steps are settled. Make a new PrivacyBudget; to keep one account for "
+                "the data set, give both the same ledger file."
+            )
         kept = {
             label: other
             for label, other in self._steps.items()
             if other.model == access.model and not set(other.variables) & set(access.variables)
         }
-        if len(kept) < len(self._steps) and self.ledger.claims(self.id):
-            raise PrivacyBudgetExhausted(
-                "Chains have already run on this budget, so its steps cannot be exchanged. Make a new PrivacyBudget; to keep "
-                "one account for the data set, give both the same ledger file."
-            )
         kept[access.label] = access
         self._steps, self._plans = kept, None
-
-    @property
-    def accesses(self) -> tuple[tuple[Mechanism, int], ...]:
-        """Mechanism and count per iteration of all registered steps together."""
-        return tuple(a for step in self._steps.values() for a in step.mechanisms)
 
     def plan(self) -> dict[str, Allowance]:
         """Return the allowance of one chain of each step, by label: an equal part of the budget for each chain."""
         if self._plans is None:
             if not self._steps:
                 raise ValueError("No step uses this budget yet: build one with budget=... first.")
-            varying = any(isinstance(m, DecisionFamily) for m, _ in self.accesses)
-            self._plans = self._plan_filter() if varying and self.epsilon < math.inf else self._plan_fixed()
+            self._plans = share_out(
+                self._steps, epsilon=self.epsilon, delta=self.delta, chains=self.chains, accountant=self.accountant
+            )
         return self._plans
 
-    def _plan_fixed(self) -> dict[str, Allowance]:
-        total = max_iterations(self.accesses, self.epsilon, self.delta, self.accountant) if self.epsilon < math.inf else math.inf
-        each = total // self.chains if total < math.inf else math.inf
-        if each < 1:
-            self._too_small(total)
-        run = Cost.of(self.accesses).renyi * (self.chains * each) if each < math.inf else np.zeros(len(ORDERS))
-        return {label: Allowance(each, None, run, self.epsilon, self.delta) for label in self._steps}
-
-    def _plan_filter(self) -> dict[str, Allowance]:
-        if self.accountant not in ("best", "rdp"):
-            raise ValueError(
-                f"The accountant {self.accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp', "
-                "or a proposal of fixed length."
-            )
-        means = {
-            label: sum(k * (m.mean_renyi(ORDERS) if isinstance(m, DecisionFamily) else m.renyi(ORDERS)) for m, k in step.mechanisms)
-            for label, step in self._steps.items()
-        }
-        mean = sum(means.values())
-        budget = renyi_budget(ORDERS, self.epsilon, self.delta)
-        best = int(np.argmax(budget / mean))
-        if budget[best] < self.chains * mean[best]:
-            self._too_small(max(0.0, budget[best] / mean[best]))
-        # The last digits belong to the conversion's safety margin, so that all shares together fit.
-        rho = float(budget[best]) * (1 - 1e-6) / self.chains
-        order = float(ORDERS[best])
-        run = np.where(ORDERS <= order, rho * self.chains, np.inf)
-        return {
-            label: Allowance(math.inf, RenyiShare(order, rho * float(m[best] / mean[best])), run, self.epsilon, self.delta)
-            for label, m in means.items()
-        }
-
-    def _too_small(self, total: float) -> None:
-        names = "; ".join(f"{count} x {mechanism.name}" for mechanism, count in self.accesses)
-        raise PrivacyBudgetExhausted(
-            f"epsilon = {self.epsilon:g} at delta = {self.delta:g} allows {total:.3g} iteration(s) in all, fewer than one for each of "
-            f"{self.chains} chains. One iteration accesses: {names}. Use a smaller clip bound or proposal, more noise, fewer chains, or a larger epsilon."
-        )
-
     def expected_draws(self) -> float:
-        """Draws each chain can make: exact for a fixed cost per draw, the expected number under a filter."""
-        draws = []
-        for label, allowance in self.plan().items():
-            if allowance.share is None:
-                draws.append(allowance.iterations)
-            else:
-                order = np.array([allowance.share.order])
-                cost = sum(
-                    k * float((m.mean_renyi(order) if isinstance(m, DecisionFamily) else m.renyi(order))[0])
-                    for m, k in self._steps[label].mechanisms
-                )
-                draws.append(float(math.floor(allowance.share.rho / cost)))
-        return min(draws)
+        """Draws each chain can make: exact if every draw costs the same, expected if the proposals decide."""
+        return min(allowance.expected for allowance in self.plan().values())
 
     # ------------------------------------------------------------------ spending
 
@@ -293,6 +152,20 @@ class PrivacyBudget:
                     f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
                     "step take all variables (leave out vars=), or build further steps for them with the same budget."
                 )
+
+    def expect_chains(self, label: str, n_chains: int) -> None:
+        """Refuse a run of too many chains before it begins; called by the step as soon as the host tells it the number.
+
+        A courtesy that saves the first chains' draws: what holds in any case is that the ledger refuses a claim too many.
+        """
+        self.check_covered()
+        self._run_chains = n_chains
+        before = sum(claim.step == label for claim in self.ledger.claims(self.id))
+        if before + n_chains > self.chains:
+            raise PrivacyBudgetExhausted(
+                f"This run has {n_chains} chain(s), but the budget of {label} is shared over chains={self.chains}, of which {before} have run. "
+                f"Ask pm.sample for {self.chains - before} chain(s), or make the budget for more. A finished or interrupted chain is not refunded."
+            )
 
     def claim(self, label: str) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""
@@ -312,7 +185,7 @@ class PrivacyBudget:
             self.id, label, accesses,
             epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=self.chains, draws=draws,
         )  # fmt: skip
-        return Allowance(plan.iterations, plan.share, plan.run, self.epsilon, self.delta)
+        return plan.fresh()
 
     def watch(self, stats: dict[str, Any]) -> None:
         """Remember the statistics a step in this process has just returned; called by the step."""
@@ -343,6 +216,7 @@ class PrivacyBudget:
             self.ledger.note_callback(self.id)
             self._callback_noted = True
         if not any(s["exhausted"] for s in draw.stats):
+            self._draws[draw.chain] += 1
             self._exhausted.discard(draw.chain)
             return
         # The step returned its point unchanged, without looking at the data: that is no draw, take it back.
@@ -350,7 +224,7 @@ class PrivacyBudget:
             trace.draw_idx -= 1
         self._exhausted.add(draw.chain)
         in_this_process = any(s is self._latest for s in draw.stats)
-        if in_this_process or len(self._exhausted) >= self.chains:
+        if in_this_process or len(self._exhausted) >= self._run_chains:
             self._exhausted.clear()
             raise KeyboardInterrupt
 
@@ -372,18 +246,15 @@ class PrivacyBudget:
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
         claims = self.ledger.claims(self.id)
-        steps = []
-        for label, access in self._steps.items():
-            own = [a for c in claims if c.step == label for a in c.accesses]
-            steps.append(
-                StepReport(
-                    label=label,
-                    chains=sum(c.step == label for c in claims),
-                    accesses=tuple(f"{k} x {m.name}" for m, k in access.mechanisms),
-                    claimed=tuple(f"{k:g} x {m.name}" for m, k in own[: len(access.mechanisms)]),
-                    draws_per_chain=self.plan()[label].iterations if self.plan()[label].share is None else None,
-                )
+        steps = tuple(
+            StepReport(
+                label=label,
+                chains=sum(c.step == label for c in claims),
+                per_draw=tuple(f"{k} x {m.name}" for m, k in access.mechanisms),
+                per_chain=next((tuple(f"{k:g} x {m.name}" for m, k in c.accesses) for c in claims if c.step == label), ()),
             )
+            for label, access in self._steps.items()
+        )
         records = {s.n_records for s in self._steps.values()}
         return PrivacyReport.build(
             epsilon=self.epsilon,
@@ -396,7 +267,8 @@ class PrivacyBudget:
             n_records=records.pop() if len(records) == 1 and self.adjacency is Adjacency.SUBSTITUTE else None,
             secret=all(s.secret for s in self._steps.values()),
             ledger=None if self.ledger.temporary else self.ledger.path,
-            steps=tuple(steps),
+            steps=steps,
+            draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
         )
 
     def __repr__(self) -> str:

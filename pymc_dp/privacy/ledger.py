@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.accounting import Cost
+from pymc_dp.privacy.accounting import Cost, check_terms
 from pymc_dp.privacy.mechanisms import Mechanism, from_json, to_json
 
 __all__ = ["Account", "Claim", "Ledger"]
@@ -98,7 +98,7 @@ class Ledger:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
                 if epsilon is None or delta is None:
                     raise LedgerError(f"{self.path} holds no account yet: give epsilon and delta to open one.")
-                _validate_terms(epsilon, delta)
+                check_terms(epsilon, delta)
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
                 db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", (epsilon, delta, adjacency or "substitute", _now()))
@@ -187,9 +187,8 @@ class Ledger:
             before = sum(c.step == step for c in own)
             if before >= limit:
                 raise PrivacyBudgetExhausted(
-                    f"{step} has already run {before} chain(s), as many as its budget is shared over (chains={limit}). Ask for fewer "
-                    "chains, or plan more with PrivacyBudget(chains=...) before the first one runs. A finished or "
-                    "interrupted run is not refunded."
+                    f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
+                    "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
             _check("account", account.epsilon, account.delta, "best", claims, step, accesses, draws)
             _check("budget", epsilon, delta, accountant, own, step, accesses, draws)
@@ -266,13 +265,6 @@ def _check(
         f"{'' if draws is None else f' ({draws:g} draws)'}, in total {total:.4g}. Largest feasible: {feasible}. "
         "Nothing was accessed."
     )
-
-
-def _validate_terms(epsilon: float, delta: float) -> None:
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}.")
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}.")
 
 
 def _now() -> str:

@@ -231,6 +231,10 @@ class DecisionFamily:
         _positive("sensitivity per distance", self.sensitivity_per_distance)
         if (self.noise_scale is None) == (self.noise_multiplier is None):
             raise ValueError("Give exactly one of noise_scale and noise_multiplier.")
+        if self.noise_scale is not None:
+            _positive("noise scale", self.noise_scale)
+        if self.noise_multiplier is not None:
+            _positive("noise multiplier", self.noise_multiplier)
 
     @property
     def name(self) -> str:
@@ -263,7 +267,9 @@ class DecisionFamily:
 
     def mean_renyi(self, orders) -> np.ndarray:
         """Return the expected cost of a decision at each order, for planning a filter."""
-        nodes = np.quantile(self.distances, (np.arange(16) + 0.5) / 16)
+        # Costs grow about as the square: root mean squares within bins keep the weight of the long moves.
+        bins = np.array_split(np.sort(self.distances), 16)
+        nodes = [math.sqrt(float(np.mean(np.square(b)))) for b in bins if b.size]
         return np.mean([self.at(m).renyi(orders) for m in nodes], axis=0)
 
 

@@ -35,19 +35,16 @@ class StepReport:
         Name of the step with its variables.
     chains : int
         Number of chains that claimed a share.
-    accesses : tuple of str
+    per_draw : tuple of str
         Accesses of one iteration.
-    claimed : tuple of str
-        Accesses claimed by each chain.
-    draws_per_chain : float or None
-        Iterations claimed by each chain; None under a filter, where the proposals decide.
+    per_chain : tuple of str
+        Accesses claimed by each chain: mechanisms and counts, or a share of a filter where the proposals decide the count.
     """
 
     label: str
     chains: int
-    accesses: tuple[str, ...]
-    claimed: tuple[str, ...]
-    draws_per_chain: float | None
+    per_draw: tuple[str, ...]
+    per_chain: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -70,6 +67,10 @@ class PrivacyReport:
         Chains the budget is shared over.
     n_records : int or None
         Number of privacy units where it is public.
+    steps : tuple of StepReport
+        What was accessed, step by step.
+    draws : tuple of int
+        Draws made so far, chain by chain, as the callback saw them.
     """
 
     protected: bool
@@ -86,6 +87,7 @@ class PrivacyReport:
     secret_randomness: bool
     ledger: str | None
     steps: tuple[StepReport, ...]
+    draws: tuple[int, ...]
     assumptions: tuple[str, ...]
 
     @classmethod
@@ -103,6 +105,7 @@ class PrivacyReport:
         secret: bool,
         ledger: str | None,
         steps: tuple[StepReport, ...],
+        draws: tuple[int, ...] = (),
     ) -> PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
         protected = cost is not None and secret
@@ -123,6 +126,7 @@ class PrivacyReport:
             secret_randomness=secret,
             ledger=ledger,
             steps=steps,
+            draws=draws,
             assumptions=_ASSUMPTIONS,
         )
 
@@ -154,11 +158,12 @@ class PrivacyReport:
         if self.n_records is not None:
             rows.append(("records", f"{self.n_records}"))
         rows.append(("chains", f"shared over {self.chains}"))
+        if self.draws:
+            rows.append(("draws", " + ".join(map(str, self.draws))))
         for step in self.steps:
-            draws = "" if step.draws_per_chain is None else f", {step.draws_per_chain:g} draws each"
-            rows.append((step.label, f"{step.chains} chain(s) claimed{draws}"))
-            rows += [("  each draw", access) for access in step.accesses]
-            rows += [("  each chain", claim) for claim in step.claimed]
+            rows.append((step.label, f"{step.chains} chain(s) claimed"))
+            rows += [("  each draw", access) for access in step.per_draw]
+            rows += [("  each chain", claim) for claim in step.per_chain]
         if self.gaussian_mu is not None and self.epsilon > 0:
             rows.append(("Gaussian DP", f"mu <= {self.gaussian_mu:.4g}"))
         if self.zcdp_rho is not None and self.epsilon > 0:

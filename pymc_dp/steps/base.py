@@ -18,7 +18,8 @@ from rich.table import Column
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.privacy.budget import Allowance, PrivacyBudget, StepAccess
+from pymc_dp.privacy.allowance import Allowance, StepAccess
+from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Mechanism
 from pymc_dp.privacy.noise import BitSource, OperatingSystemBits, SeededBits
 
@@ -214,8 +215,10 @@ class DPStep(BlockedStep):
 
     # ------------------------------------------------------------------ progress bar
 
-    @staticmethod
-    def _progressbar_config(n_chains: int = 1):
+    def _progressbar_config(self, n_chains: int = 1):
+        # The only place where PyMC tells a step how many chains there will be, before the first one starts.
+        if self.budget is not None:
+            self.budget.expect_chains(self.label, n_chains)
         columns = [
             TextColumn("{task.fields[acceptance_rate]:0.2f}", table_column=Column("Accept", ratio=1)),
             TextColumn("{task.fields[epsilon_spent]:0.3f}", table_column=Column("Epsilon", ratio=1)),

@@ -35,9 +35,10 @@ class DPPenalty(DPStep):
     ``lambda + N(0, s**2)`` with the noise corrected for. Changing one record moves ``lambda`` by at most ``2 T b M`` (substitution;
     half of it for add/remove); what is charged is the released decision, not the noisy ``lambda`` behind it.
 
-    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. Clipping is symmetric, so the chain stays
-    reversible, but its target is then an approximation: choose the clip bound so that few records reach it, from public
-    knowledge or simulated data, never from the private data.
+    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. With clipping it is an approximation: the
+    clipped log-ratio is antisymmetric, but clipped ratios along different paths between two states need not agree, so in
+    general no density satisfies detailed balance. Choose the clip bound so that few records reach it, from public knowledge or
+    simulated data, never from the private data.
 
     Parameters
     ----------

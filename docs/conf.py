@@ -1,0 +1,53 @@
+"""Configuration of Sphinx: python -m sphinx -W --keep-going docs docs/_build."""
+
+import inspect
+
+import pymc_dp
+
+project = "pymc_dp"
+author = "The pymc_dp developers"
+copyright = "The pymc_dp developers"
+version = release = pymc_dp.__version__
+
+extensions = [
+    "myst_nb",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+]
+# No intersphinx: the build needs no network, and a warning is an error.
+
+exclude_patterns = ["_build", "jupyter_execute"]
+templates_path = ["_templates"]
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"
+
+autosummary_generate = True
+autosummary_ignore_module_all = False  # the pages are those of pymc_dp.__all__
+autodoc_typehints = "none"  # numpydoc docstrings name the types
+numpydoc_show_class_members = False  # the template of a class lists its own
+
+html_theme = "pymc_sphinx_theme"
+html_title = "pymc_dp"
+html_show_sourcelink = False
+html_theme_options = {
+    "google_analytics_id": "",  # the theme counts visitors for PyMC's site unless told not to
+    "navbar_end": [],
+    "secondary_sidebar_items": ["page-toc"],
+}
+
+
+def signature_of_steps(app, what, name, obj, options, signature, return_annotation):
+    """Show what a step method takes: PyMC's ``__new__`` hides it behind ``*args, **kwargs``."""
+    if what == "class" and signature == "(*args, **kwargs)":
+        own = inspect.signature(obj.__init__)
+        parameters = [p.replace(annotation=p.empty) for p in own.parameters.values()][1:]
+        return str(own.replace(parameters=parameters, return_annotation=own.empty)), None
+
+
+def setup(app):
+    """Called by Sphinx."""
+    app.connect("autodoc-process-signature", signature_of_steps)

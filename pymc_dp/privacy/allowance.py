@@ -1,0 +1,178 @@
+"""Planning: what one chain of each step may do within a budget."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting import Cost, max_iterations, renyi_budget, renyi_to_epsilon
+from pymc_dp.privacy.mechanisms import ORDERS, DecisionFamily, Mechanism, RenyiShare
+
+__all__ = ["Allowance", "StepAccess", "share_out"]
+
+
+@dataclass(frozen=True)
+class StepAccess:
+    """The whole truth about what one iteration of a step accesses, as the step tells its budget.
+
+    Parameters
+    ----------
+    label : str
+        Name of the step with its variables.
+    variables : tuple of str
+        Value variables it updates.
+    mechanisms : tuple of (Mechanism, int)
+        Mechanism and count per iteration.
+    model : int
+        Identity of the model, to tell models apart.
+    all_variables : tuple of str
+        All value variables of the model: every one must be covered by a private step.
+    n_records : int
+        Number of privacy units.
+    secret : bool
+        Whether the randomness of the step is secret.
+    """
+
+    label: str
+    variables: tuple[str, ...]
+    mechanisms: tuple[tuple[Mechanism, int], ...]
+    model: int
+    all_variables: tuple[str, ...]
+    n_records: int
+    secret: bool
+
+
+@dataclass
+class Allowance:
+    """What one chain of one step may do: a number of iterations, or a share of a Rényi filter.
+
+    Parameters
+    ----------
+    iterations : float
+        Number of iterations (infinite under a filter or without protection).
+    share : RenyiShare or None
+        Share of the filter, if the cost varies from iteration to iteration.
+    run : ndarray
+        Rényi divergence at :data:`ORDERS` of the whole run (all steps and chains), for showing what has been spent.
+    epsilon, delta : float
+        Terms of the budget.
+    expected : float
+        Draws it should last for: exact if ``iterations`` is finite.
+    """
+
+    iterations: float
+    share: RenyiShare | None
+    run: np.ndarray
+    epsilon: float
+    delta: float
+    expected: float
+    used: int = 0
+    spent: float = 0.0
+    closed: bool = False
+
+    def fresh(self) -> Allowance:
+        """Return the same allowance, unused."""
+        return replace(self, used=0, spent=0.0, closed=False)
+
+    def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
+        """Pay for one iteration; False, now and ever after, if the allowance does not cover it."""
+        cost = 0.0
+        if self.share is not None:
+            order = np.array([self.share.order])
+            cost = sum(count * float(mechanism.renyi(order)[0]) for mechanism, count in accesses)
+            self.closed = self.closed or self.spent + cost > self.share.rho
+        self.closed = self.closed or self.used >= self.iterations
+        if self.closed:
+            return False
+        self.used += 1
+        self.spent += cost
+        return True
+
+    def epsilon_spent(self) -> float:
+        """Epsilon of the whole run if every chain and step has come as far as this one."""
+        if self.epsilon == math.inf:
+            return math.inf
+        fraction = self.spent / self.share.rho if self.share is not None else self.used / self.iterations
+        if fraction == 0:
+            return 0.0
+        return min(self.epsilon, max(0.0, float(np.min(renyi_to_epsilon(ORDERS, self.run * fraction, self.delta)))))
+
+
+def share_out(
+    steps: Mapping[str, StepAccess], *, epsilon: float, delta: float, chains: int, accountant: str
+) -> dict[str, Allowance]:
+    """Share a budget out over steps and chains.
+
+    If the cost of a draw is the same for all, each chain gets an equal number of iterations of all steps. If it varies with the
+    proposal, each chain of each step gets a share of a Rényi filter at the one order that is expected to last longest; steps share
+    in proportion to their expected cost, so that they end together.
+
+    Parameters
+    ----------
+    steps : mapping of label to StepAccess
+        All steps of one iteration.
+    epsilon, delta, chains, accountant
+        Terms of the budget.
+
+    Returns
+    -------
+    dict of label to Allowance
+        For one chain of each step; copy it with :meth:`Allowance.fresh`.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted
+        If the budget does not pay for one draw of each chain.
+    """
+    accesses = [a for step in steps.values() for a in step.mechanisms]
+    mean = Cost.of(()).renyi
+    means = {label: _mean_renyi(step) for label, step in steps.items()}
+    for cost in means.values():
+        mean = mean + cost
+    varying = any(isinstance(m, DecisionFamily) for m, _ in accesses)
+    if epsilon == math.inf:
+        return {label: Allowance(math.inf, None, mean, epsilon, delta, math.inf) for label in steps}
+    if not varying:
+        total = max_iterations(accesses, epsilon, delta, accountant)
+        each = total // chains if total < math.inf else math.inf
+        if each < 1:
+            raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, total))
+        return {label: Allowance(each, None, mean * (chains * each), epsilon, delta, each) for label in steps}
+    if accountant not in ("best", "rdp"):
+        raise ValueError(
+            f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp'."
+        )
+    budget = renyi_budget(ORDERS, epsilon, delta)
+    best = int(np.argmax(budget / mean))
+    expected = float(budget[best] / mean[best]) / chains
+    if expected < 1:
+        raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, max(0.0, expected * chains)))
+    # The last digits belong to the conversion's safety margin, so that all shares together fit.
+    rho = float(budget[best]) * (1 - 1e-6) / chains
+    order = float(ORDERS[best])
+    run = np.where(order >= ORDERS, rho * chains, np.inf)
+    return {
+        label: Allowance(math.inf, RenyiShare(order, rho * float(m[best] / mean[best])), run, epsilon, delta, math.floor(expected))
+        for label, m in means.items()
+    }
+
+
+def _mean_renyi(step: StepAccess) -> np.ndarray:
+    """Expected cost of one iteration of a step at each order."""
+    total = np.zeros(len(ORDERS))
+    for mechanism, count in step.mechanisms:
+        total += count * (mechanism.mean_renyi(ORDERS) if isinstance(mechanism, DecisionFamily) else mechanism.renyi(ORDERS))
+    return total
+
+
+def _too_small(accesses: Sequence[tuple[Mechanism, int]], epsilon: float, delta: float, chains: int, total: float) -> str:
+    names = "; ".join(f"{count} x {mechanism.name}" for mechanism, count in accesses)
+    return (
+        f"epsilon = {epsilon:g} at delta = {delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "
+        f"chains. One iteration accesses: {names}. Use a smaller clip bound or proposal, more noise, fewer chains, or a larger epsilon."
+    )

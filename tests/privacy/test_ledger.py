@@ -1,0 +1,186 @@
+"""The ledger: atomic claims from any process, that survive whatever kills them."""
+
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from pymc_dp.acceptance import Penalty
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting import epsilon_of
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.mechanisms import Decision, Gaussian, RenyiShare
+
+TERMS = {"epsilon": 1.0, "delta": 1e-6}
+
+
+def claim(ledger, accesses, budget="b", step="s", limit=10**9, **kwargs):
+    return ledger.claim(budget, step, accesses, **TERMS, accountant="best", limit=limit, **kwargs)
+
+
+def test_claims_add_up_to_the_account_and_no_further(tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
+    access = (Decision(Penalty(1.4), 0.05), 10.0)
+    granted = 0
+    with pytest.raises(PrivacyBudgetExhausted, match="Largest feasible"):
+        while True:
+            claim(ledger, [access], budget=f"b{granted % 3}")
+            granted += 1
+    assert epsilon_of([access] * granted, 1e-6) <= 1.0 < epsilon_of([access] * (granted + 1), 1e-6)
+    assert len(ledger.claims()) == granted
+    assert ledger.spent() == pytest.approx(epsilon_of([access] * granted, 1e-6))
+
+
+def test_a_budget_binds_its_own_claims(tmp_path):
+    """A slice of epsilon 1 out of an account of 10."""
+    ledger = Ledger(tmp_path / "a.ledger", epsilon=10.0, delta=1e-6)
+    access = [(Gaussian(5.0), 1.0)]
+    claim(ledger, access)
+    with pytest.raises(PrivacyBudgetExhausted, match="The budget allows epsilon = 1"):
+        claim(ledger, access)
+    claim(ledger, access, budget="another")
+    assert len(ledger.claims("b")) == 1
+
+
+def test_the_message_says_what_is_feasible(tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
+    decision = Decision(Penalty(1.4), 0.05)
+    claim(ledger, [(decision, 20.0)])
+    with pytest.raises(PrivacyBudgetExhausted) as caught:
+        claim(ledger, [(decision, 500.0)], draws=500)
+    feasible = int(str(caught.value).split("Largest feasible: ")[1].split()[0])
+    assert epsilon_of([(decision, 20 + feasible)], 1e-6) <= 1.0 < epsilon_of([(decision, 22 + feasible)], 1e-6)
+    for word in ("Spent", "left", "asked", "Nothing was accessed"):
+        assert word in str(caught.value)
+    assert len(ledger.claims()) == 1
+
+
+def test_a_step_has_a_limited_number_of_chains(tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
+    for before in range(3):
+        assert claim(ledger, [(Gaussian(100.0), 1.0)], limit=3) == before
+    with pytest.raises(PrivacyBudgetExhausted, match="3 chain.s. of s have already run"):
+        claim(ledger, [(Gaussian(100.0), 1.0)], limit=3)
+    claim(ledger, [(Gaussian(100.0), 1.0)], step="other", limit=3)
+
+
+def test_survives_reopening_and_pickling(tmp_path):
+    path = tmp_path / "a.ledger"
+    claim(Ledger(path, **TERMS), [(RenyiShare(60.0, 0.3), 1.0)])
+    again = Ledger(path)
+    assert again.account.epsilon == 1.0
+    copy = pickle.loads(pickle.dumps(again))
+    assert [c.accesses for c in copy.claims()] == [((RenyiShare(60.0, 0.3), 1.0),)]
+    with pytest.raises(LedgerError, match="opened with epsilon = 1"):
+        Ledger(path, epsilon=2.0, delta=1e-6)
+
+
+def _race(path, start, results):
+    ledger = Ledger(path)
+    start.wait()
+    granted = 0
+    try:
+        while True:
+            claim(ledger, [(Gaussian(30.0), 1.0)], budget=str(os.getpid()))
+            granted += 1
+    except PrivacyBudgetExhausted:
+        results.put(granted)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_racing_processes_never_exceed_the_account(tmp_path, method):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger(path, **TERMS)
+    context = multiprocessing.get_context(method)
+    start, results = context.Event(), context.Queue()
+    workers = [context.Process(target=_race, args=(path, start, results)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    start.set()
+    granted = sum(results.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join()
+    assert granted == len(ledger.claims())
+    assert epsilon_of([(Gaussian(30.0), granted)], 1e-6) <= 1.0 < epsilon_of([(Gaussian(30.0), granted + 1)], 1e-6)
+
+
+def _claim_and_die(path):
+    claim(Ledger(path), [(Gaussian(10.0), 1.0)])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_leaves_its_claim_spent(tmp_path):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger(path, **TERMS)
+    worker = multiprocessing.get_context("fork").Process(target=_claim_and_die, args=(path,))
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGKILL
+    assert len(ledger.claims()) == 1
+
+
+def test_temporary_ledgers_are_removed_by_their_owner_only():
+    ledger = Ledger(**TERMS)
+    path = ledger.path
+    child = multiprocessing.get_context("fork").Process(target=ledger._finalizer)
+    child.start()
+    child.join()
+    assert os.path.exists(path)
+    del ledger
+    assert not os.path.exists(path)
+
+
+class TestUnusableFiles:
+    """Without a ledger nothing is granted, and the error says what to look at."""
+
+    def test_not_a_database(self, tmp_path):
+        path = tmp_path / "a.ledger"
+        path.write_text("dear diary, " * 100)
+        with pytest.raises(LedgerError, match="cannot be used"):
+            Ledger(path, **TERMS)
+
+    def test_missing_folder(self, tmp_path):
+        with pytest.raises(LedgerError, match="folder"):
+            Ledger(tmp_path / "none" / "a.ledger", **TERMS)
+
+    def test_truncated(self, tmp_path):
+        path = tmp_path / "a.ledger"
+        ledger = Ledger(path, **TERMS)
+        claim(ledger, [(Gaussian(10.0), 1.0)])
+        path.write_bytes(path.read_bytes()[:6000])
+        with pytest.raises(LedgerError):
+            claim(ledger, [(Gaussian(10.0), 1.0)])
+
+    def test_deleted_in_between(self, tmp_path):
+        path = tmp_path / "a.ledger"
+        ledger = Ledger(path, **TERMS)
+        path.unlink()
+        with pytest.raises(LedgerError):
+            claim(ledger, [(Gaussian(10.0), 1.0)])
+
+    def test_no_terms(self, tmp_path):
+        with pytest.raises(LedgerError, match="no account"):
+            Ledger(tmp_path / "a.ledger")
+
+    @pytest.mark.parametrize("epsilon, delta", [(0, 1e-6), (-1, 1e-6), (1, 0), (1, 1), (math.nan, 1e-6)])
+    def test_absurd_terms(self, tmp_path, epsilon, delta):
+        with pytest.raises(ValueError, match="epsilon|delta"):
+            Ledger(tmp_path / "a.ledger", epsilon=epsilon, delta=delta)
+
+
+def test_command_line(tmp_path):
+    path = tmp_path / "a.ledger"
+    claim(Ledger(path, **TERMS), [(Decision(Penalty(1.4), 0.05), 10.0)], step="DPPenalty[mu]")
+    command = [sys.executable, "-W", "error", "-m", "pymc_dp.privacy.ledger"]
+    listing = subprocess.run([*command, path], capture_output=True, text=True, check=True)
+    assert listing.stderr == ""
+    for part in ("epsilon = 1", "1 claim", "DPPenalty[mu]", "10 x decision by penalty(s=1.4)"):
+        assert part in listing.stdout
+    assert subprocess.run([*command, tmp_path / "none"], capture_output=True, check=False).returncode == 1
+    assert not (tmp_path / "none").exists()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
