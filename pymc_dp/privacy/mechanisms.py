@@ -288,37 +288,44 @@ def _decision_renyi(decision: Decision, orders: tuple[float, ...]) -> np.ndarray
     unit = min(inner.scale, 1.0) if isinstance(inner, Penalty) else 1.0
     if isinstance(inner, Penalty):
         reach = max(reach, inner.scale * (inner.scale / 2 + 40 + alpha.max() * width / inner.scale))
-    grid = unit * np.sinh(np.linspace(-1, 1, 401) * np.arcsinh(reach / unit))[None, :]
-    value = _divergence(decision, grid, alpha)
-    for _ in range(3):
-        best = np.clip(np.argmax(value, axis=1), 1, grid.shape[1] - 2)
-        rows = np.arange(len(alpha)) if grid.shape[0] > 1 else np.zeros(len(alpha), dtype=int)
-        low, high = grid[rows, best - 1], grid[rows, best + 1]
-        grid = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, 33)
-        value = np.maximum(_divergence(decision, grid, alpha), 0)
-    result = value.max(axis=1) * _SAFETY
+    coarse = unit * np.sinh(np.linspace(-1, 1, 801) * np.arcsinh(reach / unit))[None, :]
+    # Each direction has its own peak, and the higher one may look lower on a coarse grid: refine both.
+    best = np.zeros(len(alpha))
+    for direction in (_divergence_up, _divergence_down):
+        grid, value = coarse, direction(decision, coarse, alpha)
+        for _ in range(3):
+            peak = np.clip(np.argmax(value, axis=1), 1, grid.shape[1] - 2)
+            rows = np.arange(len(alpha)) if grid.shape[0] > 1 else np.zeros(len(alpha), dtype=int)
+            low, high = grid[rows, peak - 1], grid[rows, peak + 1]
+            grid = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, 33)
+            value = direction(decision, grid, alpha)
+        best = np.maximum(best, value.max(axis=1))
+    result = best * _SAFETY
     result.flags.writeable = False
     return result
 
 
-def _divergence(decision: Decision, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Larger of the two Rényi divergences between the decisions at ``x`` and ``x + sensitivity``."""
-    log_p, log_np = decision.rule.log_probabilities(x + decision.sensitivity)
-    log_q, log_nq = decision.rule.log_probabilities(x)
-    up, down = log_p - log_q, log_np - log_nq
+def _divergence_up(decision: Decision, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Rényi divergence of the decision at ``x + sensitivity`` from that at ``x``."""
+    return _divergence(decision.rule.log_probabilities(x + decision.sensitivity), decision.rule.log_probabilities(x), alpha)
 
-    def one_way(log_yes, log_no, up, down):
-        # sum q e^{alpha u} over both outcomes, minus 1, minus alpha times the identity sum q (e^u - 1) = 0:
-        # the terms of first order are gone before anything is rounded.
-        with np.errstate(over="ignore", invalid="ignore"):
-            small = np.exp(log_yes) * (np.expm1(alpha * up) - alpha * np.expm1(up)) + np.exp(log_no) * (
-                np.expm1(alpha * down) - alpha * np.expm1(down)
-            )
-            large = np.logaddexp(log_yes + alpha * up, log_no + alpha * down)
-            use_small = np.maximum(np.abs(up), np.abs(down)) * alpha < 1
-            return np.where(use_small, np.log1p(np.where(use_small, small, 0)), large) / (alpha - 1)
 
-    return np.maximum(one_way(log_q, log_nq, up, down), one_way(log_p, log_np, -up, -down))
+def _divergence_down(decision: Decision, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    """Rényi divergence of the decision at ``x`` from that at ``x + sensitivity``."""
+    return _divergence(decision.rule.log_probabilities(x), decision.rule.log_probabilities(x + decision.sensitivity), alpha)
+
+
+def _divergence(p: tuple[np.ndarray, np.ndarray], q: tuple[np.ndarray, np.ndarray], alpha: np.ndarray) -> np.ndarray:
+    """Rényi divergence between two decisions, given as ``(log accept, log reject)``."""
+    up, down = p[0] - q[0], p[1] - q[1]
+    # sum q e^{alpha u} over both outcomes, minus 1, minus alpha times the identity sum q (e^u - 1) = 0:
+    # the terms of first order are gone before anything is rounded.
+    with np.errstate(over="ignore", invalid="ignore"):
+        small = np.exp(q[0]) * (np.expm1(alpha * up) - alpha * np.expm1(up))
+        small = small + np.exp(q[1]) * (np.expm1(alpha * down) - alpha * np.expm1(down))
+        large = np.logaddexp(q[0] + alpha * up, q[1] + alpha * down)
+    use_small = np.maximum(np.abs(up), np.abs(down)) * alpha < 1
+    return np.where(use_small, np.log1p(np.where(use_small, small, 0)), large) / (alpha - 1)
 
 
 _KINDS: dict[str, type] = {

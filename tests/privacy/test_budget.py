@@ -1,0 +1,290 @@
+"""PrivacyBudget without PyMC: sharing out, stopping, reporting."""
+
+import json
+import math
+import pickle
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pymc_dp.acceptance import Barker, Penalty
+from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.privacy.accounting import Cost, epsilon_of, max_iterations
+from pymc_dp.privacy.allowance import StepAccess, share_out
+from pymc_dp.privacy.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms import Decision, DecisionFamily, Gaussian
+
+DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=2000).tolist())
+
+
+def fixed(label="A[x]", variables=("x",), sensitivity=0.05, **kwargs):
+    return access(((Decision(Barker(), sensitivity), 1),), label, variables, **kwargs)
+
+
+def varying(label="B[x]", variables=("x",), **kwargs):
+    return access(((DecisionFamily(2.0, 1.4, None, 1.0, DISTANCES), 1),), label, variables, **kwargs)
+
+
+def access(mechanisms, label, variables, everything=None, model=1, n_records=1000, secret=True):
+    return StepAccess(label, variables, mechanisms, model, everything or variables, n_records, secret)
+
+
+def draw(chain, exhausted=False, **stats):
+    return SimpleNamespace(chain=chain, stats=[{"epsilon_spent": 0.1, "exhausted": exhausted, **stats}], tuning=False)
+
+
+class TestSharingOut:
+    """Every plan, carried out to the end by all chains, stays within the budget and uses it up."""
+
+    @given(epsilon=st.floats(0.2, 8), delta=st.floats(1e-9, 1e-4), chains=st.integers(1, 8), sensitivity=st.floats(0.005, 0.1))
+    @settings(max_examples=30, deadline=None)
+    def test_fixed_cost(self, epsilon, delta, chains, sensitivity):
+        step = fixed(sensitivity=sensitivity)
+        try:
+            allowance = share_out({step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best")[step.label]
+        except PrivacyBudgetExhausted:
+            assert max_iterations(step.mechanisms, epsilon, delta) < chains
+            return
+        total = chains * allowance.iterations
+        assert epsilon_of([(step.mechanisms[0][0], total)], delta) <= epsilon
+        assert total > max_iterations(step.mechanisms, epsilon, delta) - chains
+
+    @given(epsilon=st.floats(0.5, 8), chains=st.integers(1, 5), seed=st.integers(0, 100))
+    @settings(max_examples=15, deadline=None)
+    def test_varying_cost(self, epsilon, chains, seed):
+        """Chains that draw their own proposals: the composition of all that was charged is within the budget."""
+        step, delta = varying(), 1e-6
+        family = step.mechanisms[0][0]
+        plan = share_out({step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best")[step.label]
+        rng, charged, counts = np.random.default_rng(seed), [], []
+        for _ in range(chains):
+            allowance = plan.fresh()
+            while allowance.charge(((family.at(distance := rng.rayleigh(0.02)), 1),)):
+                charged.append(family.at(distance))
+            assert allowance.spent <= plan.share.rho
+            counts.append(allowance.used)
+        assert epsilon_of([(m, 1) for m in charged], delta) <= epsilon
+        assert Cost.of([(plan.share, chains)]).epsilon(delta) <= epsilon
+        # A filter is not wasteful: the composed cost comes close to the budget, and the count to its expectation.
+        if plan.expected > 50:
+            assert epsilon_of([(m, 1) for m in charged], delta) > 0.85 * epsilon
+            assert np.mean(counts) == pytest.approx(plan.expected, rel=5 / math.sqrt(plan.expected * chains) + 0.02)
+
+    def test_steps_of_both_kinds_share(self):
+        """Fixed and varying costs in one iteration go through one filter and run out together."""
+        steps = {s.label: s for s in (fixed("A[x]", ("x",)), varying("B[y]", ("y",)))}
+        plans = share_out(steps, epsilon=4.0, delta=1e-6, chains=2, accountant="best")
+        shares = [(p.share, 2) for p in plans.values()]
+        assert epsilon_of(shares, 1e-6) <= 4.0
+        a = plans["A[x]"].fresh()
+        while a.charge(steps["A[x]"].mechanisms):
+            pass
+        assert a.used == pytest.approx(plans["B[y]"].expected, rel=0.01)
+
+    def test_gaussian_accesses_use_the_exact_accountant(self):
+        step = access(((Gaussian(0.1 * math.sqrt(1e5)), 1),), "G[x]", ("x",))
+        plan = share_out({"G[x]": step}, epsilon=4.0, delta=1e-6, chains=1, accountant="best")["G[x]"]
+        assert plan.iterations == 702
+
+    def test_epsilon_shown_ends_at_the_budget(self):
+        for step in (fixed(), varying()):
+            plan = share_out({step.label: step}, epsilon=2.0, delta=1e-6, chains=3, accountant="best")[step.label]
+            allowance, shown = plan.fresh(), []
+            mechanism = step.mechanisms[0][0]
+            accesses = ((mechanism.at(0.02) if isinstance(mechanism, DecisionFamily) else mechanism, 1),)
+            while allowance.charge(accesses):
+                shown.append(allowance.epsilon_spent())
+            assert np.all(np.diff(shown) >= 0)
+            assert 1.95 < shown[-1] <= 2.0
+
+    def test_closed_accountants_need_fixed_costs(self):
+        step = varying()
+        with pytest.raises(ValueError, match="same for every proposal"):
+            share_out({step.label: step}, epsilon=2.0, delta=1e-6, chains=1, accountant="zcdp")
+
+    def test_once_closed_an_allowance_stays_closed(self):
+        step = varying()
+        plan = share_out({step.label: step}, epsilon=1.0, delta=1e-6, chains=1, accountant="best")[step.label].fresh()
+        family = step.mechanisms[0][0]
+        assert not plan.charge(((family.at(100.0), 1),))
+        assert not plan.charge(((family.at(1e-6), 1),))
+        assert plan.used == 0
+
+
+class TestTerms:
+    """Absurd terms are refused with their value."""
+
+    @pytest.mark.parametrize("epsilon", [0, -1, math.nan])
+    def test_epsilon(self, epsilon):
+        with pytest.raises(ValueError, match="epsilon"):
+            PrivacyBudget(epsilon, 1e-6, chains=1)
+
+    @pytest.mark.parametrize("delta", [0, 1, -1e-6, 2, math.nan])
+    def test_delta(self, delta):
+        with pytest.raises(ValueError, match="delta"):
+            PrivacyBudget(1.0, delta, chains=1)
+
+    @pytest.mark.parametrize("chains", [0, -2, 1.5, "4", None])
+    def test_chains(self, chains):
+        with pytest.raises(ValueError, match="chains"):
+            PrivacyBudget(1.0, 1e-6, chains=chains)
+
+    def test_names(self):
+        with pytest.raises(ValueError, match="adjacency"):
+            PrivacyBudget(1.0, 1e-6, chains=1, adjacency="swap")
+        with pytest.raises(ValueError, match="accountant"):
+            PrivacyBudget(1.0, 1e-6, chains=1, accountant="moments")
+
+    def test_no_step_yet(self):
+        with pytest.raises(ValueError, match="No step"):
+            PrivacyBudget(1.0, 1e-6, chains=1).plan()
+
+
+class TestRegistration:
+    """Which steps an iteration is made of."""
+
+    def test_a_newer_step_on_the_same_variable_replaces_the_older(self):
+        budget = PrivacyBudget(1.0, 1e-6, chains=1)
+        budget.register(fixed("old[x]", ("x",), sensitivity=0.5))
+        budget.register(fixed("new[x]", ("x",)))
+        assert set(budget.plan()) == {"new[x]"}
+        with pytest.raises(PrivacyBudgetExhausted, match="replaced"):
+            budget.claim("old[x]")
+
+    def test_another_model_replaces_all(self):
+        budget = PrivacyBudget(1.0, 1e-6, chains=1)
+        budget.register(fixed("old[x]", ("x",)))
+        budget.register(fixed("new[z]", ("z",), model=2))
+        assert set(budget.plan()) == {"new[z]"}
+
+    def test_settled_once_claimed(self):
+        budget = PrivacyBudget(1.0, 1e-6, chains=2)
+        budget.register(fixed())
+        budget.claim("A[x]")
+        with pytest.raises(PrivacyBudgetExhausted, match="settled"):
+            budget.register(fixed("new[x]", ("x",)))
+
+    def test_uncovered_variables(self):
+        budget = PrivacyBudget(1.0, 1e-6, chains=1)
+        budget.register(fixed(everything=("x", "y")))
+        with pytest.raises(PrivacyLeak, match="y: PyMC"):
+            budget.claim("A[x]")
+        assert not budget.ledger.claims()
+        budget.register(fixed("A[y]", ("y",), everything=("x", "y")))
+        budget.claim("A[x]")
+
+    def test_a_pickled_budget_claims_from_the_same_ledger(self):
+        """As in a worker process."""
+        budget = PrivacyBudget(1.0, 1e-6, chains=2)
+        budget.register(fixed())
+        copies = [pickle.loads(pickle.dumps(budget)) for _ in range(3)]
+        for copy in copies[:2]:
+            copy.claim("A[x]")
+        with pytest.raises(PrivacyBudgetExhausted, match="chains=2"):
+            copies[2].claim("A[x]")
+        assert budget.spent() == pytest.approx(copies[2].spent()) and budget.spent() <= 1.0
+
+
+class TestCallback:
+    """What pm.sample is told."""
+
+    def setup_method(self):
+        self.budget = PrivacyBudget(1.0, 1e-6, chains=2)
+        self.budget.register(fixed())
+        self.trace = SimpleNamespace(draw_idx=5)
+
+    def test_ordinary_draws_pass(self):
+        self.budget(self.trace, draw(0))
+        self.budget(self.trace, draw(1))
+        assert self.trace.draw_idx == 5
+        assert self.budget.report().draws == (1, 1)
+
+    def test_sequential_chain_is_stopped_and_its_idle_draw_taken_back(self):
+        last = draw(0, exhausted=True)
+        self.budget.watch(last.stats[0])  # the step lives in this process
+        with pytest.raises(KeyboardInterrupt):
+            self.budget(self.trace, last)
+        assert self.trace.draw_idx == 4
+
+    def test_parallel_run_is_stopped_when_all_chains_are_through(self):
+        self.budget(self.trace, draw(0, exhausted=True))
+        self.budget(self.trace, draw(0, exhausted=True))
+        self.budget(self.trace, draw(1))
+        assert self.trace.draw_idx == 3
+        with pytest.raises(KeyboardInterrupt):
+            self.budget(self.trace, draw(1, exhausted=True))
+
+    def test_foreign_statistics_abort(self):
+        foreign = draw(0)
+        foreign.stats.append({"tree_size": 7})
+        with pytest.raises(PrivacyLeak, match="tree_size"):
+            self.budget(self.trace, foreign)
+        with pytest.raises(PrivacyLeak):
+            self.budget(self.trace, SimpleNamespace(chain=0, stats=[{}]))
+
+    def test_other_processes_see_that_it_answers(self):
+        copy = pickle.loads(pickle.dumps(self.budget))
+        assert not copy.has_callback()
+        self.budget(self.trace, draw(0))
+        assert copy.has_callback()
+
+
+class TestReport:
+    """The statement that travels with a result."""
+
+    @pytest.fixture
+    def budget(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=2)
+        budget.register(fixed())
+        budget.claim("A[x]")
+        return budget
+
+    def test_says_what_was_claimed(self, budget):
+        report = budget.report()
+        k = budget.plan()["A[x]"].iterations
+        assert report.epsilon == pytest.approx(epsilon_of([(Decision(Barker(), 0.05), k)], 1e-6))
+        assert report.epsilon < report.epsilon_budget == 2.0
+        assert report.zcdp_rho == pytest.approx(k * 0.05**2 / 8)
+        assert report.gaussian_mu is None
+        assert report.protected and report.n_records == 1000
+        assert 0.001 < report.attack_power["0.1%"] < report.attack_power["1%"] < 0.2
+        assert budget.remaining() == pytest.approx(2.0 - report.epsilon)
+
+    def test_gaussian_mu_of_penalty_decisions(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=1)
+        budget.register(access(((Decision(Penalty(1.4), 0.05), 2),), "P[x]", ("x",)))
+        allowance = budget.claim("P[x]")
+        assert budget.report().gaussian_mu == pytest.approx(0.05 / 1.4 * math.sqrt(2 * allowance.iterations))
+
+    def test_four_forms(self, budget):
+        report = budget.report()
+        for text in (str(report), report.to_text(), report.to_markdown(), report.to_html(), report._repr_html_()):
+            for part in ("differential privacy", "substitute one record", "1000", "decision by Barker", "true positive rate", "temporary"):
+                assert part in text
+        assert json.loads(report.to_json())["steps"][0]["label"] == "A[x]"
+        assert report.to_dict()["delta"] == 1e-6
+
+    def test_broken_guarantees_are_said(self):
+        known = PrivacyBudget(2.0, 1e-6, chains=1)
+        known.register(fixed(secret=False))
+        known.claim("A[x]")
+        report = known.report()
+        assert not report.protected and "REPRODUCIBLE" in str(report) and report.attack_power["1%"] == 1.0
+        none = PrivacyBudget(math.inf, 1e-6, chains=1)
+        none.register(fixed())
+        none.claim("A[x]")
+        report = none.report()
+        assert not report.protected and report.epsilon == math.inf and "NOT PROTECTED" in report.to_html()
+        assert json.loads(report.to_json())["epsilon"] == "inf"
+
+    def test_number_of_records_is_private_under_add_remove(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=1, adjacency="add_remove")
+        budget.register(fixed())
+        budget.claim("A[x]")
+        assert budget.report().n_records is None
+        assert "1000" not in str(budget.report())
