@@ -1,10 +1,12 @@
 """Did veterans own their homes more often? A private logistic regression on census records.
 
-Data: 214 144 men from the 1960 US census (package ``causaldata``, after Fetter 2013): home ownership against veteran status,
-race and quarter of birth. We pretend that the records are confidential, except for a pilot survey of 2 % of the men, which is
-public: from it come the start of the chains and the length of their moves, never from the confidential records.
+Data: 214 144 men from the 1960 US census (package ``causaldata``, after Fetter 2013): home
+ownership against veteran status, race and quarter of birth. We pretend that the records are
+confidential, except for a pilot survey of 2 % of the men, which is public: from it come the start
+of the chains and the length of their moves, never from the confidential records.
 
-Writes ``quickstart.png``: the private posteriors at epsilon = 1 and 4 beside the one without privacy.
+Writes ``quickstart.png``: the private posteriors at epsilon = 1 and 4 beside the one without
+privacy.
 """
 
 import matplotlib
@@ -49,11 +51,14 @@ def private_posterior(X, y, epsilon, start, scale):
         pm.Bernoulli("owner", logit_p=X @ beta, observed=y)
 
         budget = dp.PrivacyBudget(epsilon=epsilon, delta=1e-6, chains=2)
-        # One coefficient at a time. A move by m changes a record's log-likelihood by at most |x| m, which is the
-        # clip bound times the distance in this metric: no record is ever clipped, so the chain is exact.
+        # One coefficient at a time. A move by m changes a record's log-likelihood by at most |x| m,
+        # which is the clip bound times the distance in this metric: no record is ever clipped, so
+        # the chain is exact.
         walk = dp.GuidedWalk(scale=scale, metric=1 / REACH)
         step = dp.DPPenalty(budget=budget, clip_bound=1.0, proposal=walk, laziness=0.5)
-        print(f"epsilon = {epsilon:g} pays for about {budget.expected_draws():.0f} draws in each chain")
+        print(
+            f"epsilon = {epsilon:g} pays for about {budget.expected_draws():.0f} draws in each chain"
+        )
         idata = pm.sample(
             draws=30_000,  # an upper limit: the budget stops the chains
             tune=0,
@@ -89,11 +94,15 @@ def draw(results, start, n, path):
             colour = "black" if "NUTS" in label else f"C{height}"
             axis.plot(q[[0, 3]], [height, height], color=colour, linewidth=1.5)
             axis.plot(q[[1, 2]], [height, height], color=colour, linewidth=5, solid_capstyle="butt")
-            axis.plot(draws[:, i].mean(), height, "o", color="white", markeredgecolor=colour, markersize=8)
+            axis.plot(
+                draws[:, i].mean(), height, "o", color="white", markeredgecolor=colour, markersize=8
+            )
         axis.axvline(start[i], color="grey", linestyle=":")
         axis.set(title=name, xlabel="log-odds", ylim=(-0.6, len(results) - 0.4))
     axes[0].set_yticks(range(len(results)), results)
-    figure.suptitle(f"Home ownership of {n:,} men: private and exact posteriors (delta = 1e-6; dotted: public start)")
+    figure.suptitle(
+        f"Home ownership of {n:,} men: private and exact posteriors (delta = 1e-6; dotted: public start)"
+    )
     figure.savefig(path, dpi=110)
 
 
@@ -111,7 +120,9 @@ def main():
     results = {}
     for label, idata in runs.items():
         draws = np.asarray(idata.posterior["beta"])
-        draws = draws[:, draws.shape[1] // 4 :].reshape(-1, len(NAMES))  # without the way from the start
+        draws = draws[:, draws.shape[1] // 4 :].reshape(
+            -1, len(NAMES)
+        )  # without the way from the start
         results[label] = draws
         estimates = zip(NAMES, draws.mean(0), draws.std(0), strict=True)
         print(f"{label:>13}:", ",  ".join(f"{n} {m:.3f} +- {s:.3f}" for n, m, s in estimates))

@@ -1,14 +1,15 @@
 """Differentially private Bayesian inference by MCMC, for any PyMC model.
 
-Public names only; mechanisms, accountants and the ledger's internals live in :mod:`pymc_dp.privacy`. Names are loaded on first
-use, so that the ledger's command line does not wait for PyMC.
+Public names only; mechanisms, accountants and the ledger's internals live in
+:mod:`pymc_dp.privacy`. Names are loaded on first use, so that the ledger's command line does not
+wait for PyMC.
 """
 
 from __future__ import annotations
 
 import importlib
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pymc_dp.release import release
 
@@ -55,10 +56,10 @@ _HOME = {
     "sample": "sampling",
 }
 
-__all__ = [*_HOME, "release"]  # noqa: PLE0604 - the names above
+__all__ = [*_HOME, "release"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
@@ -66,5 +67,5 @@ def __getattr__(name: str):
     return value
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME])

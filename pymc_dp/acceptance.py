@@ -1,12 +1,13 @@
 r"""Acceptance rules :math:`a(\lambda)`: where exactness and privacy meet.
 
-``a(lambda)`` is the probability of accepting a proposal whose log-ratio is ``lambda``. Every rule satisfies
+``a(lambda)`` is the probability of accepting a proposal whose log-ratio is ``lambda``. Every rule
+satisfies
 
 .. math:: a(\lambda) = e^{\lambda} a(-\lambda),
 
-which is detailed balance with respect to the target (exactness). What a decision reveals about one record
-follows from how fast ``a`` and ``1 - a`` can change with ``lambda`` (privacy), so a rule also gives
-``log a`` and ``log(1 - a)`` to full relative accuracy in both tails.
+which is detailed balance with respect to the target (exactness). What a decision reveals about one
+record follows from how fast ``a`` and ``1 - a`` can change with ``lambda`` (privacy), so a rule
+also gives ``log a`` and ``log(1 - a)`` to full relative accuracy in both tails.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from scipy.special import erfcx, log_ndtr
 
@@ -28,7 +30,11 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 @runtime_checkable
 class AcceptanceRule(Protocol):
-    """What an accept/reject test must offer."""
+    """What an accept/reject test must offer: a frozen, hashable value with these members."""
+
+    def __hash__(self) -> int:
+        """Rules are values; costs are computed once for each."""
+        ...
 
     @property
     def name(self) -> str:
@@ -44,7 +50,7 @@ class AcceptanceRule(Protocol):
         """Probability of accepting."""
         ...
 
-    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))``, each with the shape of ``log_ratio``."""
         ...
 
@@ -55,11 +61,15 @@ class _Rule:
         return float(np.exp(self.log_probabilities(log_ratio)[0]))  # type: ignore[attr-defined]
 
 
-def _log_mills(x):
+def _log_mills(x: np.ndarray) -> np.ndarray:
     """Log of the Mills ratio ``Phi(-x) / phi(x)``, for any real ``x`` (``erfcx`` overflows below -26)."""
     with np.errstate(over="ignore", divide="ignore"):
         right = np.log(_SQRT_HALF_PI * erfcx(np.maximum(x, 0.0) / math.sqrt(2)))
-    return np.where(x >= 0, right, log_ndtr(-np.minimum(x, 0.0)) + 0.5 * np.square(np.minimum(x, 0.0)) + _LOG_SQRT_2PI)
+    return np.where(
+        x >= 0,
+        right,
+        log_ndtr(-np.minimum(x, 0.0)) + 0.5 * np.square(np.minimum(x, 0.0)) + _LOG_SQRT_2PI,
+    )
 
 
 @dataclass(frozen=True)
@@ -68,8 +78,9 @@ class Penalty(_Rule):
 
     .. math:: a(\lambda) = \Phi(\lambda/s - s/2) + e^{\lambda}\,\Phi(-\lambda/s - s/2)
 
-    is the expectation of ``min(1, exp(lambda + xi - s**2 / 2))`` over ``xi ~ N(0, s**2)``. Drawing the decision
-    from it has the same law as drawing ``xi`` first, and leaves no noisy value whose low-order bits could leak.
+    is the expectation of ``min(1, exp(lambda + xi - s**2 / 2))`` over ``xi ~ N(0, s**2)``. Drawing
+    the decision from it has the same law as drawing ``xi`` first, and leaves no noisy value whose
+    low-order bits could leak.
 
     Parameters
     ----------
@@ -79,14 +90,14 @@ class Penalty(_Rule):
     References
     ----------
     Ceperley, Dewing (1999), The penalty method for random walks with uncertain energies,
-    https://doi.org/10.1063/1.478034. Yildirim, Ermis (2019), Exact MCMC with differentially private moves,
-    https://doi.org/10.1007/s11222-018-9847-x.
+    https://doi.org/10.1063/1.478034. Yildirim, Ermis (2019), Exact MCMC with differentially private
+    moves, https://doi.org/10.1007/s11222-018-9847-x.
     """
 
     scale: float
     private: bool = field(default=True, init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale > 0):
             raise ValueError(
                 f"The noise scale of the penalty rule must be positive and finite, got {self.scale!r}. "
@@ -98,7 +109,7 @@ class Penalty(_Rule):
         """Name with the noise scale."""
         return f"penalty(s={self.scale:.4g})"
 
-    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
         x = np.asarray(log_ratio, dtype=float)
         s = self.scale
@@ -112,7 +123,11 @@ class Penalty(_Rule):
         log_reject = log_phi + log_m1 + np.log(-np.expm1(np.minimum(log_m2 - log_m1, -1e-300)))
         log_accept = np.logaddexp(log_ndtr(u), log_phi + log_m2)
         # The smaller probability is the accurate one; the larger follows from it.
-        log_accept = np.where(log_reject < -0.7, np.log1p(-np.exp(np.minimum(log_reject, -0.7))), np.minimum(log_accept, 0.0))
+        log_accept = np.where(
+            log_reject < -0.7,
+            np.log1p(-np.exp(np.minimum(log_reject, -0.7))),
+            np.minimum(log_accept, 0.0),
+        )
         left = np.where(x < 0, x, 0.0) + log_accept
         with np.errstate(divide="ignore"):
             log_not_left = np.log(-np.expm1(np.minimum(left, -1e-300)))
@@ -124,13 +139,13 @@ class Penalty(_Rule):
 class Barker(_Rule):
     r"""Barker's rule :math:`a(\lambda) = 1 / (1 + e^{-\lambda})`: private with no added noise.
 
-    The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most ``Delta`` gives
-    pure ``Delta``-DP, and ``Delta**2 / 8``-zCDP (bounded range).
+    The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most
+    ``Delta`` gives pure ``Delta``-DP, and ``Delta**2 / 8``-zCDP (bounded range).
 
     References
     ----------
-    Barker (1965), Monte Carlo calculations of the radial distribution functions for a proton-electron plasma,
-    https://doi.org/10.1071/PH650119.
+    Barker (1965), Monte Carlo calculations of the radial distribution functions for a
+    proton-electron plasma, https://doi.org/10.1071/PH650119.
     """
 
     private: bool = field(default=True, init=False, repr=False, compare=False)
@@ -140,7 +155,7 @@ class Barker(_Rule):
         """Name of the rule."""
         return "Barker"
 
-    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
         x = np.asarray(log_ratio, dtype=float)
         return -np.logaddexp(0.0, -x), -np.logaddexp(0.0, x)
@@ -150,8 +165,8 @@ class Barker(_Rule):
 class Metropolis(_Rule):
     r"""Metropolis' rule :math:`\min(1, e^\lambda)`. **Not private**: only for runs without a budget.
 
-    A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under its
-    neighbour, so no ``delta`` below that is reached at any ``epsilon``.
+    A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under
+    its neighbour, so no ``delta`` below that is reached at any ``epsilon``.
 
     References
     ----------
@@ -165,7 +180,7 @@ class Metropolis(_Rule):
         """Name of the rule."""
         return "Metropolis"
 
-    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
         log_accept = np.minimum(np.asarray(log_ratio, dtype=float), 0.0)
         with np.errstate(divide="ignore"):
@@ -176,8 +191,9 @@ class Metropolis(_Rule):
 class Lazy(_Rule):
     r"""Lazy version of another rule: :math:`w\, a(\lambda)`, with :math:`0 < w \le 1`.
 
-    With probability ``1 - w`` the proposal is rejected whatever the data say, and nobody can tell such a rejection
-    from a real one: fewer moves per iteration, more iterations per unit of privacy.
+    With probability ``1 - w`` the proposal is rejected whatever the data say, and nobody can tell
+    such a rejection from a real one: fewer moves per iteration, more iterations per unit of
+    privacy.
 
     Parameters
     ----------
@@ -190,7 +206,7 @@ class Lazy(_Rule):
     rule: AcceptanceRule
     weight: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 < self.weight <= 1:
             raise ValueError(f"The weight of a lazy rule must lie in (0, 1], got {self.weight!r}.")
 
@@ -204,7 +220,7 @@ class Lazy(_Rule):
         """Laziness makes Metropolis' rule private too, since a rejection always has probability at least 1 - w."""
         return self.rule.private or self.weight < 1
 
-    def log_probabilities(self, log_ratio) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
         log_accept, log_reject = self.rule.log_probabilities(log_ratio)
         if self.weight == 1:

@@ -11,8 +11,8 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyLeak
 
-# The rest is imported where it is used: the package imports this module at once, since it shares its name with its
-# function, and must stay light.
+# The rest is imported where it is used: the package imports this module at once, since it shares
+# its name with its function, and must stay light.
 if TYPE_CHECKING:
     from pymc_dp.privacy.budget import PrivacyBudget
 
@@ -25,15 +25,21 @@ PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent")
 _OWN_STATS = {*PUBLIC_STATS, "exhausted"}
 #: Statistics that PyMC's own code adds to any run and that say nothing.
 _IGNORED_STATS = {"warning"}
-_PUBLIC_ATTRIBUTES = ("inference_library", "inference_library_version", "creation_library", "creation_library_version")
+_PUBLIC_ATTRIBUTES = (
+    "inference_library",
+    "inference_library_version",
+    "creation_library",
+    "creation_library_version",
+)
 
 
 def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str] = ()) -> Any:
     """Strip a result down to what the budget has paid for, and attach the privacy report.
 
-    Kept: draws of the free variables and of Deterministics that do not depend on the data; acceptance, proposal distance and
-    epsilon spent per draw. Dropped: observed and constant data, log-likelihoods, Deterministics computed from data (such as
-    ``X @ beta``), coordinates that label records, sampling time, all other groups and attributes, and calls made after the
+    Kept: draws of the free variables and of Deterministics that do not depend on the data;
+    acceptance, proposal distance and epsilon spent per draw. Dropped: observed and constant data,
+    log-likelihoods, Deterministics computed from data (such as ``X @ beta``), coordinates that
+    label records, sampling time, all other groups and attributes, and calls made after the
     allowance was used up.
 
     Parameters
@@ -45,19 +51,21 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
     budget : PrivacyBudget
         The budget that paid.
     keep : sequence of str
-        Deterministics to keep although they look as if they were computed from data. What they contain is then
-        outside the guarantee.
+        Deterministics to keep although they look as if they were computed from data. What they
+        contain is then outside the guarantee.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        Groups ``posterior`` and ``sample_stats``. The report is in the attributes (of the result and of both groups) as
-        ``privacy_report`` (JSON), with ``epsilon``, ``delta`` and ``adjacency``; they survive netCDF and Zarr.
+        Groups ``posterior`` and ``sample_stats``. The report is in the attributes (of the result
+        and of both groups) as ``privacy_report`` (JSON), with ``epsilon``, ``delta`` and
+        ``adjacency``; they survive netCDF and Zarr.
 
     Raises
     ------
     PrivacyLeak
-        If the draws carry statistics of a step that is not private, or the budget has not paid for them.
+        If the draws carry statistics of a step that is not private, or the budget has not paid for
+        them.
     """
     from pymc_dp import __version__
     from pymc_dp.model.checks import depends_on_data
@@ -74,25 +82,39 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
         )
     claims = budget.ledger.claims(budget.id)
     n_chains = posterior.sizes["chain"]
-    paid = max((sum(c.step == label for c in claims) for label in {c.step for c in claims}), default=0)
+    paid = max(
+        (sum(c.step == label for c in claims) for label in {c.step for c in claims}), default=0
+    )
     if n_chains > paid:
-        raise PrivacyLeak(f"The result has {n_chains} chain(s), but this budget has paid for {paid}. Release with the budget of this run.")
+        raise PrivacyLeak(
+            f"The result has {n_chains} chain(s), but this budget has paid for {paid}. Release with the budget of this run."
+        )
 
     free = {v.name for v in model.free_RVs}
     derived = {v.name: v for v in model.deterministics}
     unknown = sorted(set(keep) - set(derived))
     if unknown:
-        raise ValueError(f"keep= names variables that are not Deterministics of the model: {', '.join(unknown)}.")
-    hidden = {n for n, v in derived.items() if n in posterior and n not in keep and depends_on_data(model, v)}
+        raise ValueError(
+            f"keep= names variables that are not Deterministics of the model: {', '.join(unknown)}."
+        )
+    hidden = {
+        n
+        for n, v in derived.items()
+        if n in posterior and n not in keep and depends_on_data(model, v)
+    }
     if hidden:
         _log.info("Not released, since computed from data: %s.", ", ".join(sorted(hidden)))
     names = [n for n in posterior.data_vars if n in free or (n in derived and n not in hidden)]
 
-    # Draws taken back by the callback are gone already; those of a run without the callback are cut here.
-    frozen = np.asarray(stats["exhausted"]).astype(bool).reshape(n_chains, posterior.sizes["draw"], -1).any(axis=-1)
+    # Draws taken back by the callback are gone already; those of a run without it are cut here. Of
+    # several steps each has its flag: a draw counts only if all of them made it.
+    flags = np.asarray(stats["exhausted"], dtype=bool)
+    frozen = np.max(flags.reshape(n_chains, posterior.sizes["draw"], -1), axis=2)
     draws = int(np.where(frozen.any(axis=1), frozen.argmax(axis=1), frozen.shape[1]).min())
 
-    record_dims = {dims[0] for v in model.observed_RVs if (dims := model.named_vars_to_dims.get(v.name))}
+    record_dims = {
+        dims[0] for v in model.observed_RVs if (dims := model.named_vars_to_dims.get(v.name))
+    }
     report = budget.report()
     attributes = {
         "privacy_report": report.to_json(),
@@ -101,7 +123,10 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
         "adjacency": report.adjacency,
         "pymc_dp_version": __version__,
     }
-    groups = {"posterior": posterior[names], "sample_stats": stats[[n for n in PUBLIC_STATS if n in stats]]}
+    groups = {
+        "posterior": posterior[names],
+        "sample_stats": stats[[n for n in PUBLIC_STATS if n in stats]],
+    }
     for name, group in groups.items():
         used = {d for v in group.data_vars.values() for d in v.dims}
         unwanted = [c for c in group.coords if c not in used or c in record_dims]
@@ -109,7 +134,9 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
         for variable in clean.variables.values():
             variable.attrs, variable.encoding = {}, {}
         clean.encoding = {}
-        clean.attrs = {k: group.attrs[k] for k in _PUBLIC_ATTRIBUTES if k in group.attrs} | attributes
+        clean.attrs = {
+            k: group.attrs[k] for k in _PUBLIC_ATTRIBUTES if k in group.attrs
+        } | attributes
         groups[name] = clean
     return _like(idata, groups, attributes)
 
@@ -119,7 +146,9 @@ def _group(idata: Any, name: str) -> Any:
     try:
         group = idata[name]
     except KeyError:
-        raise ValueError(f"The result has no group {name!r}; pass what pm.sample returned.") from None
+        raise ValueError(
+            f"The result has no group {name!r}; pass what pm.sample returned."
+        ) from None
     return group.to_dataset() if hasattr(group, "to_dataset") else group
 
 

@@ -43,13 +43,15 @@ def sample(
     epsilon, delta : float
         Budget of all chains together.
     step : callable
-        A step class, such as :class:`~pymc_dp.DPPenalty`; called with ``budget=``, ``model=`` and ``step_kwargs``.
+        A step class, such as :class:`~pymc_dp.DPPenalty`; called with ``budget=``, ``model=`` and
+        ``step_kwargs``.
     step_kwargs : dict
         Further arguments of the step, e.g. ``{"clip_bound": 3.0, "proposal": RandomWalk(0.02)}``.
     chains : int
         Number of chains, among which the budget is shared.
     draws : int, optional
-        Draws per chain; by default as many as the budget allows. Fewer do not cost less: a chain claims its whole share.
+        Draws per chain; by default as many as the budget allows. Fewer do not cost less: a chain
+        claims its whole share.
     adjacency, accountant, ledger
         See :class:`~pymc_dp.PrivacyBudget`.
     model : pm.Model, optional
@@ -71,16 +73,27 @@ def sample(
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
     if ours:
         raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")
-    budget = PrivacyBudget(epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger)
+    budget = PrivacyBudget(
+        epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
+    )
     method = step(budget=budget, model=model, **(step_kwargs or {}))
     expected = budget.expected_draws()
     if math.isinf(expected) and draws is None:
         raise ValueError("An infinite epsilon never stops a run: give draws.")
     varying = any(allowance.share is not None for allowance in budget.plan().values())
-    # Under a filter the proposals decide when a chain stops; the sum of its costs is within a few percent of its mean.
-    limit = math.inf if math.isinf(expected) else math.ceil(1.25 * expected) + 100 if varying else int(expected)
+    # Under a filter the proposals decide when a chain stops; the sum of its costs is within a few
+    # percent of its mean.
+    limit = (
+        math.inf
+        if math.isinf(expected)
+        else math.ceil(1.25 * expected) + 100
+        if varying
+        else int(expected)
+    )
     if draws is not None and draws > limit:
-        raise ValueError(f"draws={draws} is more than epsilon = {epsilon:g} pays for: {expected:g} per chain. Leave out draws=.")
+        raise ValueError(
+            f"draws={draws} is more than epsilon = {epsilon:g} pays for: {expected:g} per chain. Leave out draws=."
+        )
     _log.info(
         "Plan: %s%s draws in each of %d chains, epsilon = %g at delta = %g (%s). Each draw: %s.",
         "about " if varying and draws is None else "", f"{draws if draws is not None else expected:g}", chains,

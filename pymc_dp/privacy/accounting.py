@@ -1,17 +1,19 @@
 r"""Composition: from mechanisms and counts to (epsilon, delta), and back.
 
-Three accountants, all upper bounds: ``"rdp"`` adds Rényi divergences at fixed orders and converts with the best
-order; ``"gaussian"`` is exact for Gaussian mechanisms (and valid for post-processing of them); ``"zcdp"`` is
-the closed form of the papers, kept for comparison. ``"best"`` is the least of those that apply.
+Three accountants, all upper bounds: ``"rdp"`` adds Rényi divergences at fixed orders and converts
+with the best order; ``"gaussian"`` is exact for Gaussian mechanisms (and valid for post-processing
+of them); ``"zcdp"`` is the closed form of the papers, kept for comparison. ``"best"`` is the least
+of those that apply.
 
-Numbers are rounded to the safe side: an epsilon or delta is never below what was proved, a number of iterations never
-above, calibrated noise never below.
+Numbers are rounded to the safe side: an epsilon or delta is never below what was proved, a number
+of iterations never above, calibrated noise never below.
 
 References
 ----------
-RDP: Mironov (2017), https://doi.org/10.1109/CSF.2017.11. Conversion: Proposition 12 of Canonne, Kamath, Steinke (2020),
-https://arxiv.org/abs/2004.00010. zCDP: Bun, Steinke (2016), https://doi.org/10.1007/978-3-662-53641-4_24.
-Gaussian: Theorem 8 of Balle, Wang (2018), https://proceedings.mlr.press/v80/balle18a.html; Sommer, Meiser, Mohammadi (2019),
+RDP: Mironov (2017), https://doi.org/10.1109/CSF.2017.11. Conversion: Proposition 12 of Canonne,
+Kamath, Steinke (2020), https://arxiv.org/abs/2004.00010. zCDP: Bun, Steinke (2016),
+https://doi.org/10.1007/978-3-662-53641-4_24. Gaussian: Theorem 8 of Balle, Wang (2018),
+https://proceedings.mlr.press/v80/balle18a.html; Sommer, Meiser, Mohammadi (2019),
 https://doi.org/10.2478/popets-2019-0029.
 """
 
@@ -21,15 +23,23 @@ import math
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from scipy.optimize import brentq
-from scipy.special import log_ndtr, ndtr, ndtri
+from scipy.special import log_ndtr
 
 from pymc_dp.privacy.mechanisms import ORDERS, Mechanism
 
-__all__ = ["ACCOUNTANTS", "Cost", "calibrate", "delta_of", "epsilon_of", "max_iterations", "max_true_positive_rate"]
+__all__ = [
+    "ACCOUNTANTS",
+    "Cost",
+    "calibrate",
+    "delta_of",
+    "epsilon_of",
+    "max_iterations",
+]
 
 ACCOUNTANTS = ("best", "rdp", "gaussian", "zcdp")
 _SAFETY = 1 + 1e-9
@@ -70,7 +80,9 @@ class Cost:
 
     def __add__(self, other: Cost) -> Cost:
         """Cost of both."""
-        return Cost(self.renyi + other.renyi, self.mu_squared + other.mu_squared, self.rho + other.rho)
+        return Cost(
+            self.renyi + other.renyi, self.mu_squared + other.mu_squared, self.rho + other.rho
+        )
 
     def __mul__(self, count: float) -> Cost:
         """Cost of ``count`` repetitions (a fraction is meaningful for planning only)."""
@@ -100,12 +112,16 @@ class Cost:
 
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}. Usual: well below 1 / (number of records).")
+        raise ValueError(
+            f"delta must lie strictly between 0 and 1, got {delta!r}. Usual: well below 1 / (number of records)."
+        )
 
 
 def _check_epsilon(epsilon: float) -> None:
     if not epsilon > 0:
-        raise ValueError(f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}.")
+        raise ValueError(
+            f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
+        )
 
 
 def check_terms(epsilon: float, delta: float) -> None:
@@ -116,16 +132,18 @@ def check_terms(epsilon: float, delta: float) -> None:
 
 def _choose(table: dict[str, Callable], accountant: str) -> list[Callable]:
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}.")
+        raise ValueError(
+            f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}."
+        )
     return list(table.values()) if accountant == "best" else [table[accountant]]
 
 
-def renyi_to_epsilon(orders, renyi, delta: float):
+def renyi_to_epsilon(orders: np.ndarray, renyi: Any, delta: float) -> np.ndarray:
     """Epsilon at each order by itself (Canonne, Kamath, Steinke 2020, Proposition 12)."""
     return renyi + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
 
 
-def renyi_budget(orders, epsilon: float, delta: float):
+def renyi_budget(orders: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
     """Largest Rényi divergence at each order that converts to (epsilon, delta); negative where none does."""
     return epsilon - renyi_to_epsilon(orders, 0.0, delta)
 
@@ -170,15 +188,27 @@ def _epsilon_gaussian(cost: Cost, delta: float) -> float:
         high *= 2
         if high > 1e12:
             return math.inf
-    root = brentq(lambda e: math.log(max(_delta_gaussian(cost, e), 1e-300) / delta), 1e-12, high, xtol=1e-12, rtol=1e-12)
+    root = brentq(
+        lambda e: math.log(max(_delta_gaussian(cost, e), 1e-300) / delta),
+        1e-12,
+        high,
+        xtol=1e-12,
+        rtol=1e-12,
+    )
     return root * _SAFETY + 1e-12
 
 
-_EPSILON: dict[str, Callable] = {"rdp": _epsilon_rdp, "gaussian": _epsilon_gaussian, "zcdp": _epsilon_zcdp}
+_EPSILON: dict[str, Callable] = {
+    "rdp": _epsilon_rdp,
+    "gaussian": _epsilon_gaussian,
+    "zcdp": _epsilon_zcdp,
+}
 _DELTA: dict[str, Callable] = {"rdp": _delta_rdp, "gaussian": _delta_gaussian, "zcdp": _delta_zcdp}
 
 
-def epsilon_of(accesses: Iterable[tuple[Mechanism, float]], delta: float, accountant: str = "best") -> float:
+def epsilon_of(
+    accesses: Iterable[tuple[Mechanism, float]], delta: float, accountant: str = "best"
+) -> float:
     """Epsilon of a composition.
 
     Parameters
@@ -198,13 +228,18 @@ def epsilon_of(accesses: Iterable[tuple[Mechanism, float]], delta: float, accoun
     return Cost.of(accesses).epsilon(delta, accountant)
 
 
-def delta_of(accesses: Iterable[tuple[Mechanism, float]], epsilon: float, accountant: str = "best") -> float:
+def delta_of(
+    accesses: Iterable[tuple[Mechanism, float]], epsilon: float, accountant: str = "best"
+) -> float:
     """Delta of a composition at a given epsilon; arguments as in :func:`epsilon_of`."""
     return Cost.of(accesses).delta(epsilon, accountant)
 
 
 def max_iterations(
-    accesses: Iterable[tuple[Mechanism, float]], epsilon: float, delta: float, accountant: str = "best"
+    accesses: Iterable[tuple[Mechanism, float]],
+    epsilon: float,
+    delta: float,
+    accountant: str = "best",
 ) -> float:
     """Largest number of repetitions of ``accesses`` that stays within (epsilon, delta).
 
@@ -251,8 +286,8 @@ def calibrate(
     Parameters
     ----------
     accesses : callable
-        Maps the noise (a noise multiplier, a noise scale, one over a clip bound: anything of which more is more
-        private) to the ``(mechanism, count)`` pairs of the whole run.
+        Maps the noise (a noise multiplier, a noise scale, one over a clip bound: anything of which
+        more is more private) to the ``(mechanism, count)`` pairs of the whole run.
     epsilon, delta : float
         Target, never exceeded.
     low, high : float
@@ -274,44 +309,16 @@ def calibrate(
     """
     _check_epsilon(epsilon)
 
-    def fits(x):
+    def fits(x: float) -> bool:
         return epsilon_of(accesses(x), delta, accountant) <= epsilon
 
     if not fits(high):
-        raise ValueError(f"Not even noise {high:g} reaches epsilon = {epsilon:g} at delta = {delta:g}; fewer iterations are needed.")
+        raise ValueError(
+            f"Not even noise {high:g} reaches epsilon = {epsilon:g} at delta = {delta:g}; fewer iterations are needed."
+        )
     if fits(low):
         return low
     while high / low > 1 + rtol:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
-
-
-def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
-    """Bound the power of any attack that tells two neighbouring data sets apart.
-
-    Parameters
-    ----------
-    cost : Cost
-        Of everything released.
-    false_positive_rate : float
-        How often the attacker may cry wolf, in (0, 1).
-
-    Returns
-    -------
-    float
-        Largest possible true positive rate: exact for Gaussian mechanisms, else from all (epsilon, delta) pairs.
-    """
-    if cost.free:
-        return false_positive_rate
-    power = 1.0
-    if cost.mu_squared < math.inf:
-        power = float(ndtr(ndtri(false_positive_rate) + math.sqrt(cost.mu_squared)))
-    for epsilon in np.geomspace(1e-3, 50, 200):
-        delta = cost.delta(epsilon, "rdp")
-        power = min(
-            power,
-            math.exp(epsilon) * false_positive_rate + delta,
-            1 - math.exp(-epsilon) * (1 - false_positive_rate - delta),
-        )
-    return power

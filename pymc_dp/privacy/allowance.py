@@ -58,7 +58,8 @@ class Allowance:
     share : RenyiShare or None
         Share of the filter, if the cost varies from iteration to iteration.
     run : ndarray
-        Rényi divergence at :data:`ORDERS` of the whole run (all steps and chains), for showing what has been spent.
+        Rényi divergence at :data:`ORDERS` of the whole run (all steps and chains), for showing what
+        has been spent.
     epsilon, delta : float
         Terms of the budget.
     expected : float
@@ -97,10 +98,15 @@ class Allowance:
         """Epsilon of the whole run if every chain and step has come as far as this one."""
         if self.epsilon == math.inf:
             return math.inf
-        fraction = self.spent / self.share.rho if self.share is not None else self.used / self.iterations
+        fraction = (
+            self.spent / self.share.rho if self.share is not None else self.used / self.iterations
+        )
         if fraction == 0:
             return 0.0
-        return min(self.epsilon, max(0.0, float(np.min(renyi_to_epsilon(ORDERS, self.run * fraction, self.delta)))))
+        return min(
+            self.epsilon,
+            max(0.0, float(np.min(renyi_to_epsilon(ORDERS, self.run * fraction, self.delta)))),
+        )
 
 
 def share_out(
@@ -108,9 +114,10 @@ def share_out(
 ) -> dict[str, Allowance]:
     """Share a budget out over steps and chains.
 
-    If the cost of a draw is the same for all, each chain gets an equal number of iterations of all steps. If it varies with the
-    proposal, each chain of each step gets a share of a Rényi filter at the one order that is expected to last longest; steps share
-    in proportion to their expected cost, so that they end together.
+    If the cost of a draw is the same for all, each chain gets an equal number of iterations of all
+    steps. If it varies with the proposal, each chain of each step gets a share of a Rényi filter at
+    the one order that is expected to last longest; steps share in proportion to their expected
+    cost, so that they end together.
 
     Parameters
     ----------
@@ -142,7 +149,10 @@ def share_out(
         each = total // chains if total < math.inf else math.inf
         if each < 1:
             raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, total))
-        return {label: Allowance(each, None, mean * (chains * each), epsilon, delta, each) for label in steps}
+        return {
+            label: Allowance(each, None, mean * (chains * each), epsilon, delta, each)
+            for label in steps
+        }
     if accountant not in ("best", "rdp"):
         raise ValueError(
             f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp'."
@@ -151,13 +161,22 @@ def share_out(
     best = int(np.argmax(budget / mean))
     expected = float(budget[best] / mean[best]) / chains
     if expected < 1:
-        raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, max(0.0, expected * chains)))
+        raise PrivacyBudgetExhausted(
+            _too_small(accesses, epsilon, delta, chains, max(0.0, expected * chains))
+        )
     # The last digits belong to the conversion's safety margin, so that all shares together fit.
     rho = float(budget[best]) * (1 - 1e-6) / chains
     order = float(ORDERS[best])
     run = np.where(order >= ORDERS, rho * chains, np.inf)
     return {
-        label: Allowance(math.inf, RenyiShare(order, rho * float(m[best] / mean[best])), run, epsilon, delta, math.floor(expected))
+        label: Allowance(
+            math.inf,
+            RenyiShare(order, rho * float(m[best] / mean[best])),
+            run,
+            epsilon,
+            delta,
+            math.floor(expected),
+        )
         for label, m in means.items()
     }
 
@@ -166,11 +185,21 @@ def _mean_renyi(step: StepAccess) -> np.ndarray:
     """Expected cost of one iteration of a step at each order."""
     total = np.zeros(len(ORDERS))
     for mechanism, count in step.mechanisms:
-        total += count * (mechanism.mean_renyi(ORDERS) if isinstance(mechanism, DecisionFamily) else mechanism.renyi(ORDERS))
+        total += count * (
+            mechanism.mean_renyi(ORDERS)
+            if isinstance(mechanism, DecisionFamily)
+            else mechanism.renyi(ORDERS)
+        )
     return total
 
 
-def _too_small(accesses: Sequence[tuple[Mechanism, int]], epsilon: float, delta: float, chains: int, total: float) -> str:
+def _too_small(
+    accesses: Sequence[tuple[Mechanism, int]],
+    epsilon: float,
+    delta: float,
+    chains: int,
+    total: float,
+) -> str:
     names = "; ".join(f"{count} x {mechanism.name}" for mechanism, count in accesses)
     return (
         f"epsilon = {epsilon:g} at delta = {delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "

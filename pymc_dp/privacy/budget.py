@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import uuid
 
 from collections import Counter
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounting import ACCOUNTANTS, Cost, check_terms
@@ -26,7 +25,7 @@ __all__ = ["Adjacency", "PrivacyBudget"]
 SIGNATURE = "epsilon_spent"
 
 
-class Adjacency(str, Enum):
+class Adjacency(StrEnum):
     """Which data sets count as neighbours."""
 
     SUBSTITUTE = "substitute"  #: one record replaced by any other; the number of records is public
@@ -39,21 +38,22 @@ class PrivacyBudget:
     Parameters
     ----------
     epsilon : float
-        Total over all chains, > 0. ``math.inf`` runs the same code without any protection, for tests and public
-        data; the report says so.
+        Total over all chains, > 0. ``math.inf`` runs the same code without any protection, for
+        tests and public data; the report says so.
     delta : float
         In (0, 1); usual: well below 1 / (number of records).
     chains : int
-        Number of chains the budget is shared over. PyMC's own default depends on the number of cores, so it must be said
-        here; one chain more is refused.
+        Number of chains the budget is shared over. PyMC's own default depends on the number of
+        cores, so it must be said here; one chain more is refused.
     adjacency : {"substitute", "add_remove"}
         Which data sets count as neighbours.
     accountant : {"best", "rdp", "gaussian", "zcdp"}
         How costs are composed, see :mod:`pymc_dp.privacy.accounting`.
     ledger : path-like or Ledger, optional
-        File that keeps the data set's account over programs. If it does not exist it is opened with this budget's
-        epsilon and delta; to divide an account between several analyses, open it first with
-        ``Ledger(path, epsilon=..., delta=...)``. Default: a temporary file for this program.
+        File that keeps the data set's account over programs. If it does not exist it is opened with
+        this budget's epsilon and delta; to divide an account between several analyses, open it
+        first with ``Ledger(path, epsilon=..., delta=...)``. Default: a temporary file for this
+        program.
 
     Examples
     --------
@@ -73,22 +73,39 @@ class PrivacyBudget:
         ledger: str | os.PathLike | Ledger | None = None,
     ):
         check_terms(epsilon, delta)
-        if not (isinstance(chains, int | np.integer) and chains >= 1):
-            raise ValueError(f"chains must be a whole number of at least 1, got {chains!r}.")
+        try:
+            chains = operator.index(chains)
+        except TypeError:
+            raise ValueError(f"chains must be a whole number, got {chains!r}.") from None
+        if chains < 1:
+            raise ValueError(f"chains must be at least 1, got {chains}.")
         if accountant not in ACCOUNTANTS:
-            raise ValueError(f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}.")
+            raise ValueError(
+                f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}."
+            )
         try:
             self.adjacency = Adjacency(adjacency)
         except ValueError:
-            raise ValueError(f"Unknown adjacency {adjacency!r}; choose 'substitute' or 'add_remove'.") from None
-        self.epsilon, self.delta, self.chains, self.accountant = float(epsilon), float(delta), int(chains), accountant
+            raise ValueError(
+                f"Unknown adjacency {adjacency!r}; choose 'substitute' or 'add_remove'."
+            ) from None
+        self.epsilon, self.delta, self.chains, self.accountant = (
+            float(epsilon),
+            float(delta),
+            chains,
+            accountant,
+        )
         if not isinstance(ledger, Ledger):
-            exists = ledger is not None and Path(ledger).exists() and Path(ledger).stat().st_size > 0
+            exists = (
+                ledger is not None and Path(ledger).exists() and Path(ledger).stat().st_size > 0
+            )
             terms = {} if exists else {"epsilon": self.epsilon, "delta": self.delta}
             ledger = Ledger(ledger, adjacency=self.adjacency.value, **terms)
         account = ledger.account
         if account.adjacency != self.adjacency.value:
-            raise LedgerError(f"The account in {ledger.path} is for adjacency {account.adjacency!r}, not {self.adjacency.value!r}.")
+            raise LedgerError(
+                f"The account in {ledger.path} is for adjacency {account.adjacency!r}, not {self.adjacency.value!r}."
+            )
         for name in ("epsilon", "delta"):
             if getattr(self, name) > getattr(account, name):
                 raise LedgerError(
@@ -110,8 +127,8 @@ class PrivacyBudget:
     def register(self, access: StepAccess) -> None:
         """Take a step in; called by the step when it is built.
 
-        A new step on a variable replaces an older one, and a step of another model all (as in a notebook cell run again), as
-        long as nothing was claimed.
+        A new step on a variable replaces an older one, and a step of another model all (as in a
+        notebook cell run again), as long as nothing was claimed.
         """
         if self.ledger.claims(self.id):
             raise PrivacyBudgetExhausted(
@@ -132,7 +149,11 @@ class PrivacyBudget:
             if not self._steps:
                 raise ValueError("No step uses this budget yet: build one with budget=... first.")
             self._plans = share_out(
-                self._steps, epsilon=self.epsilon, delta=self.delta, chains=self.chains, accountant=self.accountant
+                self._steps,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                chains=self.chains,
+                accountant=self.accountant,
             )
         return self._plans
 
@@ -156,7 +177,8 @@ class PrivacyBudget:
     def expect_chains(self, label: str, n_chains: int) -> None:
         """Refuse a run of too many chains before it begins; called by the step as soon as the host tells it the number.
 
-        A courtesy that saves the first chains' draws: what holds in any case is that the ledger refuses a claim too many.
+        A courtesy that saves the first chains' draws: what holds in any case is that the ledger
+        refuses a claim too many.
         """
         self.check_covered()
         self._run_chains = n_chains
@@ -170,7 +192,9 @@ class PrivacyBudget:
     def claim(self, label: str) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""
         if label not in self._steps:
-            raise PrivacyBudgetExhausted(f"{label} was replaced by a newer step on the same variables; sample with that one.")
+            raise PrivacyBudgetExhausted(
+                f"{label} was replaced by a newer step on the same variables; sample with that one."
+            )
         self.check_covered()
         plan = self.plan()[label]
         if plan.share is not None:
@@ -201,7 +225,8 @@ class PrivacyBudget:
         Raises
         ------
         KeyboardInterrupt
-            PyMC's way to end a chain (sequential sampling) or the run (parallel) and keep the draws.
+            PyMC's way to end a chain (sequential sampling) or the run (parallel) and keep the
+            draws.
         PrivacyLeak
             If a step that is not private took part: no draw is returned.
         """
@@ -219,7 +244,8 @@ class PrivacyBudget:
             self._draws[draw.chain] += 1
             self._exhausted.discard(draw.chain)
             return
-        # The step returned its point unchanged, without looking at the data: that is no draw, take it back.
+        # The step returned its point unchanged, without looking at the data: that is no draw, take
+        # it back.
         if isinstance(getattr(trace, "draw_idx", None), int) and trace.draw_idx > 0:
             trace.draw_idx -= 1
         self._exhausted.add(draw.chain)
@@ -251,7 +277,14 @@ class PrivacyBudget:
                 label=label,
                 chains=sum(c.step == label for c in claims),
                 per_draw=tuple(f"{k} x {m.name}" for m, k in access.mechanisms),
-                per_chain=next((tuple(f"{k:g} x {m.name}" for m, k in c.accesses) for c in claims if c.step == label), ()),
+                per_chain=next(
+                    (
+                        tuple(f"{k:g} x {m.name}" for m, k in c.accesses)
+                        for c in claims
+                        if c.step == label
+                    ),
+                    (),
+                ),
             )
             for label, access in self._steps.items()
         )
@@ -264,7 +297,9 @@ class PrivacyBudget:
             chains=self.chains,
             adjacency=self.adjacency.value,
             accountant=self.accountant,
-            n_records=records.pop() if len(records) == 1 and self.adjacency is Adjacency.SUBSTITUTE else None,
+            n_records=records.pop()
+            if len(records) == 1 and self.adjacency is Adjacency.SUBSTITUTE
+            else None,
             secret=all(s.secret for s in self._steps.values()),
             ledger=None if self.ledger.temporary else self.ledger.path,
             steps=steps,

@@ -1,7 +1,8 @@
 """What was claimed, on disk: one SQLite file per data set.
 
-A chain writes its whole claim in one transaction *before* it touches the data. Claims are never refunded: a program that is
-killed leaves them spent, and of two programs that race for the last share one is refused.
+A chain writes its whole claim in one transaction *before* it touches the data. Claims are never
+refunded: a program that is killed leaves them spent, and of two programs that race for the last
+share one is refused.
 
 ``python -m pymc_dp.privacy.ledger FILE`` lists an account.
 """
@@ -20,8 +21,9 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting import Cost, check_terms
@@ -66,10 +68,11 @@ class Ledger:
     Parameters
     ----------
     path : path-like, optional
-        SQLite file; created if absent. Default: a temporary file, removed when the program ends, which protects against
-        everything but a restart.
+        SQLite file; created if absent. Default: a temporary file, removed when the program ends,
+        which protects against everything but a restart.
     epsilon, delta : float, optional
-        Total that may ever be spent, needed when the file is created. On an existing file they must agree with it.
+        Total that may ever be spent, needed when the file is created. On an existing file they must
+        agree with it.
     adjacency : str, optional
         Adjacency of all claims, ``"substitute"`` unless given when the file is created.
 
@@ -97,11 +100,16 @@ class Ledger:
         with self._transaction() as db:
             if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
                 if epsilon is None or delta is None:
-                    raise LedgerError(f"{self.path} holds no account yet: give epsilon and delta to open one.")
+                    raise LedgerError(
+                        f"{self.path} holds no account yet: give epsilon and delta to open one."
+                    )
                 check_terms(epsilon, delta)
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
-                db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", (epsilon, delta, adjacency or "substitute", _now()))
+                db.execute(
+                    "INSERT INTO account VALUES (1, ?, ?, ?, ?)",
+                    (epsilon, delta, adjacency or "substitute", _now()),
+                )
             account = self._account(db)
         asked = (epsilon, delta, adjacency)
         for name, value in zip(("epsilon", "delta", "adjacency"), asked, strict=True):
@@ -112,7 +120,7 @@ class Ledger:
                 )
         self.account = account
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
 
     @contextmanager
@@ -141,7 +149,8 @@ class Ledger:
     def _claims(self, db: sqlite3.Connection) -> list[Claim]:
         rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
         return [
-            Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p) for b, s, a, c, p in rows
+            Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p)
+            for b, s, a, c, p in rows
         ]
 
     def claims(self, budget: str | None = None) -> list[Claim]:
@@ -208,7 +217,10 @@ class Ledger:
     def has_callback(self, budget: str) -> bool:
         """Whether the budget has answered as a callback, in whatever process."""
         with self._transaction() as db:
-            return db.execute("SELECT 1 FROM callbacks WHERE budget = ?", (budget,)).fetchone() is not None
+            return (
+                db.execute("SELECT 1 FROM callbacks WHERE budget = ?", (budget,)).fetchone()
+                is not None
+            )
 
     def spent(self) -> float:
         """Epsilon of all claims together, at the account's delta."""
@@ -227,7 +239,9 @@ class Ledger:
         ]
         for claim in claims:
             what = "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in claim.accesses)
-            lines.append(f"  {claim.created}  {claim.process}  budget {claim.budget[:8]}  {claim.step}: {what}")
+            lines.append(
+                f"  {claim.created}  {claim.process}  budget {claim.budget[:8]}  {claim.step}: {what}"
+            )
         return "\n".join(lines)
 
 
@@ -257,7 +271,11 @@ def _check(
         middle = (low + high) / 2
         fits = (spent + asked * middle).epsilon(delta, accountant) <= epsilon
         low, high = (middle, high) if fits else (low, middle)
-    feasible = f"{low:.1%} of that share" if draws is None else f"{math.floor(low * draws)} draws by one chain"
+    feasible = (
+        f"{low:.1%} of that share"
+        if draws is None
+        else f"{math.floor(low * draws)} draws by one chain"
+    )
     so_far = spent.epsilon(delta, accountant)
     raise PrivacyBudgetExhausted(
         f"The {name} allows epsilon = {epsilon:g} at delta = {delta:g}. Spent: {so_far:.4g}, left: {max(epsilon - so_far, 0):.4g}; "
@@ -268,7 +286,7 @@ def _check(
 
 
 def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _remove(path: str, owner: int) -> None:

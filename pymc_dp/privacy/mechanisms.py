@@ -1,8 +1,8 @@
 """Frozen descriptions of one access to the data, each knowing what it costs.
 
-A mechanism is a value: what was accessed, with which noise, never how often. All costs are upper bounds,
-rounded to the safe side. Sensitivities and noise are given for the adjacency in use; who builds a mechanism
-states which (see :mod:`pymc_dp.privacy.budget`).
+A mechanism is a value: what was accessed, with which noise, never how often. All costs are upper
+bounds, rounded to the safe side. Sensitivities and noise are given for the adjacency in use; who
+builds a mechanism states which (see :mod:`pymc_dp.privacy.budget`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,29 @@ from functools import lru_cache
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from pymc_dp import acceptance
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Penalty
+from pymc_dp.privacy.decisions import decision_renyi
 
-__all__ = ["ORDERS", "Decision", "DecisionFamily", "Gaussian", "Mechanism", "RenyiShare", "from_json", "to_json"]
+__all__ = [
+    "ORDERS",
+    "Decision",
+    "DecisionFamily",
+    "Gaussian",
+    "Mechanism",
+    "RenyiShare",
+    "from_json",
+    "to_json",
+]
 
-#: Rényi orders at which costs are composed: dense where the best order lies for epsilon between 0.001 and 100.
-ORDERS = np.concatenate([1 + np.geomspace(0.01, 0.9, 12), np.geomspace(2, 1000, 240), np.geomspace(1050, 1e5, 40)])
+#: Rényi orders at which costs are composed: dense where the best order lies for epsilon between
+#: 0.001 and 100.
+ORDERS = np.concatenate(
+    [1 + np.geomspace(0.01, 0.9, 12), np.geomspace(2, 1000, 240), np.geomspace(1050, 1e5, 40)]
+)
 ORDERS.flags.writeable = False
-
-# Relative allowance for the maximisation below and for rounding: costs only ever grow by it.
-_SAFETY = 1 + 1e-7
 
 
 @runtime_checkable
@@ -48,7 +59,7 @@ class Mechanism(Protocol):
         """``rho`` such that the access is ``rho``-zCDP; None if there is none."""
         ...
 
-    def renyi(self, orders) -> np.ndarray:
+    def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order > 1, shape of ``orders``."""
         ...
 
@@ -57,24 +68,24 @@ class Mechanism(Protocol):
 class Gaussian:
     r"""A vector released with Gaussian noise.
 
-    ``mu = 1 / noise_multiplier``; :math:`D_\alpha = \alpha \mu^2 / 2` exactly, and ``k`` releases are exactly
-    ``sqrt(k) * mu``-GDP.
+    ``mu = 1 / noise_multiplier``; :math:`D_\alpha = \alpha \mu^2 / 2` exactly, and ``k`` releases
+    are exactly ``sqrt(k) * mu``-GDP.
 
     Parameters
     ----------
     noise_multiplier : float
-        Standard deviation of the noise divided by the L2 *sensitivity* (under substitution that is twice the
-        clip bound: pass ``sigma / (2 * bound)``).
+        Standard deviation of the noise divided by the L2 *sensitivity* (under substitution that is
+        twice the clip bound: pass ``sigma / (2 * bound)``).
 
     References
     ----------
-    Dong, Roth, Su (2022), Gaussian differential privacy, https://doi.org/10.1111/rssb.12454. Theorem 2.11 of
-    Räisä (2021), Differentially private Metropolis-Hastings algorithms.
+    Dong, Roth, Su (2022), Gaussian differential privacy, https://doi.org/10.1111/rssb.12454.
+    Theorem 2.11 of Räisä (2021), Differentially private Metropolis-Hastings algorithms.
     """
 
     noise_multiplier: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _positive("noise multiplier", self.noise_multiplier)
 
     @property
@@ -92,7 +103,7 @@ class Gaussian:
         """Exact ``rho``."""
         return 0.5 / self.noise_multiplier**2
 
-    def renyi(self, orders) -> np.ndarray:
+    def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Exact Rényi divergence."""
         return np.asarray(orders, dtype=float) * self.zcdp
 
@@ -101,13 +112,15 @@ class Gaussian:
 class Decision:
     r"""One accept/reject bit; the log-ratio behind it is never released.
 
-    One record moves the log-ratio by at most the sensitivity, so the cost at order ``alpha`` is the largest Rényi
-    divergence between ``Bernoulli(a(x))`` and ``Bernoulli(a(x + sensitivity))``, in either direction, over all real
-    ``x``: a maximisation over one variable. For a monotone rule no smaller shift is worse.
+    One record moves the log-ratio by at most the sensitivity, so the cost at order ``alpha`` is the
+    largest Rényi divergence between ``Bernoulli(a(x))`` and ``Bernoulli(a(x + sensitivity))``, in
+    either direction, over all real ``x``: a maximisation over one variable. For a monotone rule no
+    smaller shift is worse.
 
-    Further bounds that hold: a penalty decision is post-processing of the log-ratio plus ``N(0, s**2)``, hence
-    ``Delta/s``-GDP and ``Delta**2 / (2 s**2)``-zCDP; the log-odds of a Barker decision move by at most ``Delta``, hence
-    ``Delta**2 / 8``-zCDP. Laziness is post-processing, so a lazy decision inherits the bounds of its rule.
+    Further bounds that hold: a penalty decision is post-processing of the log-ratio plus ``N(0,
+    s**2)``, hence ``Delta/s``-GDP and ``Delta**2 / (2 s**2)``-zCDP; the log-odds of a Barker
+    decision move by at most ``Delta``, hence ``Delta**2 / 8``-zCDP. Laziness is post-processing, so
+    a lazy decision inherits the bounds of its rule.
 
     Parameters
     ----------
@@ -118,14 +131,14 @@ class Decision:
 
     References
     ----------
-    Bounded range: Dong, Durfee, Rogers (2020), Optimal differential privacy composition for exponential mechanisms,
-    https://proceedings.mlr.press/v119/dong20a.html.
+    Bounded range: Dong, Durfee, Rogers (2020), Optimal differential privacy composition for
+    exponential mechanisms, https://proceedings.mlr.press/v119/dong20a.html.
     """
 
     rule: AcceptanceRule
     sensitivity: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _positive("sensitivity", self.sensitivity)
         if not self.rule.private:
             raise ValueError(
@@ -155,10 +168,10 @@ class Decision:
         mu = self.gaussian_mu
         return None if mu is None else mu**2 / 2
 
-    def renyi(self, orders) -> np.ndarray:
+    def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order, by maximising over the log-ratio."""
-        orders = np.atleast_1d(np.asarray(orders, dtype=float))
-        return _decision_renyi(self, tuple(orders.tolist())).copy()
+        alpha = np.atleast_1d(np.asarray(orders, dtype=float))
+        return decision_renyi(self.rule, self.sensitivity, tuple(alpha.tolist())).copy()
 
 
 @dataclass(frozen=True)
@@ -170,12 +183,13 @@ class RenyiShare:
     order : float
         The order, fixed in advance.
     rho : float
-        Bound on the sum of the Rényi divergences at this order. (By monotonicity it also bounds lower orders;
-        at higher orders nothing is promised.)
+        Bound on the sum of the Rényi divergences at this order. (By monotonicity it also bounds
+        lower orders; at higher orders nothing is promised.)
 
     References
     ----------
-    Feldman, Zrnic (2021), Individual privacy accounting via a Rényi filter, https://arxiv.org/abs/2008.11193.
+    Feldman, Zrnic (2021), Individual privacy accounting via a Rényi filter,
+    https://arxiv.org/abs/2008.11193.
     """
 
     order: float
@@ -183,7 +197,7 @@ class RenyiShare:
     gaussian_mu: None = field(default=None, init=False, repr=False, compare=False)
     zcdp: None = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _positive("share of the filter", self.rho)
         if not self.order > 1:
             raise ValueError(f"A Rényi order must exceed 1, got {self.order!r}.")
@@ -193,21 +207,25 @@ class RenyiShare:
         """Name with order and share."""
         return f"Rényi filter at order {self.order:.4g}, share {self.rho:.4g}"
 
-    def renyi(self, orders) -> np.ndarray:
+    def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """``rho`` up to the order of the filter, infinite beyond."""
-        return np.where(np.asarray(orders, dtype=float) <= self.order * (1 + 1e-12), self.rho, np.inf)
+        return np.where(
+            np.asarray(orders, dtype=float) <= self.order * (1 + 1e-12), self.rho, np.inf
+        )
 
 
 @dataclass(frozen=True)
 class DecisionFamily:
     """Decisions whose sensitivity is proportional to a public distance that differs from proposal to proposal.
 
-    Distances are rounded up to a geometric grid before anything is charged, so that every cost is computed once.
+    Distances are rounded up to a geometric grid before anything is charged, so that every cost is
+    computed once.
 
     Parameters
     ----------
     sensitivity_per_distance : float
-        Sensitivity of the log-ratio divided by the distance of the proposal: ``2 T b`` under substitution.
+        Sensitivity of the log-ratio divided by the distance of the proposal: ``2 T b`` under
+        substitution.
     noise_scale, noise_multiplier : float or None
         Exactly one of them: a fixed noise scale, or noise proportional to the sensitivity.
     laziness : float
@@ -222,12 +240,16 @@ class DecisionFamily:
     laziness: float
     distances: tuple[float, ...] = field(compare=False, repr=False)
 
-    #: Ratio of neighbouring grid points: rounding costs at most 1 % (on average 0.5 %) of the privacy of a decision.
+    #: Ratio of neighbouring grid points: rounding costs at most 1 % (on average 0.5 %) of the
+    #: privacy of a decision.
     RATIO: ClassVar[float] = 1.005
+    #: Allowance for rounding of the log-ratio itself: 4 units in the last place of 1e4, beyond which
+    #: every rule is certain.
+    ROUNDING: ClassVar[float] = 1e-11
     gaussian_mu: ClassVar[None] = None
     zcdp: ClassVar[None] = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _positive("sensitivity per distance", self.sensitivity_per_distance)
         if (self.noise_scale is None) == (self.noise_multiplier is None):
             raise ValueError("Give exactly one of noise_scale and noise_multiplier.")
@@ -239,21 +261,23 @@ class DecisionFamily:
     @property
     def name(self) -> str:
         """Name with the rule and the law of the sensitivity."""
-        scale = f"{self.noise_scale:.4g}" if self.noise_scale is not None else f"{self.noise_multiplier:.4g}*sensitivity"
+        scale = (
+            f"{self.noise_scale:.4g}"
+            if self.noise_scale is not None
+            else f"{self.noise_multiplier:.4g}*sensitivity"
+        )
         lazy = "" if self.laziness == 1 else f", lazy w={self.laziness:.4g}"
         typical = self.sensitivity_per_distance * float(np.median(self.distances))
         return f"decision by penalty(s={scale}){lazy}, sensitivity varying with the proposal, median {typical:.4g}"
 
     def at(self, distance: float) -> Decision:
-        """Return the decision charged for a proposal of this length: that of the next grid point.
+        """Return the decision charged for a proposal of this length: that of the next grid point."""
+        sensitivity = self.sensitivity_per_distance * distance * (1 + 1e-9) + self.ROUNDING
+        return self._cell(math.ceil(math.log(sensitivity) / math.log(self.RATIO)))
 
-        The grid index is nudged upwards by 1e-6, an allowance (5e-9 relative) for rounding in the log-ratio.
-        """
-        return self._cell(math.ceil(math.log(distance) / math.log(self.RATIO) + 1e-6))
-
-    @lru_cache(maxsize=16384)  # noqa: B019 - instances are small values that live as long as the program
+    @lru_cache(maxsize=16384)
     def _cell(self, index: int) -> Decision:
-        sensitivity = self.sensitivity_per_distance * self.RATIO**index
+        sensitivity = self.RATIO**index
         if self.noise_scale is not None:
             rule: AcceptanceRule = Penalty(self.noise_scale)
         else:
@@ -261,13 +285,14 @@ class DecisionFamily:
             rule = Penalty(self.noise_multiplier * sensitivity)
         return Decision(rule if self.laziness == 1 else Lazy(rule, self.laziness), sensitivity)
 
-    def renyi(self, orders) -> np.ndarray:
+    def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Infinite: without a bound on the distance a single decision has no bound. Use a filter."""
         return np.full(np.shape(orders), np.inf)
 
-    def mean_renyi(self, orders) -> np.ndarray:
+    def mean_renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Return the expected cost of a decision at each order, for planning a filter."""
-        # Costs grow about as the square: root mean squares within bins keep the weight of the long moves.
+        # Costs grow about as the square: root mean squares within bins keep the weight of the long
+        # moves.
         bins = np.array_split(np.sort(self.distances), 16)
         nodes = [math.sqrt(float(np.mean(np.square(b)))) for b in bins if b.size]
         return np.mean([self.at(m).renyi(orders) for m in nodes], axis=0)
@@ -278,59 +303,16 @@ def _positive(what: str, value: float) -> None:
         raise ValueError(f"The {what} must be positive and finite, got {value!r}.")
 
 
-@lru_cache(maxsize=16384)
-def _decision_renyi(decision: Decision, orders: tuple[float, ...]) -> np.ndarray:
-    alpha = np.array(orders)[:, None]
-    width = decision.sensitivity
-    # The divergence as a function of x varies on the scale of the noise near 0 and of alpha * sensitivity far out.
-    reach = 60 + 4 * width * alpha.max()
-    inner = decision._inner
-    unit = min(inner.scale, 1.0) if isinstance(inner, Penalty) else 1.0
-    if isinstance(inner, Penalty):
-        reach = max(reach, inner.scale * (inner.scale / 2 + 40 + alpha.max() * width / inner.scale))
-    coarse = unit * np.sinh(np.linspace(-1, 1, 801) * np.arcsinh(reach / unit))[None, :]
-    # Each direction has its own peak, and the higher one may look lower on a coarse grid: refine both.
-    best = np.zeros(len(alpha))
-    for direction in (_divergence_up, _divergence_down):
-        grid, value = coarse, direction(decision, coarse, alpha)
-        for _ in range(3):
-            peak = np.clip(np.argmax(value, axis=1), 1, grid.shape[1] - 2)
-            rows = np.arange(len(alpha)) if grid.shape[0] > 1 else np.zeros(len(alpha), dtype=int)
-            low, high = grid[rows, peak - 1], grid[rows, peak + 1]
-            grid = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, 33)
-            value = direction(decision, grid, alpha)
-        best = np.maximum(best, value.max(axis=1))
-    result = best * _SAFETY
-    result.flags.writeable = False
-    return result
-
-
-def _divergence_up(decision: Decision, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Rényi divergence of the decision at ``x + sensitivity`` from that at ``x``."""
-    return _divergence(decision.rule.log_probabilities(x + decision.sensitivity), decision.rule.log_probabilities(x), alpha)
-
-
-def _divergence_down(decision: Decision, x: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """Rényi divergence of the decision at ``x`` from that at ``x + sensitivity``."""
-    return _divergence(decision.rule.log_probabilities(x), decision.rule.log_probabilities(x + decision.sensitivity), alpha)
-
-
-def _divergence(p: tuple[np.ndarray, np.ndarray], q: tuple[np.ndarray, np.ndarray], alpha: np.ndarray) -> np.ndarray:
-    """Rényi divergence between two decisions, given as ``(log accept, log reject)``."""
-    up, down = p[0] - q[0], p[1] - q[1]
-    # sum q e^{alpha u} over both outcomes, minus 1, minus alpha times the identity sum q (e^u - 1) = 0:
-    # the terms of first order are gone before anything is rounded.
-    with np.errstate(over="ignore", invalid="ignore"):
-        small = np.exp(q[0]) * (np.expm1(alpha * up) - alpha * np.expm1(up))
-        small = small + np.exp(q[1]) * (np.expm1(alpha * down) - alpha * np.expm1(down))
-        large = np.logaddexp(q[0] + alpha * up, q[1] + alpha * down)
-    use_small = np.maximum(np.abs(up), np.abs(down)) * alpha < 1
-    return np.where(use_small, np.log1p(np.where(use_small, small, 0)), large) / (alpha - 1)
-
-
 _KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Gaussian, Decision, RenyiShare, acceptance.Penalty, acceptance.Barker, acceptance.Lazy)
+    for kind in (
+        Gaussian,
+        Decision,
+        RenyiShare,
+        acceptance.Penalty,
+        acceptance.Barker,
+        acceptance.Lazy,
+    )
 }
 
 
@@ -339,7 +321,10 @@ def to_json(mechanism: Mechanism) -> str:
 
     def encode(value: Any) -> Any:
         if type(value).__name__ in _KINDS:
-            return {"kind": type(value).__name__, **{f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init}}
+            return {
+                "kind": type(value).__name__,
+                **{f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init},
+            }
         return value
 
     return json.dumps(encode(mechanism))

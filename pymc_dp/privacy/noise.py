@@ -1,8 +1,9 @@
 """Where random bits come from.
 
-The bits behind a decision must be unknown to whoever sees the result: they come from the operating system, one request
-per decision, so that there is no state to copy, pickle, seed or share between chains. A seeded source exists for
-tests and public data; the privacy report then states a broken guarantee.
+The bits behind a decision must be unknown to whoever sees the result: they come from the operating
+system, one request per decision, so that there is no state to copy, pickle, seed or share between
+chains. A seeded source exists for tests and public data; the privacy report then states a broken
+guarantee.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class SeededBits:
 def bernoulli(p: float, bits: BitSource) -> bool:
     """Return True with probability exactly ``p``, any double in [0, 1].
 
-    Compares an endless uniform bit string with the (finite) binary expansion of ``p``, 64 bits at a time, so that
-    small probabilities are not rounded to multiples of 2**-53; the first word nearly always decides.
+    Compares an endless uniform bit string with the (finite) binary expansion of ``p``, 64 bits at a
+    time, so that small probabilities are not rounded to multiples of 2**-53; the first word nearly
+    always decides.
     """
     if not 0 <= p <= 1:
         raise ValueError("A probability must lie in [0, 1].")

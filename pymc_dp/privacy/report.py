@@ -9,9 +9,13 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pymc_dp.privacy.accounting import Cost, max_true_positive_rate
+import numpy as np
 
-__all__ = ["PrivacyReport", "StepReport"]
+from scipy.special import ndtr, ndtri
+
+from pymc_dp.privacy.accounting import Cost
+
+__all__ = ["PrivacyReport", "StepReport", "max_true_positive_rate"]
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
@@ -38,7 +42,8 @@ class StepReport:
     per_draw : tuple of str
         Accesses of one iteration.
     per_chain : tuple of str
-        Accesses claimed by each chain: mechanisms and counts, or a share of a filter where the proposals decide the count.
+        Accesses claimed by each chain: mechanisms and counts, or a share of a filter where the
+        proposals decide the count.
     """
 
     label: str
@@ -110,7 +115,10 @@ class PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
         protected = cost is not None and secret
         power = {"0.1%": 0.001, "1%": 0.01}
-        attack = {k: (max_true_positive_rate(cost, f) if cost is not None and protected else 1.0) for k, f in power.items()}
+        attack = {
+            k: (max_true_positive_rate(cost, f) if cost is not None and protected else 1.0)
+            for k, f in power.items()
+        }
         return cls(
             protected=protected,
             epsilon_budget=epsilon,
@@ -149,10 +157,17 @@ class PrivacyReport:
     def _rows(self) -> list[tuple[str, str]]:
         rows = []
         if not self.protected:
-            why = "epsilon is infinite" if self.epsilon_budget == math.inf else "the randomness is reproducible, hence known to an attacker"
+            why = (
+                "epsilon is infinite"
+                if self.epsilon_budget == math.inf
+                else "the randomness is reproducible, hence known to an attacker"
+            )
             rows.append(("NOT PROTECTED", f"{why}; the figures below guarantee nothing"))
         rows += [
-            ("guarantee", f"({self.epsilon:.4g}, {self.delta:g})-differential privacy, of a budget of ({self.epsilon_budget:g}, {self.delta:g})"),
+            (
+                "guarantee",
+                f"({self.epsilon:.4g}, {self.delta:g})-differential privacy, of a budget of ({self.epsilon_budget:g}, {self.delta:g})",
+            ),
             ("neighbours", _NEIGHBOURS[self.adjacency]),
         ]
         if self.n_records is not None:
@@ -169,10 +184,24 @@ class PrivacyReport:
         if self.zcdp_rho is not None and self.epsilon > 0:
             rows.append(("zCDP", f"rho <= {self.zcdp_rho:.4g}"))
         for rate, power in self.attack_power.items():
-            rows.append(("worst attack", f"true positive rate at most {power:.2%} at false positive rate {rate}"))
+            rows.append(
+                (
+                    "worst attack",
+                    f"true positive rate at most {power:.2%} at false positive rate {rate}",
+                )
+            )
         rows.append(("accountant", self.accountant))
-        rows.append(("randomness", "secret, from the operating system" if self.secret_randomness else "REPRODUCIBLE from the seed: the guarantee is broken"))
-        rows.append(("ledger", self.ledger or "temporary: spent privacy is forgotten when the program ends"))
+        rows.append(
+            (
+                "randomness",
+                "secret, from the operating system"
+                if self.secret_randomness
+                else "REPRODUCIBLE from the seed: the guarantee is broken",
+            )
+        )
+        rows.append(
+            ("ledger", self.ledger or "temporary: spent privacy is forgotten when the program ends")
+        )
         rows += [("assumed", text) for text in self.assumptions]
         return rows
 
@@ -188,16 +217,52 @@ class PrivacyReport:
 
     def to_markdown(self) -> str:
         """Markdown table."""
-        body = "\n".join(f"| {k.strip()} | {v.replace('|', chr(92) + '|')} |" for k, v in self._rows())
+        body = "\n".join(
+            f"| {k.strip()} | {v.replace('|', chr(92) + '|')} |" for k, v in self._rows()
+        )
         return f"| Privacy report | |\n| --- | --- |\n{body}\n"
 
     def to_html(self) -> str:
         """HTML table."""
-        body = "".join(f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>" for k, v in self._rows())
+        body = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
+            for k, v in self._rows()
+        )
         return f"<table><caption>Privacy report</caption>{body}</table>"
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
+    """Bound the power of any attack that tells two neighbouring data sets apart.
+
+    Parameters
+    ----------
+    cost : Cost
+        Of everything released.
+    false_positive_rate : float
+        How often the attacker may cry wolf, in (0, 1).
+
+    Returns
+    -------
+    float
+        Largest possible true positive rate: exact for Gaussian mechanisms, else from all (epsilon,
+        delta) pairs.
+    """
+    if cost.free:
+        return false_positive_rate
+    power = 1.0
+    if cost.mu_squared < math.inf:
+        power = float(ndtr(ndtri(false_positive_rate) + math.sqrt(cost.mu_squared)))
+    for epsilon in np.geomspace(1e-3, 50, 200):
+        delta = cost.delta(epsilon, "rdp")
+        power = min(
+            power,
+            math.exp(epsilon) * false_positive_rate + delta,
+            1 - math.exp(-epsilon) * (1 - false_positive_rate - delta),
+        )
+    return power
 
 
 def _finite(value: float) -> float | None:

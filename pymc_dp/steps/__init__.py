@@ -1,0 +1,1 @@
+"""How the chain moves: one file an algorithm."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,8 +27,9 @@ __all__ = ["DPStep"]
 
 _log = logging.getLogger("pymc.dp")
 
-#: Calls after the end of the allowance that are taken to mean that nobody listens. PyMC runs up to two steps ahead of
-#: its callback, but a chain in a worker process waits out its draws while others finish.
+#: Calls after the end of the allowance that are taken to mean that nobody listens. PyMC runs up to
+#: two steps ahead of its callback, but a chain in a worker process waits out its draws while others
+#: finish.
 _PATIENCE = 1000
 
 
@@ -39,8 +40,8 @@ class _AllowanceUsedUp(Exception):
 class DPStep(BlockedStep):
     """Base class of all private steps: claims before the first access, counts, stops.
 
-    A subclass says in :meth:`mechanisms` the whole truth about what one iteration accesses, and writes :meth:`transition`,
-    which calls :meth:`charge` before it touches the data.
+    A subclass says in :meth:`mechanisms` the whole truth about what one iteration accesses, and
+    writes :meth:`transition`, which calls :meth:`charge` before it touches the data.
 
     Parameters
     ----------
@@ -51,8 +52,8 @@ class DPStep(BlockedStep):
     records : array_like of int, or dict of such arrays, optional
         Privacy units, see :class:`~pymc_dp.model.records.RecordLikelihood`.
     reproducible : bool
-        Draw decisions from PyMC's ``random_seed`` in place of the operating system's randomness. Breaks the guarantee,
-        and the report says so: for tests and public data.
+        Draw decisions from PyMC's ``random_seed`` in place of the operating system's randomness.
+        Breaks the guarantee, and the report says so: for tests and public data.
     model : pm.Model, optional
         The model, else the one on the context stack.
     compile_kwargs : dict, optional
@@ -84,9 +85,13 @@ class DPStep(BlockedStep):
         compile_kwargs: dict | None = None,
     ):
         if not isinstance(budget, PrivacyBudget | None):
-            raise TypeError(f"budget must be a PrivacyBudget (or None for a run without privacy), got {type(budget).__name__}.")
+            raise TypeError(
+                f"budget must be a PrivacyBudget (or None for a run without privacy), got {type(budget).__name__}."
+            )
         if not blocked:
-            raise ValueError("A private step updates its variables together; build one step per variable to update them one by one.")
+            raise ValueError(
+                "A private step updates its variables together; build one step per variable to update them one by one."
+            )
         model = modelcontext(model)
         variables = model.value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
         self.vars = list(variables)
@@ -133,7 +138,8 @@ class DPStep(BlockedStep):
         if self._allowance is not None and not self._allowance.charge(accesses):
             raise _AllowanceUsedUp
 
-    # ------------------------------------------------------------------ life of a chain, as PyMC tells it
+    # ------------------------------------------------------------------ life of a chain, as PyMC
+    # tells it
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""
@@ -164,11 +170,14 @@ class DPStep(BlockedStep):
             self._bits = SeededBits(self.rng)
         if self._tuning and self.budget is not None:
             _log.warning(
-                "%s does not adapt: tuning draws are charged like any others, then thrown away. Pass tune=0 to pm.sample.", self.label
+                "%s does not adapt: tuning draws are charged like any others, then thrown away. Pass tune=0 to pm.sample.",
+                self.label,
             )
         self._opened = True
 
-    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    def step(
+        self, point: dict[str, np.ndarray]
+    ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """One iteration, or the unchanged point and a flag when the allowance is used up."""
         if not self._opened:
             self._open()
@@ -187,7 +196,9 @@ class DPStep(BlockedStep):
             "accepted": accepted,
             "acceptance_rate": self._n_accepted / max(self._n_steps, 1),
             "step_distance": distance,
-            "epsilon_spent": self._allowance.epsilon_spent() if self._allowance is not None else np.inf,
+            "epsilon_spent": self._allowance.epsilon_spent()
+            if self._allowance is not None
+            else np.inf,
             "exhausted": exhausted,
         }
         if self.budget is not None:
@@ -215,16 +226,21 @@ class DPStep(BlockedStep):
 
     # ------------------------------------------------------------------ progress bar
 
-    def _progressbar_config(self, n_chains: int = 1):
-        # The only place where PyMC tells a step how many chains there will be, before the first one starts.
+    def _progressbar_config(self, n_chains: int = 1) -> tuple[list, dict[str, list[float]]]:
+        # The only place where PyMC tells a step how many chains there will be, before the first one
+        # starts.
         if self.budget is not None:
             self.budget.expect_chains(self.label, n_chains)
         columns = [
-            TextColumn("{task.fields[acceptance_rate]:0.2f}", table_column=Column("Accept", ratio=1)),
-            TextColumn("{task.fields[epsilon_spent]:0.3f}", table_column=Column("Epsilon", ratio=1)),
+            TextColumn(
+                "{task.fields[acceptance_rate]:0.2f}", table_column=Column("Accept", ratio=1)
+            ),
+            TextColumn(
+                "{task.fields[epsilon_spent]:0.3f}", table_column=Column("Epsilon", ratio=1)
+            ),
         ]
         return columns, {"acceptance_rate": [0.0] * n_chains, "epsilon_spent": [0.0] * n_chains}
 
     @staticmethod
-    def _make_progressbar_update_functions():
+    def _make_progressbar_update_functions() -> tuple[Callable, ...]:
         return (lambda stats: {key: stats[key] for key in ("acceptance_rate", "epsilon_spent")},)

@@ -31,14 +31,16 @@ class DPPenalty(DPStep):
     .. math:: \lambda = T \sum_i \operatorname{clip}(\ell_i(\theta') - \ell_i(\theta), \pm b M(\theta, \theta'))
               + \log p(\theta') - \log p(\theta)
 
-    and accepts with probability :class:`~pymc_dp.acceptance.Penalty` ``(s)``, which is the law of Metropolis' test on
-    ``lambda + N(0, s**2)`` with the noise corrected for. Changing one record moves ``lambda`` by at most ``2 T b M`` (substitution;
-    half of it for add/remove); what is charged is the released decision, not the noisy ``lambda`` behind it.
+    and accepts with probability :class:`~pymc_dp.acceptance.Penalty` ``(s)``, which is the law of
+    Metropolis' test on ``lambda + N(0, s**2)`` with the noise corrected for. Changing one record
+    moves ``lambda`` by at most ``2 T b M`` (substitution; half of it for add/remove); what is
+    charged is the released decision, not the noisy ``lambda`` behind it.
 
-    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. With clipping it is an approximation: the
-    clipped log-ratio is antisymmetric, but clipped ratios along different paths between two states need not agree, so in
-    general no density satisfies detailed balance. Choose the clip bound so that few records reach it, from public knowledge or
-    simulated data, never from the private data.
+    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. With clipping
+    it is an approximation: the clipped log-ratio is antisymmetric, but clipped ratios along
+    different paths between two states need not agree, so in general no density satisfies detailed
+    balance. Choose the clip bound so that few records reach it, from public knowledge or simulated
+    data, never from the private data.
 
     Parameters
     ----------
@@ -47,20 +49,24 @@ class DPPenalty(DPStep):
     budget : PrivacyBudget or None
         What may be spent. None, which must be said, runs without privacy.
     clip_bound : float
-        ``b``: most that one record's log-likelihood may change per unit of the proposal's distance. No default: it trades
-        bias against privacy, and only the user knows what is public. ``math.inf`` only without a budget.
+        ``b``: most that one record's log-likelihood may change per unit of the proposal's distance.
+        No default: it trades bias against privacy, and only the user knows what is public.
+        ``math.inf`` only without a budget.
     proposal : Proposal
-        :class:`~pymc_dp.steps.proposals.RandomWalk`, :class:`~pymc_dp.steps.proposals.OneComponent` or
-        :class:`~pymc_dp.steps.proposals.GuidedWalk`.
+        :class:`~pymc_dp.steps.proposals.RandomWalk`, :class:`~pymc_dp.steps.proposals.OneComponent`
+        or :class:`~pymc_dp.steps.proposals.GuidedWalk`.
     noise_scale : float, optional
-        Standard deviation ``s`` of the noise on the log-ratio; default 2.0 (unless ``noise_multiplier`` is given), which nearly
-        maximises accepted moves per unit of privacy: at equal sensitivity, 2.0 gives 753 where 1.0 gives 470, 1.4 gives 629
-        and 3.0 gives 657 (iterations allowed times acceptance at ``lambda = 0``; sensitivity 0.044, epsilon 4, delta 1e-6).
+        Standard deviation ``s`` of the noise on the log-ratio; default 2.0 (unless
+        ``noise_multiplier`` is given), which nearly maximises accepted moves per unit of privacy:
+        at equal sensitivity, 2.0 gives 753 where 1.0 gives 470, 1.4 gives 629 and 3.0 gives 657
+        (iterations allowed times acceptance at ``lambda = 0``; sensitivity 0.044, epsilon 4, delta
+        1e-6).
     noise_multiplier : float, optional
-        Noise proportional to the sensitivity, ``s = noise_multiplier * 2 T b M``, as in the papers (their ``tau * sqrt(n)``).
+        Noise proportional to the sensitivity, ``s = noise_multiplier * 2 T b M``, as in the papers
+        (their ``tau * sqrt(n)``).
     laziness : float
-        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 buy more, slower iterations: about 40 % more accepted moves
-        for the same privacy at 0.5.
+        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 buy more, slower iterations: about
+        40 % more accepted moves for the same privacy at 0.5.
     temperature : float
         ``T`` in (0, 1], public. 1 targets the posterior.
     records, reproducible, model, compile_kwargs
@@ -68,8 +74,9 @@ class DPPenalty(DPStep):
 
     References
     ----------
-    Yildirim, Ermis (2019), Exact MCMC with differentially private moves, https://doi.org/10.1007/s11222-018-9847-x;
-    Räisä, Koskela, Honkela (2021), Differentially private Hamiltonian Monte Carlo, https://arxiv.org/abs/2106.09376.
+    Yildirim, Ermis (2019), Exact MCMC with differentially private moves,
+    https://doi.org/10.1007/s11222-018-9847-x; Räisä, Koskela, Honkela (2021), Differentially
+    private Hamiltonian Monte Carlo, https://arxiv.org/abs/2106.09376.
 
     Examples
     --------
@@ -127,7 +134,11 @@ class DPPenalty(DPStep):
             vars, budget=budget, records=records, reproducible=reproducible,
             model=model, blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
-        self.clip_bound, self.temperature, self.laziness = float(clip_bound), float(temperature), float(laziness)
+        self.clip_bound, self.temperature, self.laziness = (
+            float(clip_bound),
+            float(temperature),
+            float(laziness),
+        )
         self.proposal = proposal
         self._walk = proposal.start(len(self.part))
         if noise_scale == 0:
@@ -151,7 +162,11 @@ class DPPenalty(DPStep):
         self._register()
 
     def _typical_distances(self) -> tuple[float, ...]:
-        walk, rng, origin = copy.copy(self._walk), np.random.default_rng(0), np.zeros(len(self.part))
+        walk, rng, origin = (
+            copy.copy(self._walk),
+            np.random.default_rng(0),
+            np.zeros(len(self.part)),
+        )
         return tuple(walk.propose(origin, rng)[1] for _ in range(_PLANNING_DRAWS))
 
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
@@ -174,12 +189,15 @@ class DPPenalty(DPStep):
         rule = self._plain_rule if decision is None else decision.rule
         proposed = theta.copy()
         proposed[self.part] = moved
-        # Another step may have moved other variables since: the cached values belong to one state only.
+        # Another step may have moved other variables since: the cached values belong to one state
+        # only.
         if self._current is None or not np.array_equal(self._current[0], theta):
             self._current = (theta, self.likelihood.logp(theta), self.likelihood.log_prior(theta))
         _, records, prior = self._current
         new_records, new_prior = self.likelihood.logp(proposed), self.likelihood.log_prior(proposed)
-        log_ratio = self.temperature * self.likelihood.clipped_sum(new_records, records, self.clip_bound * distance)
+        log_ratio = self.temperature * self.likelihood.clipped_sum(
+            new_records, records, self.clip_bound * distance
+        )
         log_ratio += new_prior - prior
         # Both priors infinite (a public fact): no ratio exists, stay.
         accepted = not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)

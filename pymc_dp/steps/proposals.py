@@ -1,16 +1,18 @@
 r"""Proposals: symmetric, blind to the data, with a public distance in which the clip bound lives.
 
-A proposal moves a part of the parameter vector. Its distance ``M(theta, theta')`` is symmetric and bounds, times the clip
-bound, what one record may contribute to the log-ratio. Proposals draw from a public generator: the moves cost no privacy.
+A proposal moves a part of the parameter vector. Its distance ``M(theta, theta')`` is symmetric and
+bounds, times the clip bound, what one record may contribute to the log-ratio. Proposals draw from a
+public generator: the moves cost no privacy.
 """
 
 from __future__ import annotations
 
 import math
 
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
@@ -31,11 +33,13 @@ class Proposal(Protocol):
         ...
 
 
-def _scale_array(scale, n_dim: int, what: str, *, matrix: bool) -> np.ndarray:
+def _scale_array(scale: npt.ArrayLike, n_dim: int, what: str, *, matrix: bool) -> np.ndarray:
     array = np.asarray(scale, dtype=float)
     shapes = "a scalar, a vector of length" + (" or a covariance matrix of size" if matrix else "")
     if array.ndim > (2 if matrix else 1) or (array.ndim and array.shape != (n_dim,) * array.ndim):
-        raise ValueError(f"The {what} must be {shapes} {n_dim} (the parameters this step moves); its shape is {array.shape}.")
+        raise ValueError(
+            f"The {what} must be {shapes} {n_dim} (the parameters this step moves); its shape is {array.shape}."
+        )
     if not np.all(np.isfinite(array)) or (array.ndim < 2 and not np.all(array > 0)):
         raise ValueError(f"The {what} must be positive and finite, got {scale!r}.")
     return array
@@ -47,29 +51,42 @@ class RandomWalk:
     Parameters
     ----------
     scale : float, array_like of shape (d,) or (d, d)
-        Standard deviation of each parameter's step (scalar or vector), or covariance matrix of the step, on the
-        unconstrained scale.
+        Standard deviation of each parameter's step (scalar or vector), or covariance matrix of the
+        step, on the unconstrained scale.
     metric : {"euclidean", "proposal"} or array_like of shape (d,)
-        Distance ``M``. ``"euclidean"``: length of the move, so that the clip bound is log-likelihood per unit of
-        parameter. ``"proposal"``: length in standard deviations of the proposal (Mahalanobis), so that the clip bound is
-        log-likelihood per standard deviation of the proposal. A vector of public parameter scales: length after
-        division by them.
+        Distance ``M``. ``"euclidean"``: length of the move, so that the clip bound is
+        log-likelihood per unit of parameter. ``"proposal"``: length in standard deviations of the
+        proposal (Mahalanobis), so that the clip bound is log-likelihood per standard deviation of
+        the proposal. A vector of public parameter scales: length after division by them.
     max_distance : float, optional
         Public cap: longer moves are redrawn, which keeps the walk symmetric.
 
     Notes
     -----
-    Symmetric since the density of the move depends on its length in one fixed metric only, truncated or not.
+    Symmetric since the density of the move depends on its length in one fixed metric only,
+    truncated or not.
     """
 
-    def __init__(self, scale, *, metric="euclidean", max_distance: float | None = None):
+    n_dim: int
+    _root: np.ndarray
+    _unit: np.ndarray | None
+
+    def __init__(
+        self,
+        scale: npt.ArrayLike,
+        *,
+        metric: npt.ArrayLike = "euclidean",
+        max_distance: float | None = None,
+    ) -> None:
         if isinstance(metric, str) and metric not in ("euclidean", "proposal"):
-            raise ValueError(f"Unknown metric {metric!r}; choose 'euclidean', 'proposal' or a vector of parameter scales.")
+            raise ValueError(
+                f"Unknown metric {metric!r}; choose 'euclidean', 'proposal' or a vector of parameter scales."
+            )
         if max_distance is not None and not (math.isfinite(max_distance) and max_distance > 0):
             raise ValueError(f"max_distance must be positive and finite, got {max_distance!r}.")
         self.scale, self.metric, self.max_distance = scale, metric, max_distance
 
-    def start(self, n_dim: int) -> RandomWalk:
+    def start(self, n_dim: int) -> Self:
         """Check shapes; the walk itself has no state."""
         walk = type(self)(self.scale, metric=self.metric, max_distance=self.max_distance)
         walk.n_dim = n_dim
@@ -80,16 +97,22 @@ class RandomWalk:
             try:
                 walk._root = np.linalg.cholesky(scale)
             except np.linalg.LinAlgError:
-                raise ValueError("The covariance matrix of the proposal must be positive definite.") from None
+                raise ValueError(
+                    "The covariance matrix of the proposal must be positive definite."
+                ) from None
         else:
             walk._root = scale
-        walk._unit = None if isinstance(self.metric, str) else _scale_array(self.metric, n_dim, "metric", matrix=False)
+        walk._unit = (
+            None
+            if isinstance(self.metric, str)
+            else _scale_array(self.metric, n_dim, "metric", matrix=False)
+        )
         return walk
 
     def propose(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
         """Draw a move; redraw while it exceeds the cap."""
         for _ in range(10_000):
-            z = rng.standard_normal(self.n_dim)
+            z: np.ndarray = rng.standard_normal(self.n_dim)
             move = self._root @ z if self._root.ndim == 2 else self._root * z
             new = theta + move
             distance = self._distance(new - theta, z)
@@ -124,19 +147,34 @@ class OneComponent:
         Public cap on the length of a move.
     """
 
-    def __init__(self, scale, *, metric="euclidean", max_distance: float | None = None):
+    n_dim: int
+    _scales: np.ndarray
+    _units: np.ndarray
+    _component: int
+
+    def __init__(
+        self,
+        scale: npt.ArrayLike,
+        *,
+        metric: npt.ArrayLike = "euclidean",
+        max_distance: float | None = None,
+    ) -> None:
         RandomWalk(1.0, metric=metric, max_distance=max_distance)  # the same checks
         self.scale, self.metric, self.max_distance = scale, metric, max_distance
 
-    def start(self, n_dim: int):
+    def start(self, n_dim: int) -> Self:
         """Check shapes; the walk itself has no state."""
         walk = type(self)(self.scale, metric=self.metric, max_distance=self.max_distance)
         walk.n_dim = n_dim
-        walk._scales = np.broadcast_to(_scale_array(self.scale, n_dim, "scale of the proposal", matrix=False), n_dim)
+        walk._scales = np.broadcast_to(
+            _scale_array(self.scale, n_dim, "scale of the proposal", matrix=False), n_dim
+        )
         if isinstance(self.metric, str):
             walk._units = walk._scales if self.metric == "proposal" else np.ones(n_dim)
         else:
-            walk._units = np.broadcast_to(_scale_array(self.metric, n_dim, "metric", matrix=False), n_dim)
+            walk._units = np.broadcast_to(
+                _scale_array(self.metric, n_dim, "metric", matrix=False), n_dim
+            )
         walk._component = 0
         return walk
 
@@ -164,10 +202,11 @@ class OneComponent:
 class GuidedWalk(OneComponent):
     r"""Guided walk: one parameter at a time, each with a direction kept after acceptance and flipped after rejection.
 
-    The directions belong to the state, uniform on ``{-1, +1}`` and independent of the parameters under the target. A move
-    goes from ``(theta, s)`` to ``(theta + s_j |z|, s)``; followed by the flip of ``s_j`` it is an involution that keeps the
-    extended target's measure, and flipping ``s_j`` once more after every proposal (accepted: back to ``s_j``; rejected: to
-    ``-s_j``) keeps it too. So the walk is not reversible, but leaves the target invariant.
+    The directions belong to the state, uniform on ``{-1, +1}`` and independent of the parameters
+    under the target. A move goes from ``(theta, s)`` to ``(theta + s_j |z|, s)``; followed by the
+    flip of ``s_j`` it is an involution that keeps the extended target's measure, and flipping
+    ``s_j`` once more after every proposal (accepted: back to ``s_j``; rejected: to ``-s_j``) keeps
+    it too. So the walk is not reversible, but leaves the target invariant.
 
     Parameters
     ----------
@@ -179,7 +218,9 @@ class GuidedWalk(OneComponent):
     Gustafson (1998), A guided walk Metropolis algorithm, https://doi.org/10.1023/A:1008880707168.
     """
 
-    def start(self, n_dim: int):
+    _signs: np.ndarray | None
+
+    def start(self, n_dim: int) -> Self:
         """Check shapes; directions are drawn with the first proposal."""
         walk = super().start(n_dim)
         walk._signs = None
@@ -192,5 +233,5 @@ class GuidedWalk(OneComponent):
 
     def decided(self, accepted: bool) -> None:
         """Turn round after a rejection."""
-        if not accepted:
+        if not accepted and self._signs is not None:
             self._signs[self._component] *= -1

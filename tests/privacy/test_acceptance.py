@@ -51,7 +51,9 @@ class TestContract:
         x = np.linspace(-30, 30, 7).reshape(7, 1)
         accept, reject = rule.log_probabilities(x)
         assert accept.shape == reject.shape == x.shape
-        assert np.allclose(accept.ravel(), [float(rule.log_probabilities(v)[0]) for v in x.ravel()], rtol=1e-14)
+        assert np.allclose(
+            accept.ravel(), [float(rule.log_probabilities(v)[0]) for v in x.ravel()], rtol=1e-14
+        )
 
     def test_is_a_rule(self, rule):
         assert isinstance(rule, AcceptanceRule)
@@ -84,7 +86,11 @@ def test_penalty_is_metropolis_with_noise_averaged_out(log_ratio):
     for low, high in ((-12, kink), (kink, 12)):
         xi = (high - low) / 2 * nodes + (high + low) / 2
         density = np.exp(-(xi**2) / 2) / math.sqrt(2 * math.pi)
-        total += (high - low) / 2 * np.sum(weights * density * np.exp(np.minimum(0, log_ratio + s * xi - s**2 / 2)))
+        total += (
+            (high - low)
+            / 2
+            * np.sum(weights * density * np.exp(np.minimum(0, log_ratio + s * xi - s**2 / 2)))
+        )
     assert Penalty(s).probability(log_ratio) == pytest.approx(total, rel=1e-12)
 
 
@@ -100,7 +106,9 @@ def test_a_wrong_correction_breaks_detailed_balance():
 
 def test_small_noise_approaches_metropolis():
     x = np.linspace(-5, 5, 21)
-    assert np.allclose(Penalty(1e-4).log_probabilities(x)[0], Metropolis().log_probabilities(x)[0], atol=1e-4)
+    assert np.allclose(
+        Penalty(1e-4).log_probabilities(x)[0], Metropolis().log_probabilities(x)[0], atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])

@@ -10,8 +10,15 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Penalty
-from pymc_dp.privacy.accounting import Cost, calibrate, delta_of, epsilon_of, max_iterations, max_true_positive_rate
+from pymc_dp.privacy.accounting import (
+    Cost,
+    calibrate,
+    delta_of,
+    epsilon_of,
+    max_iterations,
+)
 from pymc_dp.privacy.mechanisms import ORDERS, Decision, Gaussian, RenyiShare
+from pymc_dp.privacy.report import max_true_positive_rate
 
 RATIO = 0.1 * math.sqrt(1e5)  # sigma / Delta of the flat 2-d banana of Räisä (2021)
 DELTA = 1e-6
@@ -21,13 +28,23 @@ EPSILONS = (1, 2, 4, 6)
 class TestPublishedTable:
     """Largest numbers of iterations at epsilon 1, 2, 4, 6 and delta = 1e-6."""
 
-    @pytest.mark.parametrize("accountant, counts", [("zcdp", (34, 135, 507, 1079)), ("gaussian", (56, 201, 702, 1431))])
+    @pytest.mark.parametrize(
+        "accountant, counts", [("zcdp", (34, 135, 507, 1079)), ("gaussian", (56, 201, 702, 1431))]
+    )
     def test_releasing_the_noisy_value(self, accountant, counts):
         """Theorems 3.1 and 3.2, exactly."""
-        assert tuple(max_iterations([(Gaussian(RATIO), 1)], e, DELTA, accountant) for e in EPSILONS) == counts
+        assert (
+            tuple(max_iterations([(Gaussian(RATIO), 1)], e, DELTA, accountant) for e in EPSILONS)
+            == counts
+        )
 
     @pytest.mark.parametrize(
-        "scale, counts", [(1.4, (98, 363, 1299, 2679)), (1.0, (111, 419, 1507, 3114)), (0.5, (164, 632, 2302, 4778))]
+        "scale, counts",
+        [
+            (1.4, (98, 363, 1299, 2679)),
+            (1.0, (111, 419, 1507, 3114)),
+            (0.5, (164, 632, 2302, 4778)),
+        ],
     )
     def test_decisions(self, scale, counts):
         """At most 1 % below the figures checked on coarse grids."""
@@ -36,10 +53,20 @@ class TestPublishedTable:
             assert 0.99 * count <= max_iterations([(decision, 1)], epsilon, DELTA) <= 1.02 * count
 
     @pytest.mark.parametrize(
-        "rule, count", [(Barker(), 1271), (Lazy(Penalty(1.4), 0.5), 3689), (Lazy(Barker(), 0.5), 3362), (Lazy(Barker(), 0.25), 7397)]
+        "rule, count",
+        [
+            (Barker(), 1271),
+            (Lazy(Penalty(1.4), 0.5), 3689),
+            (Lazy(Barker(), 0.5), 3362),
+            (Lazy(Barker(), 0.25), 7397),
+        ],
     )
     def test_other_rules(self, rule, count):
-        assert 0.99 * count <= max_iterations([(Decision(rule, 1.4 / RATIO), 1)], 4, DELTA) <= 1.02 * count
+        assert (
+            0.99 * count
+            <= max_iterations([(Decision(rule, 1.4 / RATIO), 1)], 4, DELTA)
+            <= 1.02 * count
+        )
 
 
 @given(mu=st.floats(0.01, 8), epsilon=st.floats(1e-3, 30))
@@ -56,7 +83,9 @@ def test_gaussians_compose_to_one_gaussian(z, k):
     """k releases are one release with sqrt(k) less noise, by every accountant."""
     for accountant in ("rdp", "gaussian", "zcdp"):
         many = epsilon_of([(Gaussian(z), k)], 1e-5, accountant)
-        assert many == pytest.approx(epsilon_of([(Gaussian(z / math.sqrt(k)), 1)], 1e-5, accountant), rel=1e-8)
+        assert many == pytest.approx(
+            epsilon_of([(Gaussian(z / math.sqrt(k)), 1)], 1e-5, accountant), rel=1e-8
+        )
 
 
 def test_against_dp_accounting():
@@ -70,11 +99,17 @@ def test_against_dp_accounting():
         theirs = accountant.get_epsilon(1e-6)
         assert epsilon_of([(Gaussian(z), k)], 1e-6, "rdp") == pytest.approx(theirs, rel=1e-6)
     pld = dp_accounting.pld.privacy_loss_distribution
-    theirs = pld.from_gaussian_mechanism(20.0, value_discretization_interval=1e-4).self_compose(100).get_epsilon_for_delta(1e-6)
+    theirs = (
+        pld.from_gaussian_mechanism(20.0, value_discretization_interval=1e-4)
+        .self_compose(100)
+        .get_epsilon_for_delta(1e-6)
+    )
     assert epsilon_of([(Gaussian(20.0), 100)], 1e-6) == pytest.approx(theirs, rel=2e-3)
 
 
-@pytest.mark.parametrize("rule", [Penalty(1.0), Barker(), Lazy(Penalty(1.4), 0.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule", [Penalty(1.0), Barker(), Lazy(Penalty(1.4), 0.5)], ids=lambda r: r.name
+)
 def test_many_decisions_against_their_exact_hockey_stick(rule):
     """Never below the true delta of k decisions at the log-ratio that is worst for one order (a lower bound on the truth)."""
     sensitivity, k, epsilon = 0.5, 30, 3.0
@@ -83,7 +118,9 @@ def test_many_decisions_against_their_exact_hockey_stick(rule):
     for x in np.linspace(-4, 8, 49):
         p, q = rule.probability(x), rule.probability(x + sensitivity)
         counts = np.arange(k + 1)
-        log_choose = np.array([math.lgamma(k + 1) - math.lgamma(j + 1) - math.lgamma(k - j + 1) for j in counts])
+        log_choose = np.array(
+            [math.lgamma(k + 1) - math.lgamma(j + 1) - math.lgamma(k - j + 1) for j in counts]
+        )
         log_p = log_choose + counts * math.log(p) + (k - counts) * math.log1p(-p)
         log_q = log_choose + counts * math.log(q) + (k - counts) * math.log1p(-q)
         for a, b in ((log_p, log_q), (log_q, log_p)):
@@ -95,7 +132,11 @@ def test_adaptive_adversary_by_dynamic_programming():
     """Brute force over adaptive choices of the log-ratio: the hockey-stick divergence of 6 decisions stays below the bound."""
     rule, sensitivity, k = Penalty(1.0), 0.8, 6
     decision = Decision(rule, sensitivity)
-    choices = [(rule.probability(x), rule.probability(x + s)) for x in np.linspace(-3, 6, 19) for s in (-sensitivity, sensitivity)]
+    choices = [
+        (rule.probability(x), rule.probability(x + s))
+        for x in np.linspace(-3, 6, 19)
+        for s in (-sensitivity, sensitivity)
+    ]
 
     for epsilon in (0.5, 1.0, 2.0):
         # Value of the game with log likelihood ratio `loss` and j decisions to come: E_P[(1 - e^{epsilon - total loss})_+].
@@ -105,7 +146,9 @@ def test_adaptive_adversary_by_dynamic_programming():
             options = []
             for q, p in choices:
                 up, down = grid + math.log(p / q), grid + math.log1p(-p) - math.log1p(-q)
-                options.append(p * np.interp(up, grid, value) + (1 - p) * np.interp(down, grid, value))
+                options.append(
+                    p * np.interp(up, grid, value) + (1 - p) * np.interp(down, grid, value)
+                )
             value = np.max(options, axis=0)
         # Interpolating a convex function errs upwards; the margin covers it.
         attack = float(np.interp(0.0, grid, value))
@@ -117,7 +160,9 @@ def test_adaptive_adversary_by_dynamic_programming():
         st.tuples(
             st.one_of(
                 st.builds(Gaussian, st.floats(0.5, 50)),
-                st.builds(lambda s, d: Decision(Penalty(s), d), st.floats(0.1, 4), st.floats(0.01, 2)),
+                st.builds(
+                    lambda s, d: Decision(Penalty(s), d), st.floats(0.1, 4), st.floats(0.01, 2)
+                ),
                 st.builds(lambda d: Decision(Barker(), d), st.floats(0.01, 2)),
             ),
             st.integers(1, 50),
@@ -135,7 +180,12 @@ def test_order_does_not_matter_and_more_is_more(accesses):
     assert delta_of(accesses, max(forward, 1e-9)) <= 1e-5 * (1 + 1e-6)
 
 
-@given(scale=st.floats(0.2, 4), sensitivity=st.floats(0.005, 0.5), epsilon=st.floats(0.1, 8), delta=st.floats(1e-9, 1e-3))
+@given(
+    scale=st.floats(0.2, 4),
+    sensitivity=st.floats(0.005, 0.5),
+    epsilon=st.floats(0.1, 8),
+    delta=st.floats(1e-9, 1e-3),
+)
 @settings(max_examples=40, deadline=None)
 def test_max_iterations_is_the_last_that_fits(scale, sensitivity, epsilon, delta):
     access = Decision(Penalty(scale), sensitivity)
@@ -206,9 +256,20 @@ def test_nothing_costs_nothing_and_infinity_lasts_forever():
     assert max_iterations([(Gaussian(0.01), 1)], 0.1, 1e-6) == 0
 
 
-@pytest.mark.parametrize("epsilon, delta", [(0.0, 1e-6), (-1.0, 1e-6), (math.nan, 1e-6), (1.0, 0.0), (1.0, 1.0), (1.0, -0.1), (1.0, math.nan)])
+@pytest.mark.parametrize(
+    "epsilon, delta",
+    [
+        (0.0, 1e-6),
+        (-1.0, 1e-6),
+        (math.nan, 1e-6),
+        (1.0, 0.0),
+        (1.0, 1.0),
+        (1.0, -0.1),
+        (1.0, math.nan),
+    ],
+)
 def test_absurd_targets_are_refused(epsilon, delta):
-    with pytest.raises(ValueError, match="epsilon|delta"):
+    with pytest.raises(ValueError, match=r"epsilon|delta"):
         max_iterations([(Gaussian(1.0), 1)], epsilon, delta)
 
 

@@ -27,26 +27,39 @@ def fixed(label="A[x]", variables=("x",), sensitivity=0.05, **kwargs):
 
 
 def varying(label="B[x]", variables=("x",), **kwargs):
-    return access(((DecisionFamily(2.0, 1.4, None, 1.0, DISTANCES), 1),), label, variables, **kwargs)
+    return access(
+        ((DecisionFamily(2.0, 1.4, None, 1.0, DISTANCES), 1),), label, variables, **kwargs
+    )
 
 
 def access(mechanisms, label, variables, everything=None, model=1, n_records=1000, secret=True):
-    return StepAccess(label, variables, mechanisms, model, everything or variables, n_records, secret)
+    return StepAccess(
+        label, variables, mechanisms, model, everything or variables, n_records, secret
+    )
 
 
 def draw(chain, exhausted=False, **stats):
-    return SimpleNamespace(chain=chain, stats=[{"epsilon_spent": 0.1, "exhausted": exhausted, **stats}], tuning=False)
+    return SimpleNamespace(
+        chain=chain, stats=[{"epsilon_spent": 0.1, "exhausted": exhausted, **stats}], tuning=False
+    )
 
 
 class TestSharingOut:
     """Every plan, carried out to the end by all chains, stays within the budget and uses it up."""
 
-    @given(epsilon=st.floats(0.2, 8), delta=st.floats(1e-9, 1e-4), chains=st.integers(1, 8), sensitivity=st.floats(0.005, 0.1))
+    @given(
+        epsilon=st.floats(0.2, 8),
+        delta=st.floats(1e-9, 1e-4),
+        chains=st.integers(1, 8),
+        sensitivity=st.floats(0.005, 0.1),
+    )
     @settings(max_examples=30, deadline=None)
     def test_fixed_cost(self, epsilon, delta, chains, sensitivity):
         step = fixed(sensitivity=sensitivity)
         try:
-            allowance = share_out({step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best")[step.label]
+            allowance = share_out(
+                {step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best"
+            )[step.label]
         except PrivacyBudgetExhausted:
             assert max_iterations(step.mechanisms, epsilon, delta) < chains
             return
@@ -60,7 +73,9 @@ class TestSharingOut:
         """Chains that draw their own proposals: the composition of all that was charged is within the budget."""
         step, delta = varying(), 1e-6
         family = step.mechanisms[0][0]
-        plan = share_out({step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best")[step.label]
+        plan = share_out(
+            {step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best"
+        )[step.label]
         rng, charged, counts = np.random.default_rng(seed), [], []
         for _ in range(chains):
             allowance = plan.fresh()
@@ -73,7 +88,9 @@ class TestSharingOut:
         # A filter is not wasteful: the composed cost comes close to the budget, and the count to its expectation.
         if plan.expected > 50:
             assert epsilon_of([(m, 1) for m in charged], delta) > 0.85 * epsilon
-            assert np.mean(counts) == pytest.approx(plan.expected, rel=5 / math.sqrt(plan.expected * chains) + 0.02)
+            assert np.mean(counts) == pytest.approx(
+                plan.expected, rel=5 / math.sqrt(plan.expected * chains) + 0.02
+            )
 
     def test_steps_of_both_kinds_share(self):
         """Fixed and varying costs in one iteration go through one filter and run out together."""
@@ -88,15 +105,21 @@ class TestSharingOut:
 
     def test_gaussian_accesses_use_the_exact_accountant(self):
         step = access(((Gaussian(0.1 * math.sqrt(1e5)), 1),), "G[x]", ("x",))
-        plan = share_out({"G[x]": step}, epsilon=4.0, delta=1e-6, chains=1, accountant="best")["G[x]"]
+        plan = share_out({"G[x]": step}, epsilon=4.0, delta=1e-6, chains=1, accountant="best")[
+            "G[x]"
+        ]
         assert plan.iterations == 702
 
     def test_epsilon_shown_ends_at_the_budget(self):
         for step in (fixed(), varying()):
-            plan = share_out({step.label: step}, epsilon=2.0, delta=1e-6, chains=3, accountant="best")[step.label]
+            plan = share_out(
+                {step.label: step}, epsilon=2.0, delta=1e-6, chains=3, accountant="best"
+            )[step.label]
             allowance, shown = plan.fresh(), []
             mechanism = step.mechanisms[0][0]
-            accesses = ((mechanism.at(0.02) if isinstance(mechanism, DecisionFamily) else mechanism, 1),)
+            accesses = (
+                (mechanism.at(0.02) if isinstance(mechanism, DecisionFamily) else mechanism, 1),
+            )
             while allowance.charge(accesses):
                 shown.append(allowance.epsilon_spent())
             assert np.all(np.diff(shown) >= 0)
@@ -109,7 +132,9 @@ class TestSharingOut:
 
     def test_once_closed_an_allowance_stays_closed(self):
         step = varying()
-        plan = share_out({step.label: step}, epsilon=1.0, delta=1e-6, chains=1, accountant="best")[step.label].fresh()
+        plan = share_out({step.label: step}, epsilon=1.0, delta=1e-6, chains=1, accountant="best")[
+            step.label
+        ].fresh()
         family = step.mechanisms[0][0]
         assert not plan.charge(((family.at(100.0), 1),))
         assert not plan.charge(((family.at(1e-6), 1),))
@@ -259,12 +284,27 @@ class TestReport:
         budget = PrivacyBudget(2.0, 1e-6, chains=1)
         budget.register(access(((Decision(Penalty(1.4), 0.05), 2),), "P[x]", ("x",)))
         allowance = budget.claim("P[x]")
-        assert budget.report().gaussian_mu == pytest.approx(0.05 / 1.4 * math.sqrt(2 * allowance.iterations))
+        assert budget.report().gaussian_mu == pytest.approx(
+            0.05 / 1.4 * math.sqrt(2 * allowance.iterations)
+        )
 
     def test_four_forms(self, budget):
         report = budget.report()
-        for text in (str(report), report.to_text(), report.to_markdown(), report.to_html(), report._repr_html_()):
-            for part in ("differential privacy", "substitute one record", "1000", "decision by Barker", "true positive rate", "temporary"):
+        for text in (
+            str(report),
+            report.to_text(),
+            report.to_markdown(),
+            report.to_html(),
+            report._repr_html_(),
+        ):
+            for part in (
+                "differential privacy",
+                "substitute one record",
+                "1000",
+                "decision by Barker",
+                "true positive rate",
+                "temporary",
+            ):
                 assert part in text
         assert json.loads(report.to_json())["steps"][0]["label"] == "A[x]"
         assert report.to_dict()["delta"] == 1e-6
@@ -274,12 +314,20 @@ class TestReport:
         known.register(fixed(secret=False))
         known.claim("A[x]")
         report = known.report()
-        assert not report.protected and "REPRODUCIBLE" in str(report) and report.attack_power["1%"] == 1.0
+        assert (
+            not report.protected
+            and "REPRODUCIBLE" in str(report)
+            and report.attack_power["1%"] == 1.0
+        )
         none = PrivacyBudget(math.inf, 1e-6, chains=1)
         none.register(fixed())
         none.claim("A[x]")
         report = none.report()
-        assert not report.protected and report.epsilon == math.inf and "NOT PROTECTED" in report.to_html()
+        assert (
+            not report.protected
+            and report.epsilon == math.inf
+            and "NOT PROTECTED" in report.to_html()
+        )
         assert json.loads(report.to_json())["epsilon"] == "inf"
 
     def test_number_of_records_is_private_under_add_remove(self):

@@ -54,7 +54,11 @@ def test_the_message_says_what_is_feasible(tmp_path):
     with pytest.raises(PrivacyBudgetExhausted) as caught:
         claim(ledger, [(decision, 500.0)], draws=500)
     feasible = int(str(caught.value).split("Largest feasible: ")[1].split()[0])
-    assert epsilon_of([(decision, 20 + feasible)], 1e-6) <= 1.0 < epsilon_of([(decision, 22 + feasible)], 1e-6)
+    assert (
+        epsilon_of([(decision, 20 + feasible)], 1e-6)
+        <= 1.0
+        < epsilon_of([(decision, 22 + feasible)], 1e-6)
+    )
     for word in ("Spent", "left", "asked", "Nothing was accessed"):
         assert word in str(caught.value)
     assert len(ledger.claims()) == 1
@@ -64,7 +68,7 @@ def test_a_step_has_a_limited_number_of_chains(tmp_path):
     ledger = Ledger(tmp_path / "a.ledger", **TERMS)
     for before in range(3):
         assert claim(ledger, [(Gaussian(100.0), 1.0)], limit=3) == before
-    with pytest.raises(PrivacyBudgetExhausted, match="3 chain.s. of s have already run"):
+    with pytest.raises(PrivacyBudgetExhausted, match=r"3 chain.s. of s have already run"):
         claim(ledger, [(Gaussian(100.0), 1.0)], limit=3)
     claim(ledger, [(Gaussian(100.0), 1.0)], step="other", limit=3)
 
@@ -106,7 +110,11 @@ def test_racing_processes_never_exceed_the_account(tmp_path, method):
     for worker in workers:
         worker.join()
     assert granted == len(ledger.claims())
-    assert epsilon_of([(Gaussian(30.0), granted)], 1e-6) <= 1.0 < epsilon_of([(Gaussian(30.0), granted + 1)], 1e-6)
+    assert (
+        epsilon_of([(Gaussian(30.0), granted)], 1e-6)
+        <= 1.0
+        < epsilon_of([(Gaussian(30.0), granted + 1)], 1e-6)
+    )
 
 
 def _claim_and_die(path):
@@ -167,9 +175,11 @@ class TestUnusableFiles:
         with pytest.raises(LedgerError, match="no account"):
             Ledger(tmp_path / "a.ledger")
 
-    @pytest.mark.parametrize("epsilon, delta", [(0, 1e-6), (-1, 1e-6), (1, 0), (1, 1), (math.nan, 1e-6)])
+    @pytest.mark.parametrize(
+        "epsilon, delta", [(0, 1e-6), (-1, 1e-6), (1, 0), (1, 1), (math.nan, 1e-6)]
+    )
     def test_absurd_terms(self, tmp_path, epsilon, delta):
-        with pytest.raises(ValueError, match="epsilon|delta"):
+        with pytest.raises(ValueError, match=r"epsilon|delta"):
             Ledger(tmp_path / "a.ledger", epsilon=epsilon, delta=delta)
 
 
@@ -181,6 +191,9 @@ def test_command_line(tmp_path):
     assert listing.stderr == ""
     for part in ("epsilon = 1", "1 claim", "DPPenalty[mu]", "10 x decision by penalty(s=1.4)"):
         assert part in listing.stdout
-    assert subprocess.run([*command, tmp_path / "none"], capture_output=True, check=False).returncode == 1
+    assert (
+        subprocess.run([*command, tmp_path / "none"], capture_output=True, check=False).returncode
+        == 1
+    )
     assert not (tmp_path / "none").exists()
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2

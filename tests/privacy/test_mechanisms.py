@@ -21,13 +21,23 @@ from pymc_dp.privacy.mechanisms import (
     to_json,
 )
 
-RULES = [Penalty(0.3), Penalty(1.0), Penalty(2.0), Penalty(6.0), Barker(), Lazy(Penalty(1.4), 0.5), Lazy(Barker(), 0.25)]
+RULES = [
+    Penalty(0.3),
+    Penalty(1.0),
+    Penalty(2.0),
+    Penalty(6.0),
+    Barker(),
+    Lazy(Penalty(1.4), 0.5),
+    Lazy(Barker(), 0.25),
+]
 
 
 def divergence(p, q, order):
     """Rényi divergence between two decisions, each given as (accept, reject), in mpmath."""
     order = mpmath.mpf(order)
-    return mpmath.log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (order - 1)
+    return mpmath.log(sum(a**order * b ** (1 - order) for a, b in zip(p, q, strict=True))) / (
+        order - 1
+    )
 
 
 def decision_law(rule, x):
@@ -63,9 +73,14 @@ def test_decision_against_brute_force(rule, sensitivity, order):
 
 
 @given(
-    s=st.floats(0.05, 30), sensitivity=st.floats(1e-4, 10), u=st.floats(-20, 60), order=st.sampled_from([1.1, 2.0, 8.0, 64.0, 400.0])
+    s=st.floats(0.05, 30),
+    sensitivity=st.floats(1e-4, 10),
+    u=st.floats(-20, 60),
+    order=st.sampled_from([1.1, 2.0, 8.0, 64.0, 400.0]),
 )
-@example(s=20.3125, sensitivity=0.048828125, u=0.03125, order=64.0)  # both directions peak at nearly the same height
+@example(
+    s=20.3125, sensitivity=0.048828125, u=0.03125, order=64.0
+)  # both directions peak at nearly the same height
 @settings(max_examples=150, deadline=None)
 def test_no_log_ratio_beats_the_supremum(s, sensitivity, u, order):
     x = s * (u + s / 2)
@@ -115,7 +130,12 @@ def test_metropolis_is_refused():
 
 @pytest.mark.parametrize(
     "mechanism",
-    [Gaussian(3.5), Decision(Penalty(1.1), 0.02), Decision(Lazy(Barker(), 0.3), 0.5), RenyiShare(17.0, 0.2)],
+    [
+        Gaussian(3.5),
+        Decision(Penalty(1.1), 0.02),
+        Decision(Lazy(Barker(), 0.3), 0.5),
+        RenyiShare(17.0, 0.2),
+    ],
     ids=lambda m: m.name,
 )
 def test_values(mechanism):
@@ -141,7 +161,7 @@ class TestDecisionFamily:
     def test_charges_at_least_the_distance(self, distance):
         family = DecisionFamily(3.0, 1.4, None, 1.0, (1.0,))
         charged = family.at(distance).sensitivity
-        assert 3.0 * distance * (1 + 1e-9) < charged <= 3.0 * distance * 1.0051
+        assert 3.0 * distance + 1e-11 <= charged <= 3.0 * distance * 1.0051 + 1.1e-11
 
     @given(distance=st.floats(1e-4, 10))
     def test_proportional_noise(self, distance):

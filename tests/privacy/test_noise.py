@@ -59,7 +59,9 @@ def test_bernoulli_refuses(bad):
         bernoulli(bad, OperatingSystemBits())
 
 
-@pytest.mark.parametrize("rule", [Penalty(1.4), Barker(), Lazy(Penalty(2.0), 0.5)], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule", [Penalty(1.4), Barker(), Lazy(Penalty(2.0), 0.5)], ids=lambda r: r.name
+)
 @pytest.mark.parametrize("log_ratio", [-2.0, 0.0, 3.0])
 def test_decisions_have_the_probability_of_the_rule(rule, log_ratio):
     bits, n = SeededBits(np.random.default_rng(4)), 5_000

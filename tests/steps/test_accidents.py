@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPPenalty, Ledger, PrivacyBudget, RandomWalk, release
+from pymc_dp import DPPenalty, Ledger, PrivacyBudget, release
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 
 from .test_hosting import QUIET, make_step, record_charges, run
@@ -55,13 +55,17 @@ class TestUncoveredVariable:
 class TestTooManyChains:
     """The number of chains is never told to a step, and PyMC's default depends on the machine."""
 
-    @pytest.mark.parametrize("parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=["sequential", "parallel"])
+    @pytest.mark.parametrize(
+        "parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=["sequential", "parallel"]
+    )
     def test_refused(self, normal_model, parallel):
         budget = PrivacyBudget(2.0, 1e-5, chains=2)
         step = make_step(normal_model, budget)
         with pytest.raises(PrivacyBudgetExhausted, match=r"3 chain\(s\).*chains=2"):
             run(normal_model, budget, step, chains=3, **parallel)
-        assert not budget.ledger.claims()  # nothing was touched: the right number of chains still runs
+        assert (
+            not budget.ledger.claims()
+        )  # nothing was touched: the right number of chains still runs
         run(normal_model, budget, step, chains=2, **parallel)
 
     def test_the_ledger_refuses_even_if_nobody_counts(self, normal_model):
@@ -125,7 +129,9 @@ class TestSecondRun:
         first = PrivacyBudget(2.0, 1e-5, chains=1, ledger=path)
         run(normal_model, first, make_step(normal_model, first), chains=1)
         second = PrivacyBudget(2.0, 1e-5, chains=1, ledger=path)
-        with pytest.raises(PrivacyBudgetExhausted, match=r"account allows epsilon = 2.*Largest feasible"):
+        with pytest.raises(
+            PrivacyBudgetExhausted, match=r"account allows epsilon = 2.*Largest feasible"
+        ):
             run(normal_model, second, make_step(normal_model, second), chains=1)
         assert len(first.ledger.claims()) == 1
 
@@ -172,10 +178,14 @@ def test_killed_and_restarted_program(tmp_path):
     """The share of a chain that was killed after ten draws is spent: the restarted program is refused."""
     program, path = tmp_path / "program.py", tmp_path / "hospital.ledger"
     program.write_text(textwrap.dedent(PROGRAM))
-    killed = subprocess.run([sys.executable, program, "kill", path], capture_output=True, text=True, check=False)
+    killed = subprocess.run(
+        [sys.executable, program, "kill", path], capture_output=True, text=True, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(Ledger(path).claims()) == 1
-    restarted = subprocess.run([sys.executable, program, "go", path], capture_output=True, text=True, check=False)
+    restarted = subprocess.run(
+        [sys.executable, program, "go", path], capture_output=True, text=True, check=False
+    )
     assert restarted.returncode != 0
     assert "PrivacyBudgetExhausted: The account allows epsilon = 2" in restarted.stderr
     assert len(Ledger(path).claims()) == 1
@@ -200,12 +210,22 @@ class TestPublishing:
         idata, model, budget = result
         before = set(idata.posterior.data_vars)
         public = release(idata, model, budget)
-        names = {n.strip("/") for n in (public.groups() if callable(public.groups) else public.groups)} - {""}
+        names = {
+            n.strip("/") for n in (public.groups() if callable(public.groups) else public.groups)
+        } - {""}
         assert names == {"posterior", "sample_stats"}
         assert set(public.posterior.data_vars) == {"mu", "squared"}
         assert set(public.posterior.coords) == {"chain", "draw"}
-        assert set(public.sample_stats.data_vars) == {"accepted", "acceptance_rate", "step_distance", "epsilon_spent"}
-        assert "sampling_time" not in public.sample_stats.attrs and "sampling_time" not in public.posterior.attrs
+        assert set(public.sample_stats.data_vars) == {
+            "accepted",
+            "acceptance_rate",
+            "step_distance",
+            "epsilon_spent",
+        }
+        assert (
+            "sampling_time" not in public.sample_stats.attrs
+            and "sampling_time" not in public.posterior.attrs
+        )
         assert set(idata.posterior.data_vars) == before  # the argument is not changed
         assert np.array_equal(public.posterior["mu"], idata.posterior["mu"])
 
@@ -265,5 +285,3 @@ def _occurrences(idata, path, values):
                 found += sum("patient-" in str(v) for v in variable.values.ravel())
     tree.close()
     return found
-
-

@@ -25,7 +25,14 @@ def make_step(model, budget, **kwargs):
 
 def run(model, budget, step, *, chains=2, draws=3000, tune=0, **kwargs):
     with model:
-        return pm.sample(draws=draws, tune=tune, chains=chains, step=step, callback=budget, **{**QUIET, "cores": 1, **kwargs})
+        return pm.sample(
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            step=step,
+            callback=budget,
+            **{**QUIET, "cores": 1, **kwargs},
+        )
 
 
 def record_charges(monkeypatch):
@@ -47,7 +54,12 @@ def record_charges(monkeypatch):
 
 @pytest.mark.parametrize(
     "parallel",
-    [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}, {"cores": 2, "mp_ctx": "forkserver"}, {"cores": 2, "mp_ctx": "spawn"}],
+    [
+        {"cores": 1},
+        {"cores": 2, "mp_ctx": "fork"},
+        {"cores": 2, "mp_ctx": "forkserver"},
+        {"cores": 2, "mp_ctx": "spawn"},
+    ],
     ids=lambda p: p.get("mp_ctx", "sequential"),
 )
 def test_stops_when_spent_and_loses_no_draw(normal_model, parallel):
@@ -68,7 +80,15 @@ def test_stops_when_spent_and_loses_no_draw(normal_model, parallel):
 def test_more_chains_than_cores(normal_model):
     """Chains that wait for a core find the others idle at the end of their allowance, and the result has no idle draws."""
     budget = PrivacyBudget(3.0, 1e-5, chains=3)
-    idata = run(normal_model, budget, make_step(normal_model, budget), chains=3, draws=1500, cores=2, mp_ctx="fork")
+    idata = run(
+        normal_model,
+        budget,
+        make_step(normal_model, budget),
+        chains=3,
+        draws=1500,
+        cores=2,
+        mp_ctx="fork",
+    )
     assert idata.posterior.sizes["chain"] == 3
     assert idata.posterior.sizes["draw"] == min(budget.report().draws) < 1000
     assert not np.any(idata.sample_stats["exhausted"])
@@ -127,11 +147,24 @@ def test_after_the_end_the_data_are_not_touched(normal_model):
     assert len(calls) == n
 
 
-@pytest.mark.parametrize("proposal", [OneComponent(0.05), GuidedWalk([0.05, 0.05]), RandomWalk(np.diag([4e-4, 4e-4]), metric="euclidean")])
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        OneComponent(0.05),
+        GuidedWalk([0.05, 0.05]),
+        RandomWalk(np.diag([4e-4, 4e-4]), metric="euclidean"),
+    ],
+)
 def test_other_proposals_and_noise(two_variable_model, proposal):
     budget = PrivacyBudget(4.0, 1e-5, chains=2, adjacency="add_remove")
     step = make_step(
-        two_variable_model, budget, proposal=proposal, clip_bound=1.0, noise_multiplier=3.0, laziness=0.5, temperature=0.5
+        two_variable_model,
+        budget,
+        proposal=proposal,
+        clip_bound=1.0,
+        noise_multiplier=3.0,
+        laziness=0.5,
+        temperature=0.5,
     )
     idata = run(two_variable_model, budget, step, draws=10_000)
     assert idata.posterior.sizes["chain"] == 2
@@ -217,7 +250,9 @@ def test_progress_columns(normal_model, capfd):
     step = make_step(normal_model, budget)
     run(normal_model, budget, step, chains=1, draws=200, progressbar=True)
     assert "Accept" in "".join(capfd.readouterr())
-    columns, stats = make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=2))._progressbar_config(2)
+    columns, stats = make_step(
+        normal_model, PrivacyBudget(1.0, 1e-5, chains=2)
+    )._progressbar_config(2)
     assert [c.get_table_column().header for c in columns] == ["Accept", "Epsilon"]
     assert set(stats) == {"acceptance_rate", "epsilon_spent"}
 
@@ -228,7 +263,12 @@ class TestSample:
     def test_one_call(self, normal_model, caplog):
         with normal_model, caplog.at_level(logging.INFO, logger="pymc.dp"):
             idata = sample(
-                epsilon=3.0, delta=1e-5, chains=2, cores=1, step_kwargs={"clip_bound": 2.0, "proposal": RandomWalk(0.03)}, **QUIET
+                epsilon=3.0,
+                delta=1e-5,
+                chains=2,
+                cores=1,
+                step_kwargs={"clip_bound": 2.0, "proposal": RandomWalk(0.03)},
+                **QUIET,
             )
         assert "Plan: about" in caplog.text and "epsilon = 3" in caplog.text
         assert set(idata.posterior.data_vars) == {"mu", "squared"}
@@ -243,7 +283,14 @@ class TestSample:
     def test_more_draws_than_paid_for(self, normal_model):
         options = {"clip_bound": 2.0, "proposal": RandomWalk(0.03)}
         with pytest.raises(ValueError, match="pays for"):
-            sample(epsilon=1.0, delta=1e-5, chains=2, draws=10**6, step_kwargs=options, model=normal_model)
+            sample(
+                epsilon=1.0,
+                delta=1e-5,
+                chains=2,
+                draws=10**6,
+                step_kwargs=options,
+                model=normal_model,
+            )
 
     def test_arguments_of_ours(self, normal_model):
         with pytest.raises(TypeError, match="callback, tune"):
@@ -260,7 +307,11 @@ class TestBadInput:
 
     def test_clip_bound_has_no_default(self, normal_model):
         with pytest.raises(TypeError, match="clip_bound"):
-            DPPenalty(budget=PrivacyBudget(1.0, 1e-5, chains=1), proposal=RandomWalk(0.1), model=normal_model)
+            DPPenalty(
+                budget=PrivacyBudget(1.0, 1e-5, chains=1),
+                proposal=RandomWalk(0.1),
+                model=normal_model,
+            )
 
     @pytest.mark.parametrize(
         "kwargs, match",
