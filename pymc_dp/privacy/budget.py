@@ -184,9 +184,13 @@ class PrivacyBudget:
         self._run_chains = n_chains
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))
         if before + n_chains > self.chains:
+            left = self.chains - before
             raise PrivacyBudgetExhausted(
-                f"This run has {n_chains} chain(s), but the budget of {label} is shared over chains={self.chains}, of which {before} have run. "
-                f"Ask pm.sample for {self.chains - before} chain(s), or make the budget for more. A finished or interrupted chain is not refunded."
+                f"This run has {n_chains} chain(s), but the budget of {label} is shared over "
+                f"chains={self.chains}, of which {before} have run. Spent: epsilon = "
+                f"{self.spent():.4g} of {self.epsilon:g}. Largest feasible: {left} chain(s) of about "
+                f"{self.expected_draws() if left else 0:g} draws. A finished or interrupted chain is "
+                "not refunded; make a budget for as many chains as you want before the first runs."
             )
 
     def claim(self, label: str) -> Allowance:

@@ -86,7 +86,7 @@ class DPPenalty(DPStep):
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=2.0, delta=1e-6, chains=2)
+    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
     ...     step = DPPenalty(budget=budget, clip_bound=3.0, proposal=RandomWalk(0.02))
     >>> budget.expected_draws() > 100
     True
