@@ -1,0 +1,144 @@
+"""Posteriors known exactly, each with an independent sampler: what chains are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pymc as pm
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model and draws from its posterior.
+
+    Parameters
+    ----------
+    name : str
+    model : callable
+        Builds the PyMC model; all parameters live on the real line, so value variables are the parameters.
+    exact : callable
+        ``exact(temperature, n, rng)``: independent draws, shape (n, d), with the likelihood raised to ``temperature``.
+    """
+
+    name: str
+    model: Callable[[], pm.Model]
+    exact: Callable[[float, int, np.random.Generator], np.ndarray]
+
+
+def _linear_gaussian(design: np.ndarray, y: np.ndarray, sigma: float, prior_mean, prior_cov):
+    """Exact sampler for ``y ~ N(design @ theta, sigma^2)``, ``theta ~ N(prior_mean, prior_cov)``."""
+
+    def exact(temperature, n, rng):
+        prior_precision = np.linalg.inv(prior_cov)
+        precision = prior_precision + temperature * design.T @ design / sigma**2
+        cov = np.linalg.inv(precision)
+        mean = cov @ (prior_precision @ prior_mean + temperature * design.T @ y / sigma**2)
+        return rng.multivariate_normal(mean, cov, size=n)
+
+    return exact
+
+
+# ---------------------------------------------------------------- conjugate Gaussian: two means, correlated prior
+
+_Y = np.random.default_rng(11).normal([0.8, -1.5], 12.0, size=(150, 2))
+_MEAN, _COV = np.array([0.5, -0.5]), np.array([[1.0, 0.8], [0.8, 1.5]])
+
+
+def _gaussian_model() -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.MvNormal("mu", _MEAN, cov=_COV)
+        pm.Normal("y", mu, 12.0, observed=_Y)
+    return model
+
+
+GAUSSIAN = Target(
+    "gaussian",
+    _gaussian_model,
+    _linear_gaussian(np.kron(np.ones((150, 1)), np.eye(2)), _Y.ravel(), 12.0, _MEAN, _COV),
+)
+
+# ---------------------------------------------------------------- banana (Räisä 2021, Theorem 5.2)
+
+_BEND, _PRIOR_SD, _SD = 0.6, 2.0, np.array([6.0, 5.0])
+_X = np.random.default_rng(12).normal([0.1, 0.9], _SD, size=(200, 2))
+
+
+def _banana_model() -> pm.Model:
+    with pm.Model() as model:
+        theta1 = pm.Normal("theta1", 0, _PRIOR_SD)
+        theta2 = pm.Normal("theta2", -_BEND * theta1**2, _PRIOR_SD)
+        pm.Normal("x1", theta1, _SD[0], observed=_X[:, 0])
+        pm.Normal("x2", theta2 + _BEND * theta1**2, _SD[1], observed=_X[:, 1])
+    return model
+
+
+def _banana_exact(temperature, n, rng):
+    precision = temperature * len(_X) / _SD**2
+    total = precision + 1 / _PRIOR_SD**2
+    z = precision * _X.mean(axis=0) / total + rng.standard_normal((n, 2)) / np.sqrt(total)
+    return np.column_stack([z[:, 0], z[:, 1] - _BEND * z[:, 0] ** 2])
+
+
+BANANA = Target("banana", _banana_model, _banana_exact)
+
+# ---------------------------------------------------------------- logistic regression in 2-d, by quadrature
+
+_W = np.column_stack([np.ones(100), np.random.default_rng(13).normal(0.5, 1.0, 100)])
+_B = (np.random.default_rng(14).random(100) < 1 / (1 + np.exp(-_W @ [-0.6, 1.1]))).astype(int)
+
+
+def _logit_model() -> pm.Model:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        pm.Bernoulli("y", logit_p=_W @ beta, observed=_B)
+    return model
+
+
+def _logit_exact(temperature, n, rng, size=300):
+    """Draws from the density on a fine grid, spread out evenly over each cell."""
+
+    def log_density(beta):
+        eta = beta @ _W.T
+        return (
+            temperature * (_B * eta - np.logaddexp(0, eta)).sum(axis=-1)
+            - (beta**2).sum(axis=-1) / 8
+        )
+
+    sides = [np.linspace(-5, 3, size), np.linspace(-2, 6, size)]
+    step = np.array([s[1] - s[0] for s in sides])
+    nodes = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1)
+    logs = np.stack([log_density(row) for row in nodes])
+    weight = np.exp(logs - logs.max())
+    weight /= weight.sum()
+    # The grid holds all but a negligible part of the mass.
+    assert max(weight[0].sum(), weight[-1].sum(), weight[:, 0].sum(), weight[:, -1].sum()) < 1e-9
+    chosen = rng.choice(weight.size, size=n, p=weight.ravel())
+    return nodes.reshape(-1, 2)[chosen] + step * (rng.random((n, 2)) - 0.5)
+
+
+LOGIT = Target("logit", _logit_model, _logit_exact)
+
+# ---------------------------------------------------------------- two variables for two steps
+
+_T = np.column_stack([np.ones(120), np.random.default_rng(15).normal(1.0, 1.0, 120)])
+_V = _T @ [0.4, -0.7] + np.random.default_rng(16).normal(0, 5.0, 120)
+
+
+def _two_variables_model() -> pm.Model:
+    with pm.Model() as model:
+        a = pm.Normal("a", 0.0, 1.0)
+        b = pm.Normal("b", 0.0, 2.0)
+        pm.Normal("v", a + b * _T[:, 1], 5.0, observed=_V)
+    return model
+
+
+#: The parameters are correlated, so updating one on a stale value of the other is seen.
+TWO_VARIABLES = Target(
+    "two variables",
+    _two_variables_model,
+    _linear_gaussian(_T, _V, 5.0, np.zeros(2), np.diag([1.0, 4.0])),
+)
+
+TARGETS = [GAUSSIAN, BANANA, LOGIT]

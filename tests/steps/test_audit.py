@@ -1,0 +1,700 @@
+"""Audit of DP penalty from outside: what one decision really tells about a record, against what was charged for it.
+
+A step is built on neighbouring data sets. State and proposal are forced, and the probability of accepting is taken from
+the only place where randomness enters, the Bernoulli draw. The Rényi divergences between the two decisions, both
+outcomes and both orders, over a fine range of log-ratios, must stay below the charge. The audit is as good as the faults
+it finds: each is planted here, and must be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+import pymc_dp.privacy.noise as noise
+
+from pymc_dp import DPPenalty, GuidedWalk, Metropolis, Penalty, PrivacyBudget, RandomWalk
+from pymc_dp.privacy import mechanisms
+from pymc_dp.privacy.allowance import Allowance
+from pymc_dp.privacy.mechanisms import DecisionFamily
+from pymc_dp.privacy.noise import OperatingSystemBits, SeededBits, bernoulli
+from pymc_dp.steps import penalty
+
+ORDERS = np.array([1.1, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0])
+#: What the data sets do not share with chance: tests on secret randomness fail by chance with this probability.
+LIMIT = 1e-9
+
+
+#: The Bernoulli draw takes a double: probabilities that underflow, one data set before the other, are taken as equal.
+#: All that could tell the data sets apart below this happens with this probability.
+UNDERFLOW = 1e-290
+
+
+class Leak(AssertionError):
+    """A decision tells more than was charged."""
+
+
+# ---------------------------------------------------------------- the audit
+
+
+class Forced:
+    """A proposal that goes where it is told, and calls it as long as it is told."""
+
+    def __init__(self, typical):
+        self.new, self.distance = None, typical
+
+    def start(self, n_dim):
+        return self
+
+    def propose(self, theta, rng):
+        return (theta + self.distance if self.new is None else self.new.copy()), self.distance
+
+    def decided(self, accepted):
+        pass
+
+
+@dataclass
+class Observed:
+    """Laws of a decision over many moves: log-probabilities (n, 2) of accepting and rejecting, and charges (n, orders)."""
+
+    law: np.ndarray
+    charge: np.ndarray
+
+
+def observe(step, moves, distance):
+    """The exact law of each decision, and what it was charged."""
+    law, charges = [], []
+    drawn, charged = [], []
+    pay = Allowance.charge
+
+    def record_draw(p, bits):
+        drawn.append(p)
+        return True
+
+    def record_charge(self, accesses):
+        charged.append(sum(count * mechanism.renyi(ORDERS) for mechanism, count in accesses))
+        return pay(self, accesses)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "bernoulli", record_draw)
+        patch.setattr(Allowance, "charge", record_charge)
+        step.set_rng(np.random.default_rng(0))
+        step.stop_tuning()
+        for old, new in moves:
+            drawn.clear(), charged.clear()
+            step.proposal.new, step.proposal.distance = new, distance
+            _, (statistics,) = step.step(step.likelihood.unravel(old))
+            assert not statistics["exhausted"]
+            assert len(drawn) <= 1
+            p = drawn[0] if drawn else 1.0
+            p = max(p, UNDERFLOW) if p > 0 or drawn else 0.0
+            with np.errstate(divide="ignore"):
+                yes, no = np.log(p), np.log1p(-p)
+            law.append((yes, no) if statistics["accepted"] else (no, yes))
+            charges.append(np.sum([np.zeros_like(ORDERS), *charged], axis=0))
+    return Observed(np.array(law), np.array(charges))
+
+
+def renyi(log_p, log_q):
+    """Divergence between two decisions, (n, 2) each, at all orders: (n, orders)."""
+    log_p, log_q = log_p[:, None, :], log_q[:, None, :]
+    alpha = ORDERS[None, :, None]
+    with np.errstate(invalid="ignore"):
+        terms = np.where(np.isneginf(log_p), -np.inf, alpha * log_p + (1 - alpha) * log_q)
+    return np.logaddexp(terms[..., 0], terms[..., 1]) / (ORDERS - 1)
+
+
+def compare(one, two):
+    """Raise Leak unless the charge covers both orders; return the largest share of the charge that was needed, by order."""
+    if not np.array_equal(one.charge, two.charge):
+        raise Leak("the charge depends on the data")
+    needed = np.maximum(renyi(one.law, two.law), renyi(two.law, one.law))
+    worst = np.unravel_index(np.argmax(needed - one.charge), needed.shape)
+    if not np.all(needed <= one.charge + 1e-12):
+        raise Leak(
+            f"order {ORDERS[worst[1]]:g}: {needed[worst]:.4g} charged as {one.charge[worst]:.4g}"
+        )
+    with np.errstate(invalid="ignore"):
+        return np.max(needed / one.charge, axis=0)
+
+
+def sweep(old, new, log_ratios):
+    """Moves that differ in the prior ratio of a nuisance parameter only: the second one, standard normal."""
+    moves = []
+    for x in log_ratios:
+        far = math.sqrt(2 * abs(x))
+        a, b = (far, 0.0) if x > 0 else (0.0, far)
+        moves.append((np.array([old, a]), np.array([new, b])))
+    return moves
+
+
+#: Log-ratios of the prior: the likelihood adds up to N * bound to them.
+RANGE = np.concatenate([np.arange(-6, 12, 0.1), np.arange(12, 60, 1.0)])
+OTHERS = np.random.default_rng(31).normal(0.3, 1.0, size=12)
+#: Values of the record that changes: far out on either side, and others.
+VALUES = (1e6, -1e6, 0.4, -1e300)
+BOUND, DISTANCE = 0.5, 0.4
+
+
+def normal_model(y, **kwargs):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("nuisance", 0, 1)
+        pm.Normal("y", mu, 1.0, observed=y)
+    return build(model, **kwargs)
+
+
+def build(model, *, step=DPPenalty, adjacency="substitute", **kwargs):
+    budget = PrivacyBudget(1e6, 1e-6, chains=4, adjacency=adjacency)
+    settings = {"clip_bound": BOUND, "proposal": Forced(DISTANCE), "noise_scale": None} | kwargs
+    if settings["noise_scale"] is None and "noise_multiplier" not in settings:
+        settings["noise_scale"] = 1.4
+    return step(budget=budget, model=model, **settings)
+
+
+def audit(
+    build_on,
+    data_sets,
+    *,
+    moves=None,
+    distance=DISTANCE,
+    neighbours=None,
+    plant=contextlib.nullcontext,
+):
+    """Audit all pairs of neighbouring data sets; a plant changes the steps or the code they call."""
+    moves = sweep(0.1, 0.4, RANGE) if moves is None else moves
+    with plant():
+        seen = [observe(build_on(data), moves, distance) for data in data_sets]
+    shares = []
+    for i in range(len(seen)):
+        for j in range(i):
+            if neighbours is None or neighbours(i, j):
+                shares.append(compare(seen[i], seen[j]))
+    return np.max(shares, axis=0)
+
+
+def substitute(values=VALUES):
+    return [np.append(OTHERS, v) for v in values]
+
+
+def on(**kwargs):
+    return lambda y: normal_model(y, **kwargs)
+
+
+# ---------------------------------------------------------------- the real step passes, and not by a wide margin
+
+SETTINGS = {
+    "noise scale": {"noise_scale": 1.4},
+    "little noise": {"noise_scale": 0.3},
+    "noise multiplier": {"noise_multiplier": 4.0},
+    "lazy": {"noise_scale": 1.4, "laziness": 0.5},
+    "tempered": {"noise_scale": 1.0, "temperature": 0.3},
+    "lazy, tempered, noise multiplier": {
+        "noise_multiplier": 6.0,
+        "laziness": 0.3,
+        "temperature": 0.5,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_substitution(name):
+    """Never above the charge; within 2 % of it for the worst neighbours: nothing is wasted and the audit has power."""
+    moves = (
+        sweep(0.1, 0.4, np.concatenate([RANGE, np.arange(-3, 5, 0.04)]))
+        if name == "little noise"
+        else None
+    )
+    share = audit(on(**SETTINGS[name]), substitute(VALUES[:3]), moves=moves)
+    assert np.all(share[ORDERS <= 16] > 0.98)
+
+
+def test_other_distances():
+    """The charge follows the distance of each proposal, long or short."""
+    steps = [normal_model(y) for y in substitute((1e6, -1e6))]
+    for distance in (1e-3, 0.0371, 0.9, 3.0):
+        share = compare(*(observe(step, sweep(0.1, 0.4, RANGE), distance) for step in steps))
+        assert np.all(share[ORDERS <= 16] > 0.98)
+
+
+def test_every_order_of_the_accountant_is_covered(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ORDERS", mechanisms.ORDERS[::7])
+    audit(on(), substitute())
+
+
+def test_add_or_remove():
+    """Half the sensitivity, for a data set with or without one record."""
+    data = [np.append(OTHERS, v) for v in VALUES] + [OTHERS]
+    last = len(data) - 1
+    share = audit(on(adjacency="add_remove"), data, neighbours=lambda i, j: last in (i, j))
+    assert np.all(share[ORDERS <= 16] > 0.98)
+    with pytest.raises(Leak):  # substituting is twice as much as is promised here
+        audit(on(adjacency="add_remove"), data[:2])
+
+
+PERSON = np.array([3, 0, 1, 0, 3, 2, 3, 1, 2, 2, 1, 3])
+
+
+def persons(values=(1e6, -1e6, 0.0)):
+    """All rows of person 3 change."""
+    return [np.where(PERSON == 3, v, OTHERS) for v in values]
+
+
+def test_person_with_several_rows():
+    share = audit(on(records=PERSON), persons())
+    assert np.all(share[ORDERS <= 16] > 0.98)
+
+
+def infinite_model(y, **kwargs):
+    """Log-likelihoods that overflow: infinite, or not a number, for a record with a value out of range."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("nuisance", 0, 1)
+        pm.CustomDist("y", mu, logp=lambda value, mu: value * mu, observed=y)
+    return build(model, **kwargs)
+
+
+EXTREMES = (math.inf, -math.inf, 1e308, -1e308, 0.4, 1e6)
+EXTREME_MOVES = [
+    move
+    for old, new in ((0.0, 1.0), (1.0, 0.0), (-1.0, 1.0), (10.0, 20.0), (0.0, 20.0), (-20.0, 0.0))
+    for move in sweep(old, new, np.arange(-6, 14, 0.25))
+]
+
+
+def test_record_that_is_not_finite():
+    """One record with likelihood 0, infinity or no number at all counts like any other."""
+    share = audit(infinite_model, substitute(EXTREMES), moves=EXTREME_MOVES)
+    assert np.all(share[ORDERS <= 16] > 0.98)
+
+
+def test_impossible_prior():
+    """Moves into or between states that the prior excludes are decided by public facts."""
+
+    def bounded(y):
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 2)
+            nuisance = pm.Normal("nuisance", 0, 1)
+            pm.Potential("wall", pm.math.switch(nuisance > 1, -np.inf, 0.0))
+            pm.Normal("y", mu, 1.0, observed=y)
+        return build(model)
+
+    inside, outside, beyond = np.array([0.1, 0.0]), np.array([0.4, 2.0]), np.array([0.2, 3.0])
+    audit(
+        bounded,
+        substitute(),
+        moves=[(inside, outside), (outside, inside), (outside, beyond), (inside, inside + 0.1)],
+    )
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def patched(target, name, value):
+    @contextlib.contextmanager
+    def plant():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(target, name, value)
+            yield
+
+    return plant
+
+
+def with_rule(change):
+    """A step that draws its decision by another rule than was charged."""
+    return patched(penalty, "decide", lambda rule, x, bits: noise.decide(change(rule), x, bits))
+
+
+class Tampered:
+    """A likelihood with another sum."""
+
+    def __init__(self, likelihood, clipped_sum):
+        self._likelihood, self._sum = likelihood, clipped_sum
+
+    def clipped_sum(self, new, old, bound):
+        return self._sum(self._likelihood, new, old, bound)
+
+    def __getattr__(self, name):
+        return getattr(self._likelihood, name)
+
+
+def with_sum(clipped_sum, make=normal_model, **kwargs):
+    def build_on(y):
+        step = make(y, **kwargs)
+        step.likelihood = Tampered(step.likelihood, clipped_sum)
+        return step
+
+    return build_on
+
+
+def clips_the_sum(likelihood, new, old, bound):
+    limit = bound * likelihood.n_records
+    return float(np.clip(np.sum(new - old), -limit, limit))
+
+
+def sums_what_is_no_number(likelihood, new, old, bound):
+    with np.errstate(all="ignore"):
+        return float(np.sum(np.clip(new - old, -bound, bound)))
+
+
+def drops_infinities(likelihood, new, old, bound):
+    """Looks harmless, but a single infinity decides for all records."""
+    with np.errstate(all="ignore"):
+        return (
+            float(np.clip(np.nansum(new - old), -1e9, 1e9))
+            if np.any(np.isinf(new))
+            else likelihood.clipped_sum(new, old, bound)
+        )
+
+
+def forgets_temperature(likelihood, new, old, bound):
+    return likelihood.clipped_sum(new, old, bound) / 0.3
+
+
+def metropolis_test(rule, x, bits):
+    """Accept if log(u) < x."""
+    return noise.bernoulli(math.exp(min(0.0, x)), bits)
+
+
+def half_the_charge(y):
+    step = normal_model(y)
+    step._family = replace(
+        step._family, sensitivity_per_distance=step._family.sensitivity_per_distance / 2
+    )
+    return step
+
+
+def charges_the_cell_below(self, distance):
+    return self._cell(math.floor(math.log(distance) / math.log(self.RATIO)))
+
+
+class ChargesNothing(DPPenalty):
+    def charge(self, accesses):
+        pass
+
+
+class ChargesByTheData(DPPenalty):
+    """Charges for the clip bound that the data needed."""
+
+    def transition(self, theta):
+        family = self._family
+        change = np.abs(self.likelihood.logp(theta) - self.likelihood.logp(theta + 0.1)).max()
+        try:
+            self._family = replace(
+                family, sensitivity_per_distance=min(family.sensitivity_per_distance, change)
+            )
+            return super().transition(theta)
+        finally:
+            self._family = family
+
+
+FAULTS = {
+    "no noise": {"plant": with_rule(lambda rule: Penalty(1e-6))},
+    "half the noise": {"plant": with_rule(lambda rule: replace(rule, scale=rule.scale / 2))},
+    "a little less noise": {"plant": with_rule(lambda rule: replace(rule, scale=rule.scale * 0.95))},
+    "Metropolis' rule": {"plant": with_rule(lambda rule: Metropolis())},
+    "a plain Metropolis test": {"plant": patched(penalty, "decide", metropolis_test)},
+    "not lazy": {"plant": with_rule(lambda rule: rule.rule), "build_on": on(laziness=0.5)},
+    "clips the sum": {"build_on": with_sum(clips_the_sum)},
+    "does not clip": {"build_on": with_sum(lambda likelihood, new, old, bound: likelihood.clipped_sum(new, old, math.inf))},
+    "clips at twice the bound": {"build_on": with_sum(lambda likelihood, new, old, bound: likelihood.clipped_sum(new, old, 2 * bound))},
+    "sums what is no number": {
+        "build_on": with_sum(sums_what_is_no_number, infinite_model),
+        "data_sets": substitute(EXTREMES),
+        "moves": EXTREME_MOVES,
+    },
+    "an infinite record decides": {
+        "build_on": with_sum(drops_infinities, infinite_model),
+        "data_sets": substitute(EXTREMES),
+        "moves": EXTREME_MOVES,
+    },
+    "rows, not persons": {"build_on": on(), "data_sets": persons()},
+    "rows of the wrong person": {"build_on": on(records=np.roll(PERSON, 1)), "data_sets": persons()},
+    "temperature in the charge only": {"build_on": with_sum(forgets_temperature, temperature=0.3)},
+    "charge for adding or removing": {"build_on": half_the_charge},
+    "charge rounded down": {"plant": patched(DecisionFamily, "at", charges_the_cell_below)},
+    "no charge": {"build_on": on(step=ChargesNothing)},
+    "charge by the data": {"build_on": on(step=ChargesByTheData), "data_sets": substitute((1e6, 0.4))},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault):
+    arguments = {"build_on": on(), "data_sets": substitute((1e6, -1e6))} | FAULTS[fault]
+    with pytest.raises(Leak):
+        audit(**arguments)
+
+
+# ---------------------------------------------------------------- nothing else comes out
+
+
+@pytest.mark.parametrize(
+    "proposal", [RandomWalk(0.5), GuidedWalk(0.5)], ids=["random walk", "guided walk"]
+)
+def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
+    """With the same proposals and the same decisions, all that a chain returns is the same on any data set, to its end."""
+    results = []
+    for y in (np.append(OTHERS, 1e6), np.append(OTHERS, -1e6), -5 * np.append(OTHERS, math.inf)):
+        outcomes = np.random.default_rng(3)
+        monkeypatch.setattr(
+            penalty, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
+        )
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 2)
+            pm.Normal("y", mu, 1.0, observed=y)
+        budget = PrivacyBudget(2.0, 1e-5, chains=1)
+        step = DPPenalty(budget=budget, model=model, clip_bound=BOUND, proposal=proposal)
+        step.set_rng(np.random.default_rng(4))
+        step.stop_tuning()
+        point, history = model.initial_point(), []
+        for _ in range(60):
+            point, (statistics,) = step.step(point)
+            history.append((point["mu"].tolist(), *statistics.values()))
+        assert history[-1][-1]  # the allowance was used up
+        results.append(history)
+    assert results[0] == results[1] == results[2]
+
+
+# ---------------------------------------------------------------- two chains do not share randomness
+
+
+def joint_outcomes(step, n):
+    """Outcomes of two chains of one step object that make the same n moves, and the probability of accepting."""
+    old, new = np.array([0.1, 0.0]), np.array([0.4, 0.0])
+    (accept, _), *_ = observe(step, [(old, new)], DISTANCE).law
+    point = step.likelihood.unravel(old)
+    outcomes = np.empty((2, n), dtype=bool)
+    step.proposal.new, step.proposal.distance = new, DISTANCE
+    for chain in outcomes:
+        step.set_rng(np.random.default_rng(5))  # public, and the same
+        step.stop_tuning()
+        for i in range(n):
+            chain[i] = step.step(point)[1][0]["accepted"]
+    return outcomes, math.exp(accept)
+
+
+def check_independent(outcomes, p):
+    """Exact binomial tests of each chain, and of how often both accept and both reject."""
+    one, two = outcomes
+    counts = {
+        "first": (one, p),
+        "second": (two, p),
+        "both": (one & two, p * p),
+        "neither": (~one & ~two, (1 - p) ** 2),
+    }
+    for name, (events, chance) in counts.items():
+        if stats.binomtest(int(events.sum()), len(events), chance).pvalue < LIMIT:
+            raise Leak(f"{name}: {events.mean():.3f} in place of {chance:.3f}")
+
+
+class SharedBits(DPPenalty):
+    """Keys every chain alike."""
+
+    def _reset_chain(self):
+        super()._reset_chain()
+        self._bits = SeededBits(np.random.default_rng(12345))
+
+
+class BitsOfTheProposals(DPPenalty):
+    """Draws decisions from the generator of the proposals, which the user seeds."""
+
+    def _reset_chain(self):
+        super()._reset_chain()
+        self._bits = SeededBits(self.rng)
+
+
+def two_chains(step):
+    def build_on(y):
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 2)
+            pm.Normal("nuisance", 0, 1)
+            pm.Normal("y", mu, 1.0, observed=y)
+        return step(
+            budget=PrivacyBudget(math.inf, 1e-6, chains=3),
+            model=model,
+            clip_bound=BOUND,
+            proposal=Forced(DISTANCE),
+        )
+
+    return joint_outcomes(build_on(OTHERS), 1500)
+
+
+def test_chains_do_not_share_randomness():
+    outcomes, p = two_chains(DPPenalty)
+    assert 0.2 < p < 0.8
+    check_independent(outcomes, p)
+
+
+@pytest.mark.parametrize("fault", [SharedBits, BitsOfTheProposals])
+def test_shared_randomness_is_found(fault):
+    outcomes, p = two_chains(fault)
+    with pytest.raises(Leak):
+        check_independent(outcomes, p)
+
+
+def runs(reproducible, seed, n=120):
+    """Two runs of a sampler with the same random_seed: outcomes and distances of each."""
+    results = []
+    for _ in range(2):
+        with pm.Model():
+            mu = pm.Normal("mu", 0, 2)
+            pm.Normal("y", mu, 1.0, observed=OTHERS)
+            budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+            step = DPPenalty(
+                budget=budget, clip_bound=BOUND, proposal=RandomWalk(0.7), reproducible=reproducible
+            )
+            idata = pm.sample(
+                draws=n, tune=0, chains=1, cores=1, step=step, random_seed=seed, callback=budget,
+                progressbar=False, compute_convergence_checks=False,
+            )  # fmt: skip
+        results.append(
+            [np.asarray(idata["sample_stats"][k]).ravel() for k in ("accepted", "step_distance")]
+        )
+    return results
+
+
+def test_decisions_do_not_follow_the_seed():
+    """Proposals are public and repeat with random_seed; decisions do not."""
+    (first, distances), (second, again) = runs(False, 77)
+    assert 20 < first.sum() < 110
+    assert not np.array_equal(first, second)
+    assert np.allclose(distances, again, rtol=1e-9)
+
+
+def test_reproducible_decisions_do():
+    (first, distances), (second, again) = runs(True, 77)
+    assert np.array_equal(first, second)
+    assert np.array_equal(distances, again)
+
+
+# ---------------------------------------------------------------- bits
+
+
+class Words:
+    """Given words, then zeros; and how many were asked for."""
+
+    secret = False
+
+    def __init__(self, *words):
+        self.words, self.used = words, 0
+
+    def word(self):
+        self.used += 1
+        return self.words[self.used - 1] if self.used <= len(self.words) else 0
+
+
+def threshold(p):
+    """Number of first words, of 2**64, that give True for certain: by bisection, from outside."""
+    low, high = 0, 2**64
+    while low < high:
+        middle = (low + high) // 2
+        # The later word decides only where the first one ties.
+        if bernoulli(p, Words(middle, 2**64 - 1)):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@pytest.mark.parametrize(
+    "p", [0.5, 0.25, 1 / 3, 0.1, 1e-3, 2.0**-53, 1e-18, 1 - 2.0**-53, 0.7, 2.0**-64]
+)
+def test_bernoulli_counts_words_exactly(p):
+    exact = Fraction(p) * 2**64
+    assert threshold(p) == math.floor(exact)
+    digit, rest = math.floor(exact), exact - math.floor(exact)
+    if digit < 2**64 and rest:  # a tie is broken by the next word, with the rest of p
+        second = math.floor(rest * 2**64)
+        assert bernoulli(p, Words(digit, second - 1))
+        assert not bernoulli(p, Words(digit, second + 1))
+
+
+def test_bernoulli_of_tiny_probabilities():
+    """Far below the resolution of one word: True only after as many zero words as p says."""
+    p = 3 * 2.0**-190
+    bits = Words(0, 0, 3 * 2**2 - 1)
+    assert bernoulli(p, bits)
+    assert bits.used == 3
+    assert not bernoulli(p, Words(0, 0, 3 * 2**2))
+    assert not bernoulli(p, Words(0, 1))
+    assert not bernoulli(5e-324, Words(*[0] * 16, 2**63))
+    assert bernoulli(5e-324, Words(*[0] * 16, 2**14 - 1))
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_certain_outcomes_need_no_bits(p):
+    bits = Words()
+    assert bernoulli(p, bits) is (p == 1)
+    assert bits.used == 0
+
+
+@pytest.mark.parametrize("p", [0.5, 0.031, 0.97, 1e-4, 1 - 1e-4, 1e-12])
+@pytest.mark.parametrize("source", ["operating system", "seeded"])
+def test_bernoulli_frequencies(p, source):
+    bits = (
+        OperatingSystemBits()
+        if source == "operating system"
+        else SeededBits(np.random.default_rng(1))
+    )
+    n = 20_000
+    assert stats.binomtest(sum(bernoulli(p, bits) for _ in range(n)), n, p).pvalue > LIMIT
+
+
+@pytest.mark.parametrize("rule", [Penalty(1.4), Penalty(0.2), Metropolis()], ids=lambda r: r.name)
+@pytest.mark.parametrize("x", [-30.0, -2.0, -1e-3, 0.0, 0.3, 4.0, 12.0])
+def test_decide_has_the_probability_of_its_rule(rule, x):
+    """By bisection over the first word."""
+    low, high = 0, 2**64
+    first = noise.decide(rule, x, Words())
+    while low < high:
+        middle = (low + high) // 2
+        same = noise.decide(rule, x, Words(middle, 2**63, 2**63)) is first
+        low, high = (middle + 1, high) if same else (low, middle)
+    accepted = low / 2**64 if first else 1 - low / 2**64
+    assert accepted == pytest.approx(rule.probability(x), rel=1e-12, abs=2.0**-63)
+
+
+def test_words_of_the_operating_system():
+    """Uniform in every bit."""
+    bits = OperatingSystemBits()
+    words = np.array([bits.word() for _ in range(4000)], dtype=np.uint64)
+    assert len(np.unique(words)) == len(words)
+    ones = [int(((words >> np.uint64(k)) & np.uint64(1)).sum()) for k in range(64)]
+    assert min(stats.binomtest(k, len(words)).pvalue for k in ones) > LIMIT
+
+
+FORK = """
+import os
+from pymc_dp.privacy.noise import OperatingSystemBits
+bits = OperatingSystemBits()
+print(bits.word(), flush=True)
+for _ in range(2):
+    if os.fork() == 0:
+        print(*(bits.word() for _ in range(4)), flush=True)
+        os._exit(0)
+    os.wait()
+print(*(bits.word() for _ in range(4)), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
+def test_forked_processes_have_their_own_bits():
+    """There is no state to copy: processes that were one go on differently."""
+    result = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=120
+    )
+    words = result.stdout.split()
+    assert len(words) == 13
+    assert len(set(words)) == 13
