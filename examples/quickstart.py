@@ -9,6 +9,11 @@ Writes ``quickstart.png``: the private posteriors at epsilon = 1 and 4 beside th
 privacy.
 """
 
+import os
+
+# One thread per chain: idle threads of the linear algebra library would take the other chains' cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import matplotlib
 import numpy as np
 import pymc as pm

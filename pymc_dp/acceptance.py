@@ -62,14 +62,11 @@ class _Rule:
 
 
 def _log_mills(x: np.ndarray) -> np.ndarray:
-    """Log of the Mills ratio ``Phi(-x) / phi(x)``, for any real ``x`` (``erfcx`` overflows below -26)."""
-    with np.errstate(over="ignore", divide="ignore"):
-        right = np.log(_SQRT_HALF_PI * erfcx(np.maximum(x, 0.0) / math.sqrt(2)))
-    return np.where(
-        x >= 0,
-        right,
-        log_ndtr(-np.minimum(x, 0.0)) + 0.5 * np.square(np.minimum(x, 0.0)) + _LOG_SQRT_2PI,
-    )
+    """Log of the Mills ratio ``Phi(-x) / phi(x)``; ``erfcx`` alone overflows below -26."""
+    positive, negative = np.maximum(x, 0.0), np.minimum(x, 0.0)
+    right = np.log(_SQRT_HALF_PI * erfcx(positive / math.sqrt(2)))
+    left = log_ndtr(-negative) + 0.5 * np.square(negative) + _LOG_SQRT_2PI
+    return np.where(x >= 0, right, left)
 
 
 @dataclass(frozen=True)
@@ -129,9 +126,7 @@ class Penalty(_Rule):
             np.minimum(log_accept, 0.0),
         )
         left = np.where(x < 0, x, 0.0) + log_accept
-        with np.errstate(divide="ignore"):
-            log_not_left = np.log(-np.expm1(np.minimum(left, -1e-300)))
-        # For small negative log-ratios 1 - a is best taken from 1 - a(-x) = 1 - a(x) e^{-x}.
+        log_not_left = np.log(-np.expm1(np.minimum(left, -1e-300)))
         return np.where(x < 0, left, log_accept), np.where(x < 0, log_not_left, log_reject)
 
 

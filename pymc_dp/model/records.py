@@ -31,6 +31,8 @@ from pymc_dp.model.roots import (
 __all__ = ["RecordLikelihood"]
 
 MAX_RECORDS = 2**31
+# Steps within the clip bound: 2**30 or more, so that 2**31 records add up to less than 2**62.
+GRID_BITS = 30
 
 
 class RecordLikelihood:
@@ -128,8 +130,6 @@ class RecordLikelihood:
         self._logp = compile_frozen([theta], logp, options)
         self._log_prior = compile_frozen([theta], log_prior, options)
         self._clipped_sum = compile_frozen(*_quantized_sum(n_records), options)
-        # The widest grid on which sums of n_records terms are whole numbers below 2**53.
-        self._grid_bits = min(30, 52 - int(n_records).bit_length())
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot.
             warnings.simplefilter("ignore", UserWarning)
@@ -203,11 +203,13 @@ class RecordLikelihood:
         -----
         A floating-point sum rounds after every addition, so that one record can change it by more
         than its own term, and by an amount that depends on the order of the others [1]_. Here each
-        term is first rounded to a multiple of :math:`g = 2^k`, at most ``bound`` in size, with at
-        least 2**30 steps within the bound (fewer above four million records, so that no sum passes
-        :math:`2^{53} g`). All partial sums are then exact: the result does not depend on the order,
-        replacing a record changes it by at most ``2 * bound``, removing one by at most ``bound``,
-        and exchanging `new` and `old` changes its sign only, as detailed balance requires.
+        term is first rounded to a multiple of :math:`g = 2^k`, at most ``bound`` in size, with
+        2**30 to 2**31 steps within the bound, and the steps are added as whole numbers, below
+        2**62 in all. So the result does not depend on the order, replacing a record changes it by
+        at most ``2 * bound``, removing one by at most ``bound``, and exchanging `new` and `old`
+        changes its sign only, as detailed balance requires. (One rounding is left, that of the
+        final conversion, if the sum passes ``2**22 * bound``.) The grid follows from ``bound``
+        alone: were it chosen by the number of records, adding one record could move all others.
 
         References
         ----------
@@ -221,7 +223,7 @@ class RecordLikelihood:
             with np.errstate(invalid="ignore"):
                 return float(np.nansum(new - old))
         _, exponent = np.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
-        exponent = int(exponent) - 1 - self._grid_bits
+        exponent = int(exponent) - 1 - GRID_BITS
         if bound == 0 or exponent < -1000:  # the grid would leave the range of floating point
             return 0.0
         limit = np.floor(np.ldexp(bound, -exponent))

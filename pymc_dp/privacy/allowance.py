@@ -86,7 +86,7 @@ class Allowance:
         if self.share is not None:
             order = np.array([self.share.order])
             cost = sum(count * float(mechanism.renyi(order)[0]) for mechanism, count in accesses)
-            self.closed = self.closed or self.spent + cost > self.share.rho
+            self.closed = self.closed or not self.spent + cost <= self.share.rho
         self.closed = self.closed or self.used >= self.iterations
         if self.closed:
             return False

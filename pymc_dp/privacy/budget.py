@@ -121,6 +121,7 @@ class PrivacyBudget:
         self._callback_noted = False
         self._draws: Counter[int] = Counter()
         self._run_chains = self.chains
+        self._traces: dict[int, Any] = {}
 
     # ------------------------------------------------------------------ planning
 
@@ -181,7 +182,7 @@ class PrivacyBudget:
         refuses a claim too many.
         """
         self.check_covered()
-        self._run_chains = n_chains
+        self._run_chains, self._traces = n_chains, {}
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))
         if before + n_chains > self.chains:
             left = self.chains - before
@@ -248,15 +249,24 @@ class PrivacyBudget:
             self._draws[draw.chain] += 1
             self._exhausted.discard(draw.chain)
             return
-        # The step returned its point unchanged, without looking at the data: that is no draw, take
-        # it back.
-        if isinstance(getattr(trace, "draw_idx", None), int) and trace.draw_idx > 0:
-            trace.draw_idx -= 1
+        # The step returned its point unchanged, without looking at the data: that is no draw.
+        self._traces[draw.chain] = trace
+        _shorten(trace, by=1)
         self._exhausted.add(draw.chain)
         in_this_process = any(s is self._latest for s in draw.stats)
         if in_this_process or len(self._exhausted) >= self._run_chains:
+            # PyMC keeps the rectangle of most draws and may drop a short chain for it; proposals of
+            # different length make chains of different length, and we want to see all of them.
+            lengths = [t.draw_idx for t in self._traces.values() if _can_shorten(t)]
+            for each in self._traces.values():
+                if _can_shorten(each):
+                    _shorten(each, by=each.draw_idx - min(lengths))
             self._exhausted.clear()
             raise KeyboardInterrupt
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Traces stay in the process that records them.
+        return self.__dict__ | {"_traces": {}, "_latest": None}
 
     # ------------------------------------------------------------------ reporting
 
@@ -316,3 +326,14 @@ class PrivacyBudget:
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, chains={self.chains}, "
             f"adjacency={self.adjacency.value!r}, accountant={self.accountant!r})"
         )
+
+
+def _can_shorten(trace: Any) -> bool:
+    """Whether this is PyMC's in-memory trace; of others, release() cuts the idle draws."""
+    return isinstance(getattr(trace, "draw_idx", None), int)
+
+
+def _shorten(trace: Any, by: int) -> None:
+    """Take back the last draws of a trace."""
+    if _can_shorten(trace) and trace.draw_idx >= by:
+        trace.draw_idx -= by

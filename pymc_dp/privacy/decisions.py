@@ -45,37 +45,26 @@ def decision_renyi(
             reach, inner.scale * (inner.scale / 2 + 40 + alpha.max() * sensitivity / inner.scale)
         )
     coarse = unit * np.sinh(np.linspace(-1, 1, 801) * np.arcsinh(reach / unit))[None, :]
-    # Each direction has its own peak, and the higher one may look lower on a coarse grid: refine
-    # both.
+    upper, lower = rule.log_probabilities(coarse + sensitivity), rule.log_probabilities(coarse)
     best = np.zeros(len(alpha))
-    for direction in (_divergence_up, _divergence_down):
-        grid, value = coarse, direction(rule, sensitivity, coarse, alpha)
-        for _ in range(3):
+    # Each direction has its own peak, and the higher one may look lower on a coarse grid.
+    for reverse in (False, True):
+        grid, p, q = coarse, upper, lower
+        for refinement in range(4):
+            value = _divergence(q, p, alpha) if reverse else _divergence(p, q, alpha)
+            if refinement == 3:
+                break
             peak = np.clip(np.argmax(value, axis=1), 1, grid.shape[1] - 2)
             rows = np.arange(len(alpha)) if grid.shape[0] > 1 else np.zeros(len(alpha), dtype=int)
             low, high = grid[rows, peak - 1], grid[rows, peak + 1]
             grid = low[:, None] + (high - low)[:, None] * np.linspace(0, 1, 33)
-            value = direction(rule, sensitivity, grid, alpha)
+            p, q = rule.log_probabilities(grid + sensitivity), rule.log_probabilities(grid)
         best = np.maximum(best, value.max(axis=1))
+    if not np.all(np.isfinite(best)):  # cannot be, but a cost that is not a number must not pass
+        raise ArithmeticError(f"No cost was found for {rule.name} at sensitivity {sensitivity!r}.")
     result = best * _SAFETY
     result.flags.writeable = False
     return result
-
-
-def _divergence_up(
-    rule: AcceptanceRule, sensitivity: float, x: np.ndarray, alpha: np.ndarray
-) -> np.ndarray:
-    """Rényi divergence of the decision at ``x + sensitivity`` from that at ``x``."""
-    p, q = rule.log_probabilities(x + sensitivity), rule.log_probabilities(x)
-    return _divergence(p, q, alpha)
-
-
-def _divergence_down(
-    rule: AcceptanceRule, sensitivity: float, x: np.ndarray, alpha: np.ndarray
-) -> np.ndarray:
-    """Rényi divergence of the decision at ``x`` from that at ``x + sensitivity``."""
-    p, q = rule.log_probabilities(x), rule.log_probabilities(x + sensitivity)
-    return _divergence(p, q, alpha)
 
 
 def _divergence(

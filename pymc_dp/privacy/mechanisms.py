@@ -243,9 +243,9 @@ class DecisionFamily:
     #: Ratio of neighbouring grid points: rounding costs at most 1 % (on average 0.5 %) of the
     #: privacy of a decision.
     RATIO: ClassVar[float] = 1.005
-    #: Allowance for rounding of the log-ratio itself: 4 units in the last place of 1e4, beyond which
-    #: every rule is certain.
-    ROUNDING: ClassVar[float] = 1e-11
+    #: Allowance for rounding, per unit of the log-ratio's terms: a few units in the last place. Terms
+    #: below 1e4 are counted as 1e4, beyond which every rule is certain.
+    ROUNDING: ClassVar[float] = 1e-15
     gaussian_mu: ClassVar[None] = None
     zcdp: ClassVar[None] = None
 
@@ -270,9 +270,19 @@ class DecisionFamily:
         typical = self.sensitivity_per_distance * float(np.median(self.distances))
         return f"decision by penalty(s={scale}){lazy}, sensitivity varying with the proposal, median {typical:.4g}"
 
-    def at(self, distance: float) -> Decision:
-        """Return the decision charged for a proposal of this length: that of the next grid point."""
-        sensitivity = self.sensitivity_per_distance * distance * (1 + 1e-9) + self.ROUNDING
+    def at(self, distance: float, offset: float = 0.0) -> Decision:
+        """Return the decision charged for a proposal of this length: that of the next grid point.
+
+        Parameters
+        ----------
+        distance : float
+            Public distance of the proposal, > 0.
+        offset : float
+            Size of the public part of the log-ratio (prior and proposal terms), which decides how
+            coarsely the whole is rounded.
+        """
+        rounding = self.ROUNDING * max(1e4, offset)
+        sensitivity = self.sensitivity_per_distance * distance * (1 + 1e-9) + rounding
         return self._cell(math.ceil(math.log(sensitivity) / math.log(self.RATIO)))
 
     @lru_cache(maxsize=16384)

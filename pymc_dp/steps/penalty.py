@@ -12,7 +12,7 @@ import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.budget import Adjacency, PrivacyBudget
-from pymc_dp.privacy.mechanisms import Decision, DecisionFamily, Mechanism
+from pymc_dp.privacy.mechanisms import DecisionFamily, Mechanism
 from pymc_dp.privacy.noise import decide
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.proposals import Proposal
@@ -141,14 +141,13 @@ class DPPenalty(DPStep):
         )
         self.proposal = proposal
         self._walk = proposal.start(len(self.part))
-        if noise_scale == 0:
-            rule: AcceptanceRule = Metropolis()
-            self._family, self._plain_rule = None, rule if laziness == 1 else Lazy(rule, laziness)
-        elif math.isinf(self.clip_bound):
+        # Without a finite cost there is no family of charged decisions, only a rule.
+        self._family: DecisionFamily | None = None
+        if noise_scale == 0 or math.isinf(self.clip_bound):
             if noise_scale is None:
                 raise ValueError("noise_multiplier needs a finite clip_bound.")
-            rule = Penalty(noise_scale)
-            self._family, self._plain_rule = None, rule if laziness == 1 else Lazy(rule, laziness)
+            rule = Penalty(noise_scale) if noise_scale else Metropolis()
+            self._plain_rule: AcceptanceRule = rule if laziness == 1 else Lazy(rule, laziness)
         else:
             adjacency = budget.adjacency if budget is not None else Adjacency.SUBSTITUTE
             factor = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[adjacency]
@@ -175,33 +174,31 @@ class DPPenalty(DPStep):
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
-        self._current: tuple[np.ndarray, np.ndarray, float] | None = None
+        self._current: tuple[np.ndarray, np.ndarray] | None = None
         if hasattr(self, "proposal"):
             self._walk = self.proposal.start(len(self.part))
 
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
-        """Propose, charge, decide. One likelihood evaluation: that of the current state is kept from before."""
+        """Propose, charge, decide; one likelihood evaluation, as the current state's is kept."""
         moved, distance = self._walk.propose(theta[self.part], self.rng)
-        decision: Decision | None = None
-        if self._family is not None:
-            decision = self._family.at(distance)
-            self.charge(((decision, 1),))
-        rule = self._plain_rule if decision is None else decision.rule
         proposed = theta.copy()
         proposed[self.part] = moved
-        # Another step may have moved other variables since: the cached values belong to one state
-        # only.
+        prior = self.likelihood.log_prior(proposed) - self.likelihood.log_prior(theta)
+        if self._family is None:
+            rule = self._plain_rule
+        else:
+            decision = self._family.at(distance, abs(prior) if math.isfinite(prior) else 0.0)
+            rule = decision.rule
+            self.charge(((decision, 1),))
+        # Another step may have moved other variables since: the kept values belong to one state.
         if self._current is None or not np.array_equal(self._current[0], theta):
-            self._current = (theta, self.likelihood.logp(theta), self.likelihood.log_prior(theta))
-        _, records, prior = self._current
-        new_records, new_prior = self.likelihood.logp(proposed), self.likelihood.log_prior(proposed)
-        log_ratio = self.temperature * self.likelihood.clipped_sum(
-            new_records, records, self.clip_bound * distance
-        )
-        log_ratio += new_prior - prior
-        # Both priors infinite (a public fact): no ratio exists, stay.
+            self._current = (theta, self.likelihood.logp(theta))
+        records = self.likelihood.logp(proposed)
+        change = self.likelihood.clipped_sum(records, self._current[1], self.clip_bound * distance)
+        log_ratio = self.temperature * change + prior
+        # No ratio exists where both priors vanish, a public fact: stay.
         accepted = not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
         self._walk.decided(accepted)
         if accepted:
-            self._current = (proposed, new_records, new_prior)
+            self._current = (proposed, records)
         return (proposed if accepted else theta), accepted, distance

@@ -68,7 +68,7 @@ class TestSharingOut:
         assert total > max_iterations(step.mechanisms, epsilon, delta) - chains
 
     @given(epsilon=st.floats(0.5, 8), chains=st.integers(1, 5), seed=st.integers(0, 100))
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=8, deadline=None)
     def test_varying_cost(self, epsilon, chains, seed):
         """Chains that draw their own proposals: the composition of all that was charged is within the budget."""
         step, delta = varying(), 1e-6
@@ -243,6 +243,16 @@ class TestCallback:
         assert self.trace.draw_idx == 3
         with pytest.raises(KeyboardInterrupt):
             self.budget(self.trace, draw(1, exhausted=True))
+
+    def test_chains_of_different_length_are_all_kept(self):
+        """PyMC would keep one chain of 50 draws rather than two of 20."""
+        traces = [SimpleNamespace(draw_idx=51), SimpleNamespace(draw_idx=21)]
+        for chain in (0, 1):
+            last = draw(chain, exhausted=True)
+            self.budget.watch(last.stats[0])
+            with pytest.raises(KeyboardInterrupt):
+                self.budget(traces[chain], last)
+        assert [t.draw_idx for t in traces] == [20, 20]
 
     def test_foreign_statistics_abort(self):
         foreign = draw(0)

@@ -245,16 +245,24 @@ def test_decisions_do_not_follow_the_seed(normal_model):
     assert "REPRODUCIBLE" in str(report)
 
 
-def test_progress_columns(normal_model, capfd):
+def test_progress_columns(normal_model):
+    """The bar shows acceptance and the epsilon spent so far, from the statistics of a draw."""
+    shown = []
+
+    class Watched(DPPenalty):
+        @staticmethod
+        def _make_progressbar_update_functions():
+            (update,) = DPPenalty._make_progressbar_update_functions()
+            return (lambda stats: shown.append(update(stats)) or shown[-1],)
+
     budget = PrivacyBudget(1.0, 1e-5, chains=1)
-    step = make_step(normal_model, budget)
-    run(normal_model, budget, step, chains=1, draws=200, progressbar=True)
-    assert "Accept" in "".join(capfd.readouterr())
-    columns, stats = make_step(
-        normal_model, PrivacyBudget(1.0, 1e-5, chains=2)
-    )._progressbar_config(2)
+    step = Watched(budget=budget, model=normal_model, clip_bound=2.0, proposal=RandomWalk(0.03))
+    columns, start = step._progressbar_config(1)
     assert [c.get_table_column().header for c in columns] == ["Accept", "Epsilon"]
-    assert set(stats) == {"acceptance_rate", "epsilon_spent"}
+    assert set(start) == {"acceptance_rate", "epsilon_spent"}
+    idata = run(normal_model, budget, step, chains=1, draws=200, progressbar=True)
+    epsilons = [s["epsilon_spent"] for s in shown[: idata.posterior.sizes["draw"]]]
+    assert np.array_equal(epsilons, idata.sample_stats["epsilon_spent"].values[0])
 
 
 class TestSample:
