@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import os
@@ -27,7 +28,6 @@ def sample(
     epsilon: float,
     delta: float,
     step: Callable[..., DPStep] = DPPenalty,
-    step_kwargs: dict[str, Any] | None = None,
     chains: int = 4,
     draws: int | None = None,
     adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
@@ -43,10 +43,7 @@ def sample(
     epsilon, delta : float
         Budget of all chains together.
     step : callable
-        A step class, such as :class:`~pymc_dp.DPPenalty`; called with ``budget=``, ``model=`` and
-        ``step_kwargs``.
-    step_kwargs : dict
-        Further arguments of the step, e.g. ``{"clip_bound": 3.0, "proposal": RandomWalk(0.02)}``.
+        A step class, such as :class:`~pymc_dp.DPPenalty`.
     chains : int
         Number of chains, among which the budget is shared.
     draws : int, optional
@@ -57,7 +54,8 @@ def sample(
     model : pm.Model, optional
         The model, else the one on the context stack.
     **kwargs
-        For ``pm.sample`` (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
+        The step's own arguments (``clip_bound``, ``proposal``, ...), and others for ``pm.sample``
+        (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
 
     Returns
     -------
@@ -76,7 +74,11 @@ def sample(
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
-    method = step(budget=budget, model=model, **(step_kwargs or {}))
+    # PyMC's __new__ hides a step's signature; its __init__ has it.
+    constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
+    names = inspect.signature(constructor).parameters
+    own = {name: kwargs.pop(name) for name in [*kwargs] if name in names}
+    method = step(budget=budget, model=model, **own)
     expected = budget.expected_draws()
     if math.isinf(expected) and draws is None:
         raise ValueError("An infinite epsilon never stops a run: give draws.")

@@ -4,6 +4,8 @@ import logging
 import math
 import pickle
 
+from typing import ClassVar
+
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -268,41 +270,46 @@ def test_progress_columns(normal_model):
 class TestSample:
     """dp.sample: plan, run, release."""
 
+    STEP: ClassVar = {"clip_bound": 2.0, "proposal": RandomWalk(0.03)}
+
     def test_one_call(self, normal_model, caplog):
         with normal_model, caplog.at_level(logging.INFO, logger="pymc.dp"):
-            idata = sample(
-                epsilon=3.0,
-                delta=1e-5,
-                chains=2,
-                cores=1,
-                step_kwargs={"clip_bound": 2.0, "proposal": RandomWalk(0.03)},
-                **QUIET,
-            )
+            idata = sample(epsilon=3.0, delta=1e-5, chains=2, cores=1, **self.STEP, **QUIET)
         assert "Plan: about" in caplog.text and "epsilon = 3" in caplog.text
         assert set(idata.posterior.data_vars) == {"mu", "squared"}
         assert float(idata.posterior.attrs["epsilon"]) <= 3.0
         assert float(idata.sample_stats["epsilon_spent"].max()) > 2.8
 
+    def test_the_plan_is_shown_before_any_data_are_touched(self, normal_model, caplog):
+        """Should the user stop here, nothing is spent."""
+        seen = []
+
+        def stopped(*args, **kwargs):
+            seen.append(caplog.text)
+            raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pm, "sample", stopped)
+            caplog.set_level(logging.INFO, logger="pymc.dp")
+            with pytest.raises(KeyboardInterrupt):
+                sample(epsilon=3.0, delta=1e-5, chains=2, model=normal_model, **self.STEP)
+        assert "draws in each of 2 chains" in seen[0]
+
     def test_infinite_epsilon_needs_draws(self, normal_model):
-        options = {"clip_bound": 2.0, "proposal": RandomWalk(0.03)}
         with pytest.raises(ValueError, match="give draws"):
-            sample(epsilon=math.inf, delta=1e-5, chains=2, step_kwargs=options, model=normal_model)
+            sample(epsilon=math.inf, delta=1e-5, chains=2, model=normal_model, **self.STEP)
 
     def test_more_draws_than_paid_for(self, normal_model):
-        options = {"clip_bound": 2.0, "proposal": RandomWalk(0.03)}
         with pytest.raises(ValueError, match="pays for"):
-            sample(
-                epsilon=1.0,
-                delta=1e-5,
-                chains=2,
-                draws=10**6,
-                step_kwargs=options,
-                model=normal_model,
-            )
+            sample(epsilon=1.0, delta=1e-5, draws=10**6, model=normal_model, **self.STEP)
 
     def test_arguments_of_ours(self, normal_model):
         with pytest.raises(TypeError, match="callback, tune"):
             sample(epsilon=1.0, delta=1e-5, model=normal_model, tune=10, callback=print)
+
+    def test_the_step_says_what_it_lacks(self, normal_model):
+        with pytest.raises(TypeError, match="clip_bound"):
+            sample(epsilon=1.0, delta=1e-5, model=normal_model, proposal=RandomWalk(0.03))
 
 
 class TestBadInput:
