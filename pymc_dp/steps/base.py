@@ -71,6 +71,17 @@ class DPStep(BlockedStep):
         "exhausted": (bool, []),
     }
     _state_class = StepMethodState
+    #: What the charge rests on: set once, when the step is built.
+    settled: ClassVar[tuple[str, ...]] = ("budget", "likelihood", "part", "label", "reproducible")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse changes that the budget would not learn of."""
+        if name in self.settled and name in self.__dict__:
+            raise AttributeError(
+                f"{name} cannot be changed: the budget has been told what this step costs. Build a "
+                "new step."
+            )
+        super().__setattr__(name, value)
 
     def __init__(
         self,

@@ -93,6 +93,7 @@ class DPPenalty(DPStep):
     """
 
     name = "dp_penalty"
+    settled = (*DPStep.settled, "clip_bound", "temperature", "laziness", "proposal")
 
     def __init__(
         self,

@@ -333,7 +333,7 @@ class Tampered:
 def with_sum(clipped_sum, make=normal_model, **kwargs):
     def build_on(y):
         step = make(y, **kwargs)
-        step.likelihood = Tampered(step.likelihood, clipped_sum)
+        object.__setattr__(step, "likelihood", Tampered(step.likelihood, clipped_sum))
         return step
 
     return build_on

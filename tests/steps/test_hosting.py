@@ -352,6 +352,15 @@ class TestBadInput:
         with pytest.raises(ValueError, match="together"):
             make_step(two_variable_model, PrivacyBudget(1.0, 1e-5, chains=1), blocked=False)
 
+    @pytest.mark.parametrize("name", ["clip_bound", "temperature", "proposal", "budget"])
+    def test_what_was_charged_for_cannot_be_changed(self, normal_model, name):
+        step = make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1))
+        with pytest.raises(AttributeError, match="Build a new step"):
+            setattr(step, name, 100.0)
+        copy = pickle.loads(cloudpickle.dumps(step))
+        with pytest.raises(AttributeError, match="Build a new step"):
+            setattr(copy, name, 100.0)
+
     def test_hopeless_budget(self, normal_model):
         """Refused before any data are touched, with the numbers."""
         budget = PrivacyBudget(0.01, 1e-9, chains=4)
