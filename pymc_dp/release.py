@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pymc_dp.errors import PrivacyLeak
+from pymc_dp.errors import PrivacyLeak, PrivacyLeakWarning
 
 # The rest is imported where it is used: the package imports this module at once, since it shares
 # its name with its function, and must stay light.
@@ -66,6 +67,11 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
     PrivacyLeak
         If the draws carry statistics of a step that is not private, or the budget has not paid for
         them.
+
+    Warns
+    -----
+    PrivacyLeakWarning
+        If something is kept that shows the data.
     """
     from pymc_dp import __version__
     from pymc_dp.model.checks import depends_on_data
@@ -97,13 +103,17 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
         raise ValueError(
             f"keep= names variables that are not Deterministics of the model: {', '.join(unknown)}."
         )
-    hidden = {
-        n
-        for n, v in derived.items()
-        if n in posterior and n not in keep and depends_on_data(model, v)
-    }
+    from_data = {n for n, v in derived.items() if n in posterior and depends_on_data(model, v)}
+    hidden, risky = from_data - set(keep), from_data & set(keep)
     if hidden:
         _log.info("Not released, since computed from data: %s.", ", ".join(sorted(hidden)))
+    if risky:
+        warnings.warn(
+            f"{', '.join(sorted(risky))} would show something of the data; what was kept at your "
+            "wish is outside the guarantee.",
+            PrivacyLeakWarning,
+            stacklevel=2,
+        )
     names = [n for n in posterior.data_vars if n in free or (n in derived and n not in hidden)]
 
     # Draws taken back by the callback are gone already; those of a run without it are cut here. Of

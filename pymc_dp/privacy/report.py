@@ -172,6 +172,10 @@ class PrivacyReport:
         ]
         if self.n_records is not None:
             rows.append(("records", f"{self.n_records}"))
+            if self.delta * self.n_records >= 1:
+                rows.append(
+                    ("WEAK DELTA", "not below 1 / (number of records): whole records may leak")
+                )
         rows.append(("chains", f"shared over {self.chains}"))
         if self.draws:
             rows.append(("draws", " + ".join(map(str, self.draws))))

@@ -12,7 +12,12 @@ import pymc as pm
 import pytest
 
 from pymc_dp import DPPenalty, Ledger, PrivacyBudget, release
-from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.errors import (
+    LedgerError,
+    PrivacyBudgetExhausted,
+    PrivacyLeak,
+    PrivacyLeakWarning,
+)
 
 from .test_hosting import QUIET, make_step, record_charges, run
 
@@ -231,7 +236,9 @@ class TestPublishing:
 
     def test_keep_is_explicit(self, result):
         idata, model, budget = result
-        assert "residual" in release(idata, model, budget, keep=["residual"]).posterior
+        with pytest.warns(PrivacyLeakWarning, match="residual"):
+            assert "residual" in release(idata, model, budget, keep=["residual"]).posterior
+        assert "squared" in release(idata, model, budget, keep=["squared"]).posterior
         with pytest.raises(ValueError, match="not Deterministics"):
             release(idata, model, budget, keep=["nonsense"])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk, sample
+from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk, release, sample
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.mechanisms import Decision
@@ -188,6 +188,9 @@ def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
     assert budget.spent() <= 4.0
     assert idata.posterior["sigma"].std() > 0 and idata.posterior["mu"].std() > 0
     assert len(budget.ledger.claims()) == 4
+    public = release(idata, model, budget)
+    assert set(public.posterior.data_vars) == {"mu", "sigma"}
+    assert public.sample_stats["accepted"].shape == (2, idata.posterior.sizes["draw"], 2)
 
 
 def test_counter_is_not_refunded_between_sequential_chains(normal_model):
