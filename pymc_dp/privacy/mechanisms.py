@@ -253,19 +253,14 @@ class DecisionFamily:
         _positive("sensitivity per distance", self.sensitivity_per_distance)
         if (self.noise_scale is None) == (self.noise_multiplier is None):
             raise ValueError("Give exactly one of noise_scale and noise_multiplier.")
-        if self.noise_scale is not None:
-            _positive("noise scale", self.noise_scale)
-        if self.noise_multiplier is not None:
-            _positive("noise multiplier", self.noise_multiplier)
+        noise = self.noise_scale if self.noise_scale is not None else self.noise_multiplier
+        _positive("noise scale or multiplier", noise)  # type: ignore[arg-type] # one is given
 
     @property
     def name(self) -> str:
         """Name with the rule and the law of the sensitivity."""
-        scale = (
-            f"{self.noise_scale:.4g}"
-            if self.noise_scale is not None
-            else f"{self.noise_multiplier:.4g}*sensitivity"
-        )
+        fixed = self.noise_scale is not None
+        scale = f"{self.noise_scale:.4g}" if fixed else f"{self.noise_multiplier:.4g}*sensitivity"
         lazy = "" if self.laziness == 1 else f", lazy w={self.laziness:.4g}"
         typical = self.sensitivity_per_distance * float(np.median(self.distances))
         return f"decision by penalty(s={scale}){lazy}, sensitivity varying with the proposal, median {typical:.4g}"
@@ -288,11 +283,8 @@ class DecisionFamily:
     @lru_cache(maxsize=16384)
     def _cell(self, index: int) -> Decision:
         sensitivity = self.RATIO**index
-        if self.noise_scale is not None:
-            rule: AcceptanceRule = Penalty(self.noise_scale)
-        else:
-            assert self.noise_multiplier is not None  # checked on construction
-            rule = Penalty(self.noise_multiplier * sensitivity)
+        scale = self.noise_scale or sensitivity * self.noise_multiplier  # type: ignore[operator]
+        rule: AcceptanceRule = Penalty(scale)
         return Decision(rule if self.laziness == 1 else Lazy(rule, self.laziness), sensitivity)
 
     def renyi(self, orders: npt.ArrayLike) -> np.ndarray:

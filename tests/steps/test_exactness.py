@@ -278,12 +278,13 @@ class StaleLikelihood(DPPenalty):
         likelihood = self.likelihood
         logp, seen = likelihood.logp, []
         try:
-            self.likelihood = _Spy(likelihood, lambda x: seen.append(logp(x)) or seen[-1])
+            spy = _Spy(likelihood, lambda x: seen.append(logp(x)) or seen[-1])
+            object.__setattr__(self, "likelihood", spy)
             theta, accepted, distance = super().transition(theta)
         finally:
-            self.likelihood = likelihood
+            object.__setattr__(self, "likelihood", likelihood)
         if not accepted:
-            self._current = (self._current[0], seen[-1], self._current[2])
+            self._current = (self._current[0], seen[-1])
         return theta, accepted, distance
 
 
