@@ -15,12 +15,12 @@ from __future__ import annotations
 import math
 
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from scipy.special import erfcx, log_ndtr
+from scipy.special import erfcx, log_ndtr, ndtr
 
 __all__ = ["AcceptanceRule", "Barker", "Lazy", "Metropolis", "Penalty"]
 
@@ -106,8 +106,10 @@ class Penalty(_Rule):
         """Name with the noise scale."""
         return f"penalty(s={self.scale:.4g})"
 
-    def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    def log_probabilities(self, log_ratio: Any) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""
+        if isinstance(log_ratio, float):
+            return self._of_float(log_ratio)
         x = np.asarray(log_ratio, dtype=float)
         s = self.scale
         # Detailed balance gives the left half from the right one, where nothing cancels.
@@ -128,6 +130,28 @@ class Penalty(_Rule):
         left = np.where(x < 0, x, 0.0) + log_accept
         log_not_left = np.log(-np.expm1(np.minimum(left, -1e-300)))
         return np.where(x < 0, left, log_accept), np.where(x < 0, log_not_left, log_reject)
+
+    def _of_float(self, x: float) -> tuple[Any, Any]:
+        """Do the same for one float, as each iteration of a chain needs it, at a tenth of the time."""
+        s = self.scale
+        u = min(abs(x), 1e150) / s - s / 2
+        log_phi = -0.5 * u * u - _LOG_SQRT_2PI
+        log_m1, log_m2 = _log_mills_of_float(u), _log_mills_of_float(u + s)
+        log_reject = log_phi + log_m1 + math.log(-math.expm1(min(log_m2 - log_m1, -1e-300)))
+        if log_reject < -0.7:
+            log_accept = math.log1p(-math.exp(log_reject))
+        else:
+            log_accept = min(math.log(ndtr(u) + math.exp(log_phi + log_m2)), 0.0)
+        if x >= 0:
+            return log_accept, log_reject
+        left = x + log_accept
+        return left, math.log(-math.expm1(min(left, -1e-300)))
+
+
+def _log_mills_of_float(x: float) -> float:
+    if x < 0:
+        return float(log_ndtr(-x)) + 0.5 * x * x + _LOG_SQRT_2PI
+    return math.log(_SQRT_HALF_PI * float(erfcx(x / math.sqrt(2))))
 
 
 @dataclass(frozen=True)

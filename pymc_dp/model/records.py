@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 from collections.abc import Mapping, Sequence
@@ -222,14 +223,14 @@ class RecordLikelihood:
         if bound == np.inf:
             with np.errstate(invalid="ignore"):
                 return float(np.nansum(new - old))
-        _, exponent = np.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
-        exponent = int(exponent) - 1 - GRID_BITS
+        _, exponent = math.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
+        exponent = exponent - 1 - GRID_BITS
         if bound == 0 or exponent < -1000:  # the grid would leave the range of floating point
             return 0.0
-        limit = np.floor(np.ldexp(bound, -exponent))
-        scale = np.asarray(np.ldexp(1.0, -exponent))
-        total = self._clipped_sum(new, old, scale, np.asarray(limit))
-        return float(np.ldexp(float(total), exponent))
+        limit = math.floor(math.ldexp(bound, -exponent))
+        scale = np.asarray(math.ldexp(1.0, -exponent))
+        total = self._clipped_sum(new, old, scale, np.asarray(float(limit)))
+        return math.ldexp(float(total), exponent)
 
     def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
         """All value variables of a point as one float64 vector of shape ``(n_dim,)``."""

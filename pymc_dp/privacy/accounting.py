@@ -138,7 +138,7 @@ def _choose(table: dict[str, Callable], accountant: str) -> list[Callable]:
     return list(table.values()) if accountant == "best" else [table[accountant]]
 
 
-def renyi_to_epsilon(orders: np.ndarray, renyi: Any, delta: float) -> np.ndarray:
+def renyi_to_epsilon(orders: Any, renyi: Any, delta: float) -> Any:
     """Epsilon at each order by itself (Canonne, Kamath, Steinke 2020, Proposition 12)."""
     return renyi + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
 

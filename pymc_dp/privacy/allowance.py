@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -57,11 +57,11 @@ class Allowance:
         Number of iterations (infinite under a filter or without protection).
     share : RenyiShare or None
         Share of the filter, if the cost varies from iteration to iteration.
-    run : ndarray
-        Rényi divergence at :data:`ORDERS` of the whole run (all steps and chains), for showing what
-        has been spent.
-    epsilon, delta : float
-        Terms of the budget.
+    run, conversion : ndarray
+        For showing what has been spent: Rényi divergence of the whole run (all steps and chains) at
+        a few orders, and what converts it to an epsilon there.
+    epsilon : float
+        Of the budget.
     expected : float
         Draws it should last for: exact if ``iterations`` is finite.
     """
@@ -69,23 +69,26 @@ class Allowance:
     iterations: float
     share: RenyiShare | None
     run: np.ndarray
+    conversion: np.ndarray
     epsilon: float
-    delta: float
     expected: float
     used: int = 0
     spent: float = 0.0
     closed: bool = False
+    prices: dict[Mechanism, float] = field(default_factory=dict)
 
     def fresh(self) -> Allowance:
         """Return the same allowance, unused."""
-        return replace(self, used=0, spent=0.0, closed=False)
+        return replace(self, used=0, spent=0.0, closed=False, prices={})
 
     def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
         """Pay for one iteration; False, now and ever after, if the allowance does not cover it."""
         cost = 0.0
         if self.share is not None:
-            order = np.array([self.share.order])
-            cost = sum(count * float(mechanism.renyi(order)[0]) for mechanism, count in accesses)
+            for mechanism, count in accesses:
+                if mechanism not in self.prices:
+                    self.prices[mechanism] = float(mechanism.renyi([self.share.order])[0])
+                cost += count * self.prices[mechanism]
             self.closed = self.closed or not self.spent + cost <= self.share.rho
         self.closed = self.closed or self.used >= self.iterations
         if self.closed:
@@ -98,15 +101,11 @@ class Allowance:
         """Epsilon of the whole run if every chain and step has come as far as this one."""
         if self.epsilon == math.inf:
             return math.inf
-        fraction = (
-            self.spent / self.share.rho if self.share is not None else self.used / self.iterations
-        )
+        share = self.share
+        fraction = self.used / self.iterations if share is None else self.spent / share.rho
         if fraction == 0:
             return 0.0
-        return min(
-            self.epsilon,
-            max(0.0, float(np.min(renyi_to_epsilon(ORDERS, self.run * fraction, self.delta)))),
-        )
+        return min(self.epsilon, max(0.0, float(np.min(fraction * self.run + self.conversion))))
 
 
 def share_out(
@@ -143,22 +142,25 @@ def share_out(
         mean = mean + cost
     varying = any(isinstance(m, DecisionFamily) for m, _ in accesses)
     if epsilon == math.inf:
-        return {label: Allowance(math.inf, None, mean, epsilon, delta, math.inf) for label in steps}
+        nothing = np.zeros(1)
+        return {
+            label: Allowance(math.inf, None, nothing, nothing, epsilon, math.inf) for label in steps
+        }
+    budget = renyi_budget(ORDERS, epsilon, delta)
+    best = int(np.argmax(budget / mean))
     if not varying:
         total = max_iterations(accesses, epsilon, delta, accountant)
         each = total // chains if total < math.inf else math.inf
         if each < 1:
             raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, total))
-        return {
-            label: Allowance(each, None, mean * (chains * each), epsilon, delta, each)
-            for label in steps
-        }
+        # The less is spent, the higher the best order.
+        shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
+        run, conversion = mean[shown] * chains * each, renyi_to_epsilon(ORDERS[shown], 0.0, delta)
+        return {label: Allowance(each, None, run, conversion, epsilon, each) for label in steps}
     if accountant not in ("best", "rdp"):
         raise ValueError(
             f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp'."
         )
-    budget = renyi_budget(ORDERS, epsilon, delta)
-    best = int(np.argmax(budget / mean))
     expected = float(budget[best] / mean[best]) / chains
     if expected < 1:
         raise PrivacyBudgetExhausted(
@@ -167,18 +169,19 @@ def share_out(
     # The last digits belong to the conversion's safety margin, so that all shares together fit.
     rho = float(budget[best]) * (1 - 1e-6) / chains
     order = float(ORDERS[best])
-    run = np.where(order >= ORDERS, rho * chains, np.inf)
-    return {
-        label: Allowance(
+    conversion = renyi_to_epsilon(order, 0.0, delta)
+    allowances = {}
+    for label, cost in means.items():
+        share = RenyiShare(order, rho * float(cost[best] / mean[best]))
+        allowances[label] = Allowance(
             math.inf,
-            RenyiShare(order, rho * float(m[best] / mean[best])),
-            run,
+            share,
+            np.array([rho * chains]),
+            np.array([conversion]),
             epsilon,
-            delta,
             math.floor(expected),
         )
-        for label, m in means.items()
-    }
+    return allowances
 
 
 def _mean_renyi(step: StepAccess) -> np.ndarray:

@@ -6,6 +6,7 @@ import copy
 import math
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,15 @@ __all__ = ["DPPenalty"]
 
 #: Draws from the proposal's public law, used to plan.
 _PLANNING_DRAWS = 2000
+
+
+@dataclass
+class _State:
+    """A state with its log-prior and, once the data were looked at, the records' log-likelihoods."""
+
+    theta: np.ndarray
+    prior: float
+    records: np.ndarray | None = None
 
 
 class DPPenalty(DPStep):
@@ -175,7 +185,7 @@ class DPPenalty(DPStep):
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
-        self._current: tuple[np.ndarray, np.ndarray] | None = None
+        self._current: _State | None = None
         if hasattr(self, "proposal"):
             self._walk = self.proposal.start(len(self.part))
 
@@ -184,22 +194,29 @@ class DPPenalty(DPStep):
         moved, distance = self._walk.propose(theta[self.part], self.rng)
         proposed = theta.copy()
         proposed[self.part] = moved
-        prior = self.likelihood.log_prior(proposed) - self.likelihood.log_prior(theta)
+        # Another step may have moved other variables since: what was kept belongs to one state.
+        if self._current is None or not np.array_equal(self._current.theta, theta):
+            self._current = _State(theta, self.likelihood.log_prior(theta))
+        old, new = self._current, _State(proposed, self.likelihood.log_prior(proposed))
+        prior = new.prior - old.prior
         if self._family is None:
             rule = self._plain_rule
         else:
             decision = self._family.at(distance, abs(prior) if math.isfinite(prior) else 0.0)
             rule = decision.rule
             self.charge(((decision, 1),))
-        # Another step may have moved other variables since: the kept values belong to one state.
-        if self._current is None or not np.array_equal(self._current[0], theta):
-            self._current = (theta, self.likelihood.logp(theta))
-        records = self.likelihood.logp(proposed)
-        change = self.likelihood.clipped_sum(records, self._current[1], self.clip_bound * distance)
+        change = self.likelihood.clipped_sum(
+            self._records(new), self._records(old), self.clip_bound * distance
+        )
         log_ratio = self.temperature * change + prior
         # No ratio exists where both priors vanish, a public fact: stay.
         accepted = not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
         self._walk.decided(accepted)
         if accepted:
-            self._current = (proposed, records)
-        return (proposed if accepted else theta), accepted, distance
+            self._current = new
+        return self._current.theta, accepted, distance
+
+    def _records(self, state: _State) -> np.ndarray:
+        if state.records is None:
+            state.records = self.likelihood.logp(state.theta)
+        return state.records

@@ -76,6 +76,13 @@ def test_penalty_against_high_precision(scale):
             assert float(got[1]) == pytest.approx(float(mpmath.log(reject)), rel=1e-11, abs=1e-11)
 
 
+@given(x=st.floats(-1e6, 1e6), scale=st.floats(0.01, 50))
+def test_penalty_of_a_float_is_that_of_an_array(x, scale):
+    one, many = Penalty(scale).log_probabilities(x), Penalty(scale).log_probabilities(np.array([x]))
+    for a, b in zip(one, many, strict=True):
+        assert float(a) == pytest.approx(b[0], rel=1e-12, abs=1e-13)
+
+
 @pytest.mark.parametrize("log_ratio", [-3.0, -0.5, 0.0, 0.8, 4.0])
 def test_penalty_is_metropolis_with_noise_averaged_out(log_ratio):
     """The second way to the number: integrate min(1, exp(lambda + xi - s^2/2)) over xi."""

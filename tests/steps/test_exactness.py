@@ -284,7 +284,7 @@ class StaleLikelihood(DPPenalty):
         finally:
             object.__setattr__(self, "likelihood", likelihood)
         if not accepted:
-            self._current = (self._current[0], seen[-1])
+            self._current.records = seen[-1]
         return theta, accepted, distance
 
 
