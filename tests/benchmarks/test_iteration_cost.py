@@ -88,7 +88,7 @@ def measure(make: Callable[[], tuple[pm.Model, float]], rounds: int = 400) -> Me
     step, iterate, build = prepare(make)
     bare, theta = (
         step.likelihood._logp,
-        step.likelihood.ravel(step.likelihood.unravel(step._current[0])),
+        step.likelihood.ravel(step.likelihood.unravel(step._current.theta)),
     )
     old = bare(theta)
     calls = (iterate, lambda: bare(theta), lambda: step.likelihood.clipped_sum(old, old, 0.1))
@@ -120,7 +120,7 @@ def test_iteration(make, benchmark):
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_bare_likelihood(make, benchmark):
     step, _, _ = prepare(make)
-    theta = step._current[0]
+    theta = step._current.theta
     assert benchmark.pedantic(step.likelihood._logp, args=(theta,), rounds=300).shape == (N,)
 
 
