@@ -146,11 +146,18 @@ class DPStep(BlockedStep):
 
     def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> None:
         """Pay for the accesses of one iteration before they happen."""
-        if self._allowance is not None and not self._allowance.charge(accesses):
+        if self.budget is None:
+            return
+        if self._allowance is None:
+            raise PrivacyBudgetExhausted(f"{self.label} has claimed nothing for this chain yet.")
+        if not self._allowance.charge(accesses):
             raise _AllowanceUsedUp
 
-    # ------------------------------------------------------------------ life of a chain, as PyMC
-    # tells it
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy must not go on spending what the original has claimed: it claims for itself.
+        return self.__dict__ | {"_opened": False, "_allowance": None}
+
+    # ------------------------------------------------------------------ life of a chain
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""

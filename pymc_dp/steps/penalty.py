@@ -189,6 +189,9 @@ class DPPenalty(DPStep):
         if hasattr(self, "proposal"):
             self._walk = self.proposal.start(len(self.part))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_current": None}  # private, and of one chain only
+
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
         """Propose, charge, decide; one likelihood evaluation, as the current state's is kept."""
         moved, distance = self._walk.propose(theta[self.part], self.rng)

@@ -1,5 +1,6 @@
 """DPPenalty inside pm.sample: one process and several, both hosts; nothing overspent, nothing lost."""
 
+import copy
 import logging
 import math
 import pickle
@@ -226,10 +227,28 @@ def test_secret_bits_are_not_pickled_or_shared(normal_model):
     step = make_step(normal_model, budget)
     assert isinstance(step._bits, OperatingSystemBits)
     assert not vars(step._bits)  # there is no state to copy
-    copy = pickle.loads(cloudpickle.dumps(step))
-    assert isinstance(copy._bits, OperatingSystemBits)
-    assert copy.budget.ledger.path == budget.ledger.path
-    assert copy.vars[0] is copy.likelihood or copy.vars[0].name == "mu"
+    shipped = pickle.loads(cloudpickle.dumps(step))
+    assert isinstance(shipped._bits, OperatingSystemBits)
+    assert shipped.budget.ledger.path == budget.ledger.path
+
+
+def test_a_copy_made_in_mid_chain_claims_for_itself(normal_model):
+    """Neither pickling nor copying a running step doubles what it may still spend."""
+    budget = PrivacyBudget(2.0, 1e-5, chains=2)
+    step = make_step(normal_model, budget)
+    step.set_rng(np.random.default_rng(1))
+    step.stop_tuning()
+    point = normal_model.initial_point()
+    for _ in range(5):
+        step.step(point)
+    copies = [pickle.loads(cloudpickle.dumps(step)), copy.deepcopy(step)]
+    assert all(c._current is None for c in copies)
+    copies[0].step(point)
+    assert len(budget.ledger.claims()) == 2
+    with pytest.raises(PrivacyBudgetExhausted, match="chains=2"):
+        copies[1].step(point)
+    with pytest.raises(PrivacyBudgetExhausted, match="claimed nothing"):
+        copies[1].transition(np.zeros(1))
 
 
 def test_decisions_do_not_follow_the_seed(normal_model):
@@ -360,9 +379,9 @@ class TestBadInput:
         step = make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1))
         with pytest.raises(AttributeError, match="Build a new step"):
             setattr(step, name, 100.0)
-        copy = pickle.loads(cloudpickle.dumps(step))
+        shipped = pickle.loads(cloudpickle.dumps(step))
         with pytest.raises(AttributeError, match="Build a new step"):
-            setattr(copy, name, 100.0)
+            setattr(shipped, name, 100.0)
 
     def test_hopeless_budget(self, normal_model):
         """Refused before any data are touched, with the numbers."""
