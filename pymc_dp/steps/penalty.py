@@ -75,8 +75,8 @@ class DPPenalty(DPStep):
         Noise proportional to the sensitivity, ``s = noise_multiplier * 2 T b M``, as in the papers
         (their ``tau * sqrt(n)``).
     laziness : float
-        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 buy more, slower iterations: about
-        40 % more accepted moves for the same privacy at 0.5.
+        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 buy more, slower iterations: at 0.5
+        about a third more accepted moves for the same privacy.
     temperature : float
         ``T`` in (0, 1], public. 1 targets the posterior.
     records, reproducible, model, compile_kwargs

@@ -69,6 +69,23 @@ class TestPublishedTable:
         )
 
 
+def test_the_default_noise_and_laziness_are_good_choices():
+    """Accepted moves per unit of privacy, as DPPenalty's docstring has them."""
+
+    def moves(rule, epsilon=4.0):
+        iterations = max_iterations([(Decision(rule, 1.4 / RATIO), 1)], epsilon, DELTA)
+        return iterations * rule.probability(0.0)
+
+    default = moves(Penalty(2.0))
+    for scale, documented in ((1.0, 470), (1.4, 629), (2.0, 753), (3.0, 657)):
+        assert moves(Penalty(scale)) == pytest.approx(documented, rel=0.01)
+        assert moves(Penalty(scale)) <= default
+    assert moves(Barker()) < default
+    for epsilon in (1.0, 4.0):
+        gain = moves(Lazy(Penalty(2.0), 0.5), epsilon) / moves(Penalty(2.0), epsilon)
+        assert 1.25 < gain < 1.45
+
+
 @given(mu=st.floats(0.01, 8), epsilon=st.floats(1e-3, 30))
 def test_gaussian_delta_is_the_closed_form(mu, epsilon):
     exact = norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
