@@ -400,6 +400,7 @@ def clipped_chain():
 def test_clipped_moves_balance_in_pairs(monkeypatch):
     """The step's own acceptance probabilities, there and back, against the hand-written ratio."""
     step, seen = clipped_step(), []
+    step._open()
     monkeypatch.setattr(penalty, "decide", lambda rule, x, bits: seen.append((rule, x)) or False)
     rng = np.random.default_rng(0)
     for _ in range(50):
