@@ -132,7 +132,7 @@ class RandomWalk:
         """Nothing to learn."""
 
 
-class OneComponent:
+class OneComponent(RandomWalk):
     """Random walk on one randomly chosen parameter at a time.
 
     Moves are short, so each costs little privacy; the seeds call it one-component updates (OCU).
@@ -147,20 +147,9 @@ class OneComponent:
         Public cap on the length of a move.
     """
 
-    n_dim: int
     _scales: np.ndarray
     _units: np.ndarray
     _component: int
-
-    def __init__(
-        self,
-        scale: npt.ArrayLike,
-        *,
-        metric: npt.ArrayLike = "euclidean",
-        max_distance: float | None = None,
-    ) -> None:
-        RandomWalk(1.0, metric=metric, max_distance=max_distance)  # the same checks
-        self.scale, self.metric, self.max_distance = scale, metric, max_distance
 
     def start(self, n_dim: int) -> Self:
         """Check shapes; the walk itself has no state."""
@@ -194,9 +183,6 @@ class OneComponent:
 
     def _move(self, j: int, rng: np.random.Generator) -> float:
         return self._scales[j] * rng.standard_normal()
-
-    def decided(self, accepted: bool) -> None:
-        """Nothing to learn."""
 
 
 class GuidedWalk(OneComponent):

@@ -254,6 +254,14 @@ class TestCallback:
                 self.budget(traces[chain], last)
         assert [t.draw_idx for t in traces] == [20, 20]
 
+    def test_an_interrupted_run_does_not_end_the_next_one(self):
+        self.budget.expect_chains("A[x]", 2)
+        self.budget(self.trace, draw(1, exhausted=True))  # then the user stops the run
+        self.budget.expect_chains("A[x]", 2)
+        self.budget(self.trace, draw(0, exhausted=True))  # chain 1 waits for a core: no interrupt
+        with pytest.raises(KeyboardInterrupt):
+            self.budget(self.trace, draw(1, exhausted=True))
+
     def test_foreign_statistics_abort(self):
         foreign = draw(0)
         foreign.stats.append({"tree_size": 7})
