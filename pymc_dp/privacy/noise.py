@@ -30,6 +30,10 @@ class BitSource(Protocol):
         """64 uniform bits, as an integer in [0, 2**64)."""
         ...
 
+    def words(self, n: int) -> np.ndarray:
+        """``n`` times 64 uniform bits, as unsigned integers."""
+        ...
+
 
 @dataclass(frozen=True)
 class OperatingSystemBits:
@@ -40,6 +44,10 @@ class OperatingSystemBits:
     def word(self) -> int:
         """64 uniform bits."""
         return int.from_bytes(os.urandom(8), "little")
+
+    def words(self, n: int) -> np.ndarray:
+        """``n`` times 64 uniform bits, in one request; read-only."""
+        return np.frombuffer(os.urandom(8 * n), dtype=np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +60,10 @@ class SeededBits:
     def word(self) -> int:
         """64 uniform bits."""
         return int(self.generator.integers(0, 2**64, dtype=np.uint64))
+
+    def words(self, n: int) -> np.ndarray:
+        """``n`` times 64 uniform bits."""
+        return self.generator.integers(0, 2**64, size=n, dtype=np.uint64)
 
 
 def bernoulli(p: float, bits: BitSource) -> bool:
