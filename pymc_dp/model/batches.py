@@ -62,15 +62,15 @@ class BatchLikelihood:
         self._graphs: tuple | None = theta, rows, labels, options
         self._tables: list[_Table] = []  # stays empty if batches come from the full vector
 
-    def __call__(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Log-likelihoods, ``-inf`` where they are not numbers; arguments are trusted."""
+    def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
+        """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are trusted."""
         if self._graphs is not None:
             self._build()
         if len(index) == 0:
-            return np.empty(0)
+            return [np.empty(0) for _ in thetas]
         if not self._tables:
-            return self._full(theta)[index]
-        return _total(self._tables, theta, index)
+            return [self._full(theta)[index] for theta in thetas]
+        return _totals(self._tables, thetas, index)
 
     def _build(self) -> None:
         assert self._graphs is not None
@@ -81,7 +81,7 @@ class BatchLikelihood:
                 # Numba says where it cannot compile, or not well, which is no reason to give up.
                 warnings.simplefilter("ignore")
                 tables = _tables(theta, rows, labels, self._n_records, options)
-                agrees = self._agrees(lambda *batch: _total(tables, *batch))
+                agrees = self._agrees(lambda theta, index: _totals(tables, [theta], index)[0])
             if agrees:
                 self._tables = tables
                 return
@@ -136,20 +136,24 @@ class _Table:
             self._order = np.argsort(label, kind="stable")
             self._ends = np.cumsum(np.bincount(label, minlength=n_records))
 
-    def __call__(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         if self._order is None:
-            return self._rows(theta, index)
+            return self._rows(thetas, index)
         ends = self._ends[index]
         counts = ends - np.where(index > 0, self._ends[index - 1], 0)
         places = np.cumsum(counts)
         if places[-1] == 0:  # compiled functions need not stand empty arrays
-            return np.zeros(len(index))
+            return [np.zeros(len(index)) for _ in thetas]
         rows = self._order[np.arange(places[-1]) + np.repeat(ends - places, counts)]
         owners = np.repeat(np.arange(len(index)), counts)
-        return np.bincount(owners, weights=self._rows(theta, rows), minlength=len(index))
+        return [
+            np.bincount(owners, weights=values, minlength=len(index))
+            for values in self._rows(thetas, rows)
+        ]
 
-    def _rows(self, theta: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        return self._function(theta, rows, *(data.take(rows, axis) for data, axis in self._data))
+    def _rows(self, thetas: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
+        gathered = [data.take(rows, axis) for data, axis in self._data]
+        return [self._function(theta, rows, *gathered) for theta in thetas]
 
 
 def _tables(
@@ -178,8 +182,12 @@ def _tables(
     return tables
 
 
-def _total(tables: Sequence[_Table], theta: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _totals(
+    tables: Sequence[_Table], thetas: Sequence[np.ndarray], index: np.ndarray
+) -> list[np.ndarray]:
     with np.errstate(invalid="ignore"):
-        total = reduce(add, [table(theta, index) for table in tables])
-    total[np.isnan(total)] = -np.inf
-    return total
+        each = [table(thetas, index) for table in tables]
+        totals = [reduce(add, terms) for terms in zip(*each, strict=True)]
+    for total in totals:
+        total[np.isnan(total)] = -np.inf
+    return totals

@@ -29,7 +29,7 @@ from pymc_dp.model.roots import (
 )
 from pymc_dp.model.units import assign_rows, per_record
 
-__all__ = ["RecordLikelihood"]
+__all__ = ["RecordLikelihood", "clipped_changes"]
 
 # Steps within the clip bound: 2**30 or more, so that 2**31 records, which is the limit, add up to
 # less than 2**62.
@@ -180,13 +180,14 @@ class RecordLikelihood:
 
         Parameters
         ----------
-        theta : array of float64, shape (n_dim,)
+        theta : array of float64, shape (n_dim,) or (k, n_dim)
+            One point, or several, for which the data are read once.
         index : array of int, shape (n,)
             Records from 0 to ``n_records - 1``, in any order, with repetitions or without.
 
         Returns
         -------
-        array of float64, shape (n,)
+        array of float64, shape (n,) or (k, n)
             ``logp(theta)[index]``, up to rounding.
 
         Raises
@@ -203,7 +204,9 @@ class RecordLikelihood:
         # Compiled code checks no bounds. As unsigned numbers, negative ones are large.
         if index.size and index.view(np.uint64).max() >= self.n_records:
             raise IndexError(f"index must be from 0 to {self.n_records - 1}, the last record")
-        return self._batch(self._checked(theta), index)
+        if np.ndim(theta) == 2:
+            return np.array(self._batch([self._checked(point) for point in theta], index))
+        return self._batch([self._checked(theta)], index)[0]
 
     def log_prior(self, theta: np.ndarray) -> float:
         """Log-prior density on the unconstrained scale.
@@ -261,11 +264,9 @@ class RecordLikelihood:
         if bound == np.inf:
             with np.errstate(invalid="ignore"):
                 return float(np.nansum(new - old))
-        _, exponent = math.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
-        exponent = exponent - 1 - GRID_BITS
-        if bound == 0 or exponent < -1000:  # the grid would leave the range of floating point
+        exponent, limit = _grid(bound)
+        if limit == 0:
             return 0.0
-        limit = math.floor(math.ldexp(bound, -exponent))
         scale = np.asarray(math.ldexp(1.0, -exponent))
         total = self._clipped_sum(new, old, scale, np.asarray(float(limit)))
         return math.ldexp(float(total), exponent)
@@ -290,6 +291,39 @@ class RecordLikelihood:
         if theta.shape != (self.n_dim,):
             raise ValueError(f"theta must have shape ({self.n_dim},), not {theta.shape}")
         return theta
+
+
+def clipped_changes(new: np.ndarray, old: np.ndarray, bound: float) -> np.ndarray:
+    """Each record's term of :meth:`RecordLikelihood.clipped_sum`, for a batch.
+
+    Parameters
+    ----------
+    new, old : arrays of float64, shape (n,)
+        Log-likelihoods, as `RecordLikelihood.logp_at` returns them.
+    bound : float
+        Largest contribution of a record, at least 0; ``inf`` for no clipping.
+
+    Returns
+    -------
+    array of float64, shape (n,)
+        Multiples of the grid: their sum is exact for up to 2**22 records.
+    """
+    exponent, limit = (0, math.inf) if bound == np.inf else _grid(bound)
+    with np.errstate(invalid="ignore", over="ignore"):
+        steps = new - old
+        if bound < np.inf:
+            steps = np.rint(steps * math.ldexp(1.0, -exponent))
+        steps[np.isnan(steps)] = 0.0
+        return np.clip(steps, -limit, limit) * math.ldexp(1.0, exponent)
+
+
+def _grid(bound: float) -> tuple[int, int]:
+    """Exponent of the grid, and number of its steps within the bound: 2**30 to 2**31."""
+    _, exponent = math.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
+    exponent = exponent - 1 - GRID_BITS
+    if bound == 0 or exponent < -1000:  # the grid would leave the range of floating point
+        return 0, 0
+    return exponent, math.floor(math.ldexp(bound, -exponent))
 
 
 def _prior(model: pm.Model, conditions: Sequence[Variable]) -> Variable:

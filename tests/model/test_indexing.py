@@ -48,6 +48,10 @@ def check(likelihood: RecordLikelihood, model: pm.Model, indices=INDICES) -> Non
             expected = full[np.asarray(index, dtype=int)]
             assert batch.dtype == np.float64
             np.testing.assert_allclose(batch, expected, rtol=1e-10, atol=1e-12)
+    # Several points at once are what they are one by one.
+    points, index = np.array(thetas(likelihood, model, 3)), indices[0]
+    together = likelihood.logp_at(points, index)
+    assert np.array_equal(together, [likelihood.logp_at(point, index) for point in points])
 
 
 def check_cheap(likelihood: RecordLikelihood, model: pm.Model) -> None:

@@ -19,6 +19,7 @@ from pytensor.graph.basic import Constant
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.records import clipped_changes
 from tests.model.families import FAMILIES, N
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
@@ -335,6 +336,23 @@ def test_a_record_moves_the_clipped_sum_by_twice_the_bound_at_most(new, old, bou
 @given(VECTORS, VECTORS, BOUNDS)
 def test_clipped_sum_changes_sign_when_the_states_are_exchanged(new, old, bound):
     assert SMALL.clipped_sum(new, old, bound) == -SMALL.clipped_sum(old, new, bound)
+
+
+@settings(max_examples=200, deadline=None)
+@given(VECTORS, VECTORS, BOUNDS)
+def test_clipped_changes_are_the_terms_of_the_sum(new, old, bound):
+    """Batches are clipped and rounded like all records, one by one."""
+    changes = clipped_changes(new, old, bound)
+    assert changes.shape == (5,)
+    assert np.all(np.abs(changes) <= bound)
+    assert sum(map(Fraction, changes.tolist())) == exact(new, old, bound)
+    assert np.array_equal(changes, -clipped_changes(old, new, bound))
+    assert np.array_equal(changes[[2, 0]], clipped_changes(new[[2, 0]], old[[2, 0]], bound))
+
+
+def test_clipped_changes_without_a_bound():
+    new, old = np.array([1.0, -np.inf, -np.inf]), np.array([3.0, -np.inf, 2.0])
+    assert clipped_changes(new, old, np.inf).tolist() == [-2.0, 0.0, -np.inf]
 
 
 def test_clipped_sum_does_not_depend_on_the_order():
