@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from pymc_dp.privacy.mechanisms import Adjacency
     from pymc_dp.privacy.report import PrivacyReport
     from pymc_dp.sampling import sample
+    from pymc_dp.steps.barker import DPBarker
+    from pymc_dp.steps.fast_mh import DPFastMH, TunaMH
     from pymc_dp.steps.penalty import DPPenalty
     from pymc_dp.steps.proposals import GuidedWalk, OneComponent, RandomWalk
 
 _HOME = {
     "Adjacency": "privacy.mechanisms",
     "Barker": "acceptance",
+    "DPBarker": "steps.barker",
+    "DPFastMH": "steps.fast_mh",
     "DPPenalty": "steps.penalty",
     "GuidedWalk": "steps.proposals",
     "Lazy": "acceptance",
@@ -55,6 +59,7 @@ _HOME = {
     "PymcDPError": "errors",
     "RandomWalk": "steps.proposals",
     "RecordLikelihood": "model.records",
+    "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
     "sample": "sampling",
 }

@@ -240,7 +240,7 @@ class Lazy(_Rule):
     @property
     def private(self) -> bool:
         """Laziness makes Metropolis' rule private too, since a rejection always has probability at least 1 - w."""
-        return self.rule.private or self.weight < 1
+        return self.rule.private or (self.weight < 1 and isinstance(self.rule, Metropolis))
 
     def log_probabilities(self, log_ratio: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """``(log a, log(1 - a))`` for scalars or arrays of log-ratios."""

@@ -1,6 +1,6 @@
 """Imports run one way: the files are parsed and every import is held against the layers.
 
-``errors, acceptance <- privacy, model <- steps <- sampling, tuning, release, diagnostics``; privacy and model never meet.
+``errors, acceptance, correction <- privacy, model <- steps <- sampling, tuning, release, diagnostics``; privacy and model never meet.
 Imports inside functions count, and so do ``importlib.import_module("...")`` and ``__import__("...")``; imports under
 ``if TYPE_CHECKING:`` do not, as they only name types.
 """
@@ -23,10 +23,14 @@ TOP = {"sampling", "tuning", "release", "diagnostics"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "acceptance": {"errors"},
+    "correction": {"errors", "acceptance"},
     "privacy": {"errors", "acceptance", "privacy"},
     "model": {"errors", "acceptance", "model"},
-    "steps": {"errors", "acceptance", "privacy", "model", "steps"},
-    **{name: {"errors", "acceptance", "privacy", "model", "steps", *TOP} for name in TOP},
+    "steps": {"errors", "acceptance", "correction", "privacy", "model", "steps"},
+    **{
+        name: {"errors", "acceptance", "correction", "privacy", "model", "steps", *TOP}
+        for name in TOP
+    },
 }
 MAY_IMPORT["door"] = set(MAY_IMPORT)
 

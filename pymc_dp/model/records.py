@@ -19,6 +19,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.batches import BatchLikelihood
 from pymc_dp.model.checks import check_graphs, check_model
+from pymc_dp.model.clipping import grid, quantized_sum
 from pymc_dp.model.compiling import compile_frozen, freeze
 from pymc_dp.model.independence import check_independence
 from pymc_dp.model.parameter_checks import strip_checks
@@ -29,11 +30,7 @@ from pymc_dp.model.roots import (
 )
 from pymc_dp.model.units import assign_rows, per_record
 
-__all__ = ["RecordLikelihood", "clipped_changes"]
-
-# Steps within the clip bound: 2**30 or more, so that 2**31 records, which is the limit, add up to
-# less than 2**62.
-GRID_BITS = 30
+__all__ = ["RecordLikelihood"]
 
 
 class RecordLikelihood:
@@ -135,7 +132,7 @@ class RecordLikelihood:
         )
         (log_prior,) = freeze([log_prior])
         self._log_prior = compile_frozen([theta], log_prior, options)
-        self._clipped_sum = compile_frozen(*_quantized_sum(n_records), options)
+        self._clipped_sum = compile_frozen(*quantized_sum(n_records), options)
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot, or not well.
             warnings.simplefilter("ignore")
@@ -264,7 +261,7 @@ class RecordLikelihood:
         if bound == np.inf:
             with np.errstate(invalid="ignore"):
                 return float(np.nansum(new - old))
-        exponent, limit = _grid(bound)
+        exponent, limit = grid(bound)
         if limit == 0:
             return 0.0
         scale = np.asarray(math.ldexp(1.0, -exponent))
@@ -293,39 +290,6 @@ class RecordLikelihood:
         return theta
 
 
-def clipped_changes(new: np.ndarray, old: np.ndarray, bound: float) -> np.ndarray:
-    """Each record's term of :meth:`RecordLikelihood.clipped_sum`, for a batch.
-
-    Parameters
-    ----------
-    new, old : arrays of float64, shape (n,)
-        Log-likelihoods, as `RecordLikelihood.logp_at` returns them.
-    bound : float
-        Largest contribution of a record, at least 0; ``inf`` for no clipping.
-
-    Returns
-    -------
-    array of float64, shape (n,)
-        Multiples of the grid: their sum is exact for up to 2**22 records.
-    """
-    exponent, limit = (0, math.inf) if bound == np.inf else _grid(bound)
-    with np.errstate(invalid="ignore", over="ignore"):
-        steps = new - old
-        if bound < np.inf:
-            steps = np.rint(steps * math.ldexp(1.0, -exponent))
-        steps[np.isnan(steps)] = 0.0
-        return np.clip(steps, -limit, limit) * math.ldexp(1.0, exponent)
-
-
-def _grid(bound: float) -> tuple[int, int]:
-    """Exponent of the grid, and number of its steps within the bound: 2**30 to 2**31."""
-    _, exponent = math.frexp(bound)  # bound = m * 2**exponent with 1/2 <= m < 1
-    exponent = exponent - 1 - GRID_BITS
-    if bound == 0 or exponent < -1000:  # the grid would leave the range of floating point
-        return 0, 0
-    return exponent, math.floor(math.ldexp(bound, -exponent))
-
-
 def _prior(model: pm.Model, conditions: Sequence[Variable]) -> Variable:
     """Log-prior, ``-inf`` where it is not a number or one of the conditions fails."""
     terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=False)
@@ -337,13 +301,3 @@ def _prior(model: pm.Model, conditions: Sequence[Variable]) -> Variable:
 
 def _sum_trailing(graph: Variable) -> Variable:
     return graph.sum(axis=tuple(range(1, graph.ndim))) if graph.ndim > 1 else graph
-
-
-def _quantized_sum(n_records: int) -> tuple[list[Variable], Variable]:
-    """Graph of the sum over records of whole numbers ``rint(scale * (new - old))``, limited."""
-    new, old = (pt.vector(name, shape=(n_records,), dtype="float64") for name in ("new", "old"))
-    scale, limit = pt.dscalars("scale", "limit")
-    steps = pt.clip(pt.round((new - old) * scale, mode="half_to_even"), -limit, limit)
-    # Whole numbers in int64, not in float64: no rewrite or vectorisation can make this inexact.
-    steps = pt.switch(pt.isnan(steps), 0.0, steps).astype("int64")
-    return [new, old, scale, limit], pt.sum(steps)

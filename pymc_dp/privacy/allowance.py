@@ -12,7 +12,8 @@ import numpy as np
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting import max_draws
 from pymc_dp.privacy.composition import Cost, renyi_budget, renyi_to_epsilon
-from pymc_dp.privacy.filters import DecisionFamily, RenyiFilter, RenyiShare
+from pymc_dp.privacy.families import Family
+from pymc_dp.privacy.filters import RenyiFilter, RenyiShare
 from pymc_dp.privacy.mechanisms import ORDERS, Mechanism
 
 __all__ = ["Allowance", "StepAccess", "share_out"]
@@ -59,7 +60,7 @@ class Allowance:
         Number of iterations (infinite under a filter or without protection).
     share : RenyiShare or None
         Share of the filter, if the cost varies from iteration to iteration.
-    run, conversion : ndarray
+    run, conversion : tuple of float
         For showing what has been spent: Rényi divergence of the whole run (all steps and chains) at
         a few orders, and what converts it to an epsilon there.
     epsilon : float
@@ -70,8 +71,8 @@ class Allowance:
 
     iterations: float
     share: RenyiShare | None
-    run: np.ndarray
-    conversion: np.ndarray
+    run: tuple[float, ...]
+    conversion: tuple[float, ...]
     epsilon: float
     expected: float
     used: int = 0
@@ -102,7 +103,8 @@ class Allowance:
             fraction = self.filter.spent / self.filter.share.rho
         if fraction == 0:
             return 0.0
-        return min(self.epsilon, max(0.0, float(np.min(fraction * self.run + self.conversion))))
+        readings = [fraction * r + c for r, c in zip(self.run, self.conversion, strict=True)]
+        return min(self.epsilon, max(0.0, min(readings)))
 
 
 def share_out(
@@ -132,17 +134,14 @@ def share_out(
     PrivacyBudgetExhausted
         If the budget does not pay for one draw of each chain.
     """
+    if epsilon == math.inf:
+        return {label: Allowance(math.inf, None, (), (), epsilon, math.inf) for label in steps}
     accesses = [a for step in steps.values() for a in step.mechanisms]
     mean = Cost.of(()).renyi
     means = {label: _mean_renyi(step) for label, step in steps.items()}
     for cost in means.values():
         mean = mean + cost
-    varying = any(isinstance(m, DecisionFamily) for m, _ in accesses)
-    if epsilon == math.inf:
-        nothing = np.zeros(1)
-        return {
-            label: Allowance(math.inf, None, nothing, nothing, epsilon, math.inf) for label in steps
-        }
+    varying = any(isinstance(m, Family) for m, _ in accesses)
     budget = renyi_budget(ORDERS, epsilon, delta)
     best = int(np.argmax(budget / mean))
     if not varying:
@@ -152,7 +151,8 @@ def share_out(
             raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, total))
         # The less is spent, the higher the best order.
         shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
-        run, conversion = mean[shown] * chains * each, renyi_to_epsilon(ORDERS[shown], 0.0, delta)
+        run = tuple((mean[shown] * chains * each).tolist())
+        conversion = tuple(np.asarray(renyi_to_epsilon(ORDERS[shown], 0.0, delta)).tolist())
         return {label: Allowance(each, None, run, conversion, epsilon, each) for label in steps}
     if accountant not in ("best", "rdp"):
         raise ValueError(
@@ -166,15 +166,15 @@ def share_out(
     # The last digits belong to the conversion's safety margin, so that all shares together fit.
     rho = float(budget[best]) * (1 - 1e-6) / chains
     order = float(ORDERS[best])
-    conversion = renyi_to_epsilon(order, 0.0, delta)
+    at_zero = float(renyi_to_epsilon(order, 0.0, delta))
     allowances = {}
     for label, cost in means.items():
         share = RenyiShare(order, rho * float(cost[best] / mean[best]))
         allowances[label] = Allowance(
             math.inf,
             share,
-            np.array([rho * chains]),
-            np.array([conversion]),
+            (rho * chains,),
+            (at_zero,),
             epsilon,
             math.floor(expected),
         )
@@ -187,7 +187,7 @@ def _mean_renyi(step: StepAccess) -> np.ndarray:
     for mechanism, count in step.mechanisms:
         total += count * (
             mechanism.mean_renyi(ORDERS)
-            if isinstance(mechanism, DecisionFamily)
+            if isinstance(mechanism, Family)
             else mechanism.renyi(ORDERS)
         )
     return total

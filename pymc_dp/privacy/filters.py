@@ -9,17 +9,13 @@ from __future__ import annotations
 import math
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from pymc_dp.acceptance import AcceptanceRule, Lazy, Penalty
-from pymc_dp.privacy.mechanisms import Decision, Mechanism, positive
+from pymc_dp.privacy.mechanisms import Mechanism, positive
 
-__all__ = ["DecisionFamily", "RenyiFilter", "RenyiOdometer", "RenyiShare"]
+__all__ = ["RenyiFilter", "RenyiOdometer", "RenyiShare"]
 
 _ODOMETER_ORDERS = tuple(2.0**k for k in range(1, 11))
 
@@ -160,87 +156,3 @@ class RenyiOdometer:
         return float(
             np.min(self.renyi + math.log(len(self.orders) / self.delta) / (self.orders - 1))
         )
-
-
-@dataclass(frozen=True)
-class DecisionFamily(Mechanism):
-    """Decisions whose sensitivity is proportional to a public distance that differs from proposal to proposal.
-
-    Distances are rounded up to a geometric grid before anything is charged, so that every cost is
-    computed once.
-
-    Parameters
-    ----------
-    sensitivity_per_distance : float
-        Sensitivity of the log-ratio divided by the distance of the proposal: ``2 T b`` under
-        substitution.
-    noise_scale, noise_multiplier : float or None
-        Exactly one of them: a fixed noise scale, or noise proportional to the sensitivity.
-    laziness : float
-        Weight of the lazy rule, 1 for none.
-    distances : tuple of float
-        Public law of the distance as equally likely values, used to plan (never to charge).
-    """
-
-    sensitivity_per_distance: float
-    noise_scale: float | None
-    noise_multiplier: float | None
-    laziness: float
-    distances: tuple[float, ...] = field(compare=False, repr=False)
-
-    #: Ratio of neighbouring grid points: rounding costs at most 1 % (on average 0.5 %) of the
-    #: privacy of a decision.
-    RATIO: ClassVar[float] = 1.005
-    #: Allowance for rounding, per unit of the log-ratio's terms: a few units in the last place. Terms
-    #: below 1e4 are counted as 1e4, beyond which every rule is certain.
-    ROUNDING: ClassVar[float] = 1e-15
-
-    def __post_init__(self) -> None:
-        positive("sensitivity per distance", self.sensitivity_per_distance)
-        if (self.noise_scale is None) == (self.noise_multiplier is None):
-            raise ValueError("Give exactly one of noise_scale and noise_multiplier.")
-        noise = self.noise_scale if self.noise_scale is not None else self.noise_multiplier
-        positive("noise scale or multiplier", noise)  # type: ignore[arg-type] # one is given
-
-    @property
-    def name(self) -> str:
-        """Name with the rule and the law of the sensitivity."""
-        fixed = self.noise_scale is not None
-        scale = f"{self.noise_scale:.4g}" if fixed else f"{self.noise_multiplier:.4g}*sensitivity"
-        lazy = "" if self.laziness == 1 else f", lazy w={self.laziness:.4g}"
-        typical = self.sensitivity_per_distance * float(np.median(self.distances))
-        return f"decision by penalty(s={scale}){lazy}, sensitivity varying with the proposal, median {typical:.4g}"
-
-    def at(self, distance: float, offset: float = 0.0) -> Decision:
-        """Return the decision charged for a proposal of this length: that of the next grid point.
-
-        Parameters
-        ----------
-        distance : float
-            Public distance of the proposal, > 0.
-        offset : float
-            Size of the public part of the log-ratio (prior and proposal terms), which decides how
-            coarsely the whole is rounded.
-        """
-        rounding = self.ROUNDING * max(1e4, offset)
-        sensitivity = self.sensitivity_per_distance * distance * (1 + 1e-9) + rounding
-        return self._cell(math.ceil(math.log(sensitivity) / math.log(self.RATIO)))
-
-    @lru_cache(maxsize=16384)
-    def _cell(self, index: int) -> Decision:
-        sensitivity = self.RATIO**index
-        scale = self.noise_scale or sensitivity * self.noise_multiplier  # type: ignore[operator]
-        rule: AcceptanceRule = Penalty(scale)
-        return Decision(rule if self.laziness == 1 else Lazy(rule, self.laziness), sensitivity)
-
-    def _renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Infinite: without a bound on the distance a single decision has no bound. Use a filter."""
-        return np.full(np.shape(orders), np.inf)
-
-    def mean_renyi(self, orders: npt.ArrayLike) -> np.ndarray:
-        """Return the expected cost of a decision at each order, for planning a filter."""
-        # Costs grow about as the square: root mean squares within bins keep the weight of the long
-        # moves.
-        bins = np.array_split(np.sort(self.distances), 16)
-        nodes = [math.sqrt(float(np.mean(np.square(b)))) for b in bins if b.size]
-        return np.mean([self.at(m).renyi(orders) for m in nodes], axis=0)

@@ -11,10 +11,9 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from scipy.special import pdtr, pdtrc
-from scipy.stats import poisson
+from scipy.special import gammaln, pdtr, pdtrc
 
-from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
+from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.decisions import (
     LARGEST_EPSILON,
     Law,
@@ -27,12 +26,13 @@ from pymc_dp.privacy.mechanisms import Adjacency, Decision, Mechanism, positive
 
 __all__ = ["PoissonMinibatchDecision"]
 
-# The supremum is taken on grids of the log-ratio (relative spacing 0.005) and of the weight (0.03),
-# near whose maxima the divergence is quadratic: this covers both errors.
+# The supremum is taken on grids of the log-ratio and of the weight, near whose maxima the
+# divergence is quadratic: this covers what they miss, which is less than half of it (see the tests).
 _SAFETY = 1 + 1e-3
-_SPACING = 0.03
-_N_GRID = 2001
+_SPACING = 0.04  # of the weights
 _MOST_PLACES = 200
+# Barker's rule accepts the more, the larger the weight, up to here.
+_MONOTONE = math.log1p(math.sqrt(2))
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,24 @@ class PoissonMinibatchDecision(Mechanism):
         |w| \le W = \ln(1 + N c / lam)
 
     (``w`` takes the place of ``u``). Given the total ``B`` this would not hold: a place our record
-    takes is one that the others lose. With the limit, the places of our record are conditioned on
-    being fewer than what the others leave, a number whose law is public; every value of it is
-    tried and the worst taken. The two laws of the bit are then those of two values of ``w``, and for
-    every log-ratio the worst are the largest and the smallest probability of acceptance. Whether
-    the limit is reached has a public law too, over which exponentiated divergences are averaged.
+    takes is one that the others lose. With the limit, our record takes ``T ~ Poisson((lam + N c) /
+    N)`` places conditioned on being fewer than what the others leave, a number whose law is public.
+
+    Given ``T = t``, ``J`` is binomial. Each further place moves the probability of acceptance up if
+    ``w > 0`` and down if ``w < 0``, so the worst is that the others leave as many places as there
+    can be: all. In ``w`` the least accepting is ``-W``, for every monotone rule. The most accepting
+    is ``W`` for Barker's rule if ``N c <= sqrt(2) lam``; otherwise, and for the penalty rule far to
+    the right, it is some ``w`` in ``(0, W]`` (a larger one is kept less often), and values on a grid are tried.
+    Whether the limit is reached has a public law too, over which exponentiated divergences are
+    averaged.
+
+    For Barker's rule the log-odds under two values of the record differ by less than
+
+    .. math:: R = c\,e^{W} + \frac{2\,lam + N c}{N} \max_{0 \le w \le W} e^{-w} \tanh(w/2)
+
+    whatever the log-ratio (``2 c cosh(W)`` if ``N c <= sqrt(2) lam``), and come as near to it as one likes
+    far to the right. So ``Decision(Barker(), R)`` costs at least as much, and the decision is
+    ``R**2 / 8``-zCDP.
 
     The penalty rule has *no* finite Rényi cost here, at any order: ``j`` places of our record shift
     the log-ratio by ``j W``, against which a rejection of the penalty rule has probability of
@@ -79,6 +92,22 @@ class PoissonMinibatchDecision(Mechanism):
         Number of records.
     full_batch_at : int or None
         Batch size from which on all records are used; None for never.
+
+    Notes
+    -----
+    *Monotone in w.* Given ``T = t``, with ``a`` the rule and ``k`` the probability that a place of
+    ours counts, the derivative of the probability of acceptance in ``w`` is ``t k`` times the mean
+    of ``a'(y + w) - (a(y + w) - a(y)) e^w / (1 + e^w)``, where ``y`` is the log-ratio after ``t -
+    1`` places. For ``w < 0`` it is positive if ``a`` is increasing. For Barker's rule and ``z =
+    e^w`` it has the sign of ``2 e^(-y) + 1 + 2 z - z^2``, positive for ``z <= 1 + sqrt(2)``.
+
+    *Range of Barker's log-odds.* They are ``x + ln m(x)``, where ``m`` is the mean of ``e^(J w)``
+    weighted by the probabilities of rejection at ``x + J w``; ``m(x)`` falls with ``x``, from ``E
+    e^(J w)`` to ``1 / E e^(-J w)``. The fall that is left at ``x`` is ``ln(E_1 a / E_2 a)``, with
+    ``J`` of rate ``r`` in ``E_1`` and ``r e^(-w)`` in ``E_2``, hence the integral between these
+    rates of a mean of ``(z - 1) / (1 + z e^y)`` over some ``y >= x`` (``w > 0``), or of ``(1 - z) /
+    (1 + z e^y)``, ``y <= x`` (``w < 0``). For no ``w`` in ``(0, W]`` is it more than for ``-W``, so
+    the distance of the two grows to the right of every ``x`` by what is left: it is largest in the limit.
 
     References
     ----------
@@ -113,7 +142,7 @@ class PoissonMinibatchDecision(Mechanism):
         if self._most_weight > _MOST_PLACES:
             raise ValueError(
                 f"Records would be taken too often for a minibatch to make sense: {self.expected_batch:.4g} places for {self.n_records} "
-                f"records, at up to {1 + self.n_records * self.log_ratio_bound / self.batch_rate:.4g} times the odds each. Use a larger "
+                f"records, at up to {self._largest_odds:.4g} times the odds each. Use a larger "
                 "batch_rate, a smaller bound, or all records (Decision)."
             )
 
@@ -141,10 +170,29 @@ class PoissonMinibatchDecision(Mechanism):
         return self.rule.rule if isinstance(self.rule, Lazy) else self.rule
 
     @property
+    def _plain_penalty(self) -> bool:
+        """Whether rejections can be as improbable as the tail of the penalty rule."""
+        return isinstance(self._inner, Penalty) and getattr(self.rule, "weight", 1.0) == 1
+
+    @property
+    def _largest_odds(self) -> float:
+        """``e^W``: what one place of a record can do to the odds."""
+        return 1 + self.n_records * self.log_ratio_bound / self.batch_rate
+
+    @property
+    def _largest_weight(self) -> float:
+        """``W`` of the docstring."""
+        return math.log1p(self.n_records * self.log_ratio_bound / self.batch_rate)
+
+    @property
+    def _rate(self) -> float:
+        """Expected number of places that a record takes and that count, times ``1 + e^w``."""
+        return 2 * self.batch_rate / self.n_records + self.log_ratio_bound
+
+    @property
     def _most_weight(self) -> float:
         """Expected places of a record, each weighted by what it can do to the odds."""
-        odds = 1 + self.n_records * self.log_ratio_bound / self.batch_rate
-        return self.expected_batch / self.n_records * odds
+        return self.expected_batch / self.n_records * self._largest_odds
 
     @property
     def full_probability(self) -> float:
@@ -157,30 +205,40 @@ class PoissonMinibatchDecision(Mechanism):
     def _full(self) -> Decision:
         return Decision(self.rule, 2 * self.log_ratio_bound)
 
+    @property
+    def _range(self) -> float:
+        """Range of Barker's log-odds: ``R`` of the docstring."""
+        w = min(self._largest_weight, _MONOTONE)
+        # The bound c is self._rate * tanh(W / 2).
+        least = -self.log_ratio_bound * self._largest_odds
+        return self._rate * math.exp(-w) * math.tanh(w / 2) - least
+
+    @property
+    def zcdp(self) -> float | None:
+        """``R**2 / 8`` for Barker's rule, lazy or not, else None."""
+        return self._range**2 / 8 if isinstance(self._inner, Barker) else None
+
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order; infinite for the penalty rule."""
-        if isinstance(self._inner, Penalty) and getattr(self.rule, "weight", 1.0) == 1:
+        if self._plain_penalty:
             return np.full(orders.shape, np.inf)
-        # The cumulant is convex in the order: chords between some orders lie above it.
-        if len(orders) > 120:
-            known = np.unique(orders)
-            known = known[np.unique(np.linspace(0, len(known) - 1, 120).astype(int))]
-        else:
-            known = np.unique(orders)
-        batch = np.zeros(len(known))
-        for high, low in _laws(self):
-            for p, q in ((high, low), (low, high)):
-                value = bernoulli_divergence(p, q, known[:, None])
-                batch = np.maximum(batch, value.max(axis=1))
-        cumulant = (known - 1) * batch * _SAFETY
+        alpha = orders[:, None]
+        high, low = _laws(self, orders.max())
+        batch = np.maximum(
+            _row_maxima(bernoulli_divergence(high, low, alpha)),
+            _row_maxima(bernoulli_divergence(low, high, alpha)),
+        )
+        batch *= _SAFETY
+        if self.zcdp is not None:
+            batch = np.minimum(batch, orders * self.zcdp)
         weight = self.full_probability
-        if weight > 0:
-            full = (known - 1) * self._full.renyi(known)
-            with np.errstate(divide="ignore"):
-                cumulant = np.logaddexp(np.log1p(-weight) + cumulant, np.log(weight) + full)
+        if weight == 0:
+            return batch
+        cumulants = (orders - 1) * np.stack([batch, self._full.renyi(orders)])
+        with np.errstate(divide="ignore"):
+            average = np.logaddexp(*(np.log([[1 - weight], [weight]]) + cumulants))
         # Rounding in the average must not show as less than nothing.
-        cumulant = np.maximum(cumulant, 0)
-        return np.interp(orders, np.append(1.0, known), np.append(0.0, cumulant)) / (orders - 1)
+        return np.maximum(average, 0) / (orders - 1)
 
     def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
         """Supremum over the log-ratio at each epsilon, averaged over whether all records decide."""
@@ -193,71 +251,65 @@ class PoissonMinibatchDecision(Mechanism):
 @lru_cache(maxsize=64)
 def _profile(mechanism: PoissonMinibatchDecision) -> tuple[np.ndarray, np.ndarray]:
     """Knots and values of the privacy profile when not all records decide."""
-    laws = _laws(mechanism)
+    high, low = _laws(mechanism, 1.0)
     reach = 0.0
-    for high, low in laws:
-        for a, b in zip(high, low, strict=True):
-            reach = max(reach, float(np.max(np.where(np.maximum(a, b) > -42, np.abs(a - b), 0))))
-    knots = np.linspace(0, min(reach, LARGEST_EPSILON), 257)
-    values = np.zeros(len(knots))
-    for high, low in laws:
-        for p, q in ((high, low), (low, high)):
-            values = np.maximum(values, bernoulli_excess(p, q, knots[:, None]).max(axis=1))
-    return knots, np.minimum(values * _SAFETY, 1.0)
+    for a, b in zip(high, low, strict=True):
+        reach = max(reach, float(np.max(np.where(np.maximum(a, b) > -42, np.abs(a - b), 0))))
+    # The penalty rule reaches far: dense where a decision on all records would spend.
+    unit = mechanism.log_ratio_bound
+    knots = unit * np.sinh(np.linspace(0, 1, 257) * np.arcsinh(min(reach, LARGEST_EPSILON) / unit))
+    values = np.maximum(
+        _row_maxima(bernoulli_excess(high, low, knots[:, None])),
+        _row_maxima(bernoulli_excess(low, high, knots[:, None])),
+    )
+    return knots, np.clip(values * _SAFETY, 0.0, 1.0)
 
 
-@lru_cache(maxsize=16)
-def _laws(mechanism: PoissonMinibatchDecision) -> list[tuple[Law, Law]]:
-    """Most and least accepting laws of the bit on a grid of log-ratios.
+def _row_maxima(values: np.ndarray) -> np.ndarray:
+    """Largest value of each row of a smooth function, by parabolas through the peaks of the grid."""
+    left, middle, right = values[:, :-2], values[:, 1:-1], values[:, 2:]
+    bend = 2 * middle - left - right
+    peak = (middle >= left) & (middle >= right) & (bend > 0)
+    rise = np.square(right - left) / (8 * np.where(peak, bend, 1.0))
+    return np.maximum(values.max(axis=1), (middle + np.where(peak, rise, 0.0)).max(axis=1))
 
-    One pair for each number of places the others may leave; the last has no limit.
-    """
-    n, bound, rate = mechanism.n_records, mechanism.log_ratio_bound, mechanism.batch_rate
-    largest = math.log1p(n * bound / rate)
-    half = max(32, math.ceil(largest / _SPACING))
-    w = np.linspace(-largest, largest, 2 * half + 1)
-    kept = (2 * rate + n * bound) / n / (1 + np.exp(w))  # expected number of places that count
-    places = mechanism.expected_batch / n
-    # More places than `most` have no weight even where each multiplies the odds by exp(largest).
-    heavy = mechanism._most_weight
+
+def _laws(mechanism: PoissonMinibatchDecision, largest_order: float) -> tuple[Law, Law]:
+    """Most and least accepting laws of the bit on a grid of log-ratios, unless all records decide."""
+    inner, largest = mechanism._inner, mechanism._largest_weight
+    # Far out every place our record can take makes a step of its own.
+    size = max(301.0, 40 * (5 + mechanism._most_weight * largest))
+    if isinstance(inner, Penalty):
+        # The rule's own tail is steeper, the farther out, unless lazy rejections hide it.
+        hidden = getattr(mechanism.rule, "weight", 1.0) <= 0.99
+        size = max(size, 301 * 0.3 / inner.scale) if hidden else 4001
+    scale, order = max(largest, mechanism._range), max(largest_order, 64.0)
+    x = coarse_grid(mechanism.rule, scale, order, int(min(size, 4001)))[0]
+    smallest = _MONOTONE if isinstance(inner, Barker) else 0.0
+    steps = math.ceil(max(largest - smallest, 0) / _SPACING)
+    low, high = _law(mechanism, x, -largest), _law(mechanism, x, largest)
+    for w in np.linspace(largest, smallest, steps + 1)[1:]:
+        accept, reject = _law(mechanism, x, float(w))
+        high = np.maximum(high[0], accept), np.minimum(high[1], reject)
+    return high, low
+
+
+def _law(mechanism: PoissonMinibatchDecision, x: np.ndarray, w: float) -> Law:
+    """Law of the bit at each log-ratio if our record has weight ``w`` and the others leave all places."""
+    kept = mechanism._rate / (1 + math.exp(w))  # expected number of places that count
+    # More places than `most` have no weight even where each multiplies the odds by exp(abs(w)).
+    heavy = kept * math.exp(abs(w))
     counts = np.arange(math.ceil(heavy + 10 * math.sqrt(heavy) + 40))
     most = int(np.argmax(pdtrc(counts, heavy) < 1e-18)) + 2
-    j = np.arange(most)
-    log_ratios = coarse_grid(mechanism.rule, max(largest, bound), 64.0, _N_GRID)[0]
-    # Places that count and places that do not are independent Poisson numbers.
-    weights = poisson.pmf(j[:, None], kept[None, :])
-    idle = np.maximum(places - kept, 0)
-    tables = []
-    largest_limit = min(most, mechanism.full_batch_at or most)
-    limits = range(min(2, largest_limit), largest_limit + 1)
-    if mechanism.full_batch_at is None:
-        limits = range(most, most + 1)
-    for limit in limits:
-        law = weights
-        if limit < most:
-            law = weights * np.where(j[:, None] < limit, pdtr(np.maximum(limit - 1 - j[:, None], 0), idle), 0)  # fmt: skip
-            law = law / pdtr(limit - 1, places)
-        tables.append(law)
-    laws = np.stack(tables)
-    bits: list[list[np.ndarray]] = [[], []]
-    # In parts, for the sake of memory; log and top keep the tails.
-    for part in np.array_split(log_ratios, math.ceil(log_ratios.size * laws[0].size / 2e6)):
-        shifted = mechanism.rule.log_probabilities(
-            part[:, None, None] + j[None, None, :] * w[None, :, None]
-        )
-        for collected, log_a in zip(bits, shifted, strict=True):
-            top = log_a.max(axis=2, keepdims=True)
-            mixed = np.einsum("xwj,ljw->lxw", np.exp(log_a - top), laws)
-            collected.append(np.log(mixed) + top[None, :, :, 0])
-    accept, reject = (np.concatenate(each, axis=1) for each in bits)
-    most_accepting, least_accepting = (
-        (accept.max(axis=2), reject.min(axis=2)),
-        (accept.min(axis=2), reject.max(axis=2)),
-    )
-    return [
-        (
-            (most_accepting[0][i], most_accepting[1][i]),
-            (least_accepting[0][i], least_accepting[1][i]),
-        )
-        for i in range(len(tables))
-    ]
+    limit = mechanism.full_batch_at
+    j = np.arange(most if limit is None else min(most, limit))
+    weights = np.exp(j * math.log(kept) - kept - gammaln(j + 1))
+    if limit is not None and limit < most:
+        # Places that count and places that do not are independent Poisson numbers.
+        places = mechanism.expected_batch / mechanism.n_records
+        weights *= pdtr(limit - 1 - j, max(places - kept, 0.0)) / pdtr(limit - 1, places)
+    bits = []
+    for log_a in mechanism.rule.log_probabilities(x[:, None] + j * w):
+        top = log_a.max(axis=1, keepdims=True)  # keeps the tails
+        bits.append(np.log(np.exp(log_a - top) @ weights) + top[:, 0])
+    return bits[0], bits[1]

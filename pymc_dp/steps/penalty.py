@@ -1,41 +1,23 @@
-"""DP penalty: Metropolis-Hastings with a noisy, clipped log-likelihood ratio, on the full data."""
+"""DP penalty: Metropolis-Hastings with a noisy, clipped log-likelihood ratio."""
 
 from __future__ import annotations
 
-import copy
 import math
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.filters import DecisionFamily
-from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
-from pymc_dp.privacy.noise import decide
-from pymc_dp.steps.base import DPStep
+from pymc_dp.privacy.families import DecisionFamily
+from pymc_dp.steps.accept_reject import AcceptRejectStep, Move
 from pymc_dp.steps.proposals import Proposal
 
 __all__ = ["DPPenalty"]
 
-#: Draws from the proposal's public law, used to plan.
-_PLANNING_DRAWS = 2000
 
-
-@dataclass
-class _State:
-    """A state with its log-prior and, once the data were looked at, the records' log-likelihoods."""
-
-    theta: np.ndarray
-    prior: float
-    records: np.ndarray | None = None
-
-
-class DPPenalty(DPStep):
-    r"""Metropolis-Hastings by the penalty method: exact (without clipping), private, for any model.
+class DPPenalty(AcceptRejectStep):
+    r"""Metropolis-Hastings by the penalty method, private, for any model; exact on all records (without clipping).
 
     Each iteration proposes ``theta'``, computes
 
@@ -47,7 +29,22 @@ class DPPenalty(DPStep):
     moves ``lambda`` by at most ``2 T b M`` (substitution; half of it for add/remove); what is
     charged is the released decision, not the noisy ``lambda`` behind it.
 
-    The chain has exactly the posterior (tempered by ``T``) if no record is clipped. With clipping
+    With ``batch_size`` each iteration looks at ``m`` records only, drawn without replacement. With
+    ``r_i`` the clipped changes of the log-likelihood and ``k = N T / m``,
+
+    .. math:: \hat\lambda = k \sum_{i \in B} r_i + \log p(\theta') - \log p(\theta), \qquad
+              v = k^2\, \frac{N - m}{N - 1} \Big( \sum_B r_i^2 - \frac{(\sum_B r_i)^2}{m} \Big)
+
+    take the place of ``lambda``, and the decision is that of the penalty rule at ``lambda - v / 2``:
+    the error of the batch is corrected for like noise. **Approximate**: the error is taken to be
+    normal with the estimated variance (central limit theorem); where it is small beside the noise
+    (``v`` well below ``s**2``) the bias is below what can be seen. A record of the batch moves
+    ``lambda - v / 2`` by at most ``2 k b M + 2 (k b M)**2 (N - m) / (N - 1) (m - 1) / m``, and the
+    charge is for a decision that sees it with probability ``m / N``. Substitution only.
+    Laziness of 0.5 buys about a third more accepted moves, and twice as many where a record moves the
+    estimate by 1 or more and ``epsilon`` is small.
+
+    On all records the chain has exactly the posterior (tempered by ``T``) if no record is clipped. With clipping
     it is an approximation: the clipped log-ratio is antisymmetric, but clipped ratios along
     different paths between two states need not agree, so in general no density satisfies detailed
     balance. Choose the clip bound so that few records reach it, from public knowledge or simulated
@@ -80,14 +77,26 @@ class DPPenalty(DPStep):
         about a third more accepted moves for the same privacy.
     temperature : float
         ``T`` in (0, 1], public. 1 targets the posterior.
+    batch_size : int, optional
+        Records per iteration ``m``, from 2 on, drawn without replacement with secret randomness;
+        all by default. An iteration then takes time proportional to it, not to the number of
+        records.
     records, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, or a batch is asked for with a budget for adjacency
+        ``"add_remove"``, for which its cost is not proved.
 
     References
     ----------
     Yildirim, Ermis (2019), Exact MCMC with differentially private moves,
     https://doi.org/10.1007/s11222-018-9847-x; Räisä, Koskela, Honkela (2021), Differentially
-    private Hamiltonian Monte Carlo, https://arxiv.org/abs/2106.09376.
+    private Hamiltonian Monte Carlo, https://arxiv.org/abs/2106.09376. Batches: Räisä (2021),
+    Differentially private Metropolis-Hastings algorithms, section 3.4, with the constant 3 of its
+    Lemma 3.4 lowered to 2.
 
     Examples
     --------
@@ -104,7 +113,6 @@ class DPPenalty(DPStep):
     """
 
     name = "dp_penalty"
-    settled = (*DPStep.settled, "clip_bound", "temperature", "laziness", "proposal")
 
     def __init__(
         self,
@@ -117,6 +125,7 @@ class DPPenalty(DPStep):
         noise_multiplier: float | None = None,
         laziness: float = 1.0,
         temperature: float = 1.0,
+        batch_size: int | None = None,
         records: Any = None,
         reproducible: bool = False,
         model: Any = None,
@@ -124,103 +133,55 @@ class DPPenalty(DPStep):
         rng: Any = None,
         compile_kwargs: dict | None = None,
     ):
-        if not (clip_bound > 0 and (math.isfinite(clip_bound) or budget is None)):
-            raise ValueError(
-                f"clip_bound must be positive and finite, got {clip_bound!r}: without it one record could decide everything. "
-                "It bounds the change of one record's log-likelihood per unit of the proposal's distance."
-            )
         if noise_scale is not None and noise_multiplier is not None:
             raise ValueError("Give noise_scale or noise_multiplier, not both.")
+        if noise_multiplier is not None and math.isinf(clip_bound):
+            raise ValueError("noise_multiplier needs a finite clip_bound.")
         if noise_scale is None and noise_multiplier is None:
             noise_scale = 2.0
-        if not 0 < laziness <= 1:
-            raise ValueError(f"laziness must lie in (0, 1], got {laziness!r}.")
-        if not 0 < temperature <= 1:
-            raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
         if noise_scale == 0 and budget is not None:
             raise ValueError(
                 "noise_scale=0 is Metropolis' rule, which is not private at any epsilon: a rejection can be impossible under one data "
                 "set and likely under its neighbour. Use noise of about 1 to 2, or budget=None for a run without privacy."
             )
         super().__init__(
-            vars, budget=budget, records=records, reproducible=reproducible,
+            vars, budget=budget, clip_bound=clip_bound, proposal=proposal, laziness=laziness,
+            temperature=temperature, batch_size=batch_size, records=records, reproducible=reproducible,
             model=model, blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
-        self.clip_bound, self.temperature, self.laziness = (
-            float(clip_bound),
-            float(temperature),
-            float(laziness),
-        )
-        self.proposal = proposal
-        self._walk = proposal.start(len(self.part))
-        # Without a finite cost there is no family of charged decisions, only a rule.
-        self._family: DecisionFamily | None = None
-        if noise_scale == 0 or math.isinf(self.clip_bound):
-            if noise_scale is None:
-                raise ValueError("noise_multiplier needs a finite clip_bound.")
+        rule: AcceptanceRule | None = None
+        if noise_scale is not None:
             rule = Penalty(noise_scale) if noise_scale else Metropolis()
-            self._plain_rule: AcceptanceRule = rule if laziness == 1 else Lazy(rule, laziness)
+        if noise_scale == 0 or math.isinf(self.clip_bound):
+            # Without a finite cost there is no family of charged decisions, only a rule.
+            self.family = None
+            assert rule is not None
+            self._plain_rule = rule if laziness == 1 else Lazy(rule, laziness)
         else:
-            adjacency = budget.adjacency if budget is not None else Adjacency.SUBSTITUTE
-            factor = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[adjacency]
-            self._family = DecisionFamily(
-                sensitivity_per_distance=factor * self.temperature * self.clip_bound,
-                noise_scale=noise_scale,
-                noise_multiplier=noise_multiplier,
-                laziness=self.laziness,
-                distances=self._typical_distances(),
-            )
+            self.family = self._decisions(rule, noise_multiplier)
         self._register()
 
-    def _typical_distances(self) -> tuple[float, ...]:
-        walk, rng, origin = (
-            copy.copy(self._walk),
-            np.random.default_rng(0),
-            np.zeros(len(self.part)),
+    def _decisions(
+        self, rule: AcceptanceRule | None, noise_multiplier: float | None
+    ) -> DecisionFamily:
+        n, m = self.likelihood.n_records, self.batch_size
+        linear, square = self._sides * self.temperature * self.clip_bound, 0.0
+        if m is not None:
+            linear, square = self._batch_sensitivities()
+        return DecisionFamily(
+            sensitivity_per_distance=linear,
+            sensitivity_per_square=square / 2,
+            rule=rule,
+            noise_multiplier=noise_multiplier,
+            laziness=self.laziness,
+            distances=self._typical_distances(),
+            sampling_probability=1.0 if m is None else m / n,
         )
-        return tuple(walk.propose(origin, rng)[1] for _ in range(_PLANNING_DRAWS))
 
-    def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
-        """One decision per iteration; its sensitivity follows the public distance of the proposal."""
-        return () if self._family is None else ((self._family, 1),)
-
-    def _reset_chain(self) -> None:
-        super()._reset_chain()
-        self._current: _State | None = None
-        if hasattr(self, "proposal"):
-            self._walk = self.proposal.start(len(self.part))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_current": None}  # private, and of one chain only
-
-    def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
-        """Propose, charge, decide; one likelihood evaluation, as the current state's is kept."""
-        moved, distance = self._walk.propose(theta[self.part], self.rng)
-        proposed = theta.copy()
-        proposed[self.part] = moved
-        # Another step may have moved other variables since: what was kept belongs to one state.
-        if self._current is None or not np.array_equal(self._current.theta, theta):
-            self._current = _State(theta, self.likelihood.log_prior(theta))
-        old, new = self._current, _State(proposed, self.likelihood.log_prior(proposed))
-        prior = new.prior - old.prior
-        if self._family is None:
-            rule = self._plain_rule
-        else:
-            decision = self._family.at(distance, abs(prior) if math.isfinite(prior) else 0.0)
-            rule = decision.rule
-            self.charge(((decision, 1),))
-        change = self.likelihood.clipped_sum(
-            self._records(new), self._records(old), self.clip_bound * distance
-        )
-        log_ratio = self.temperature * change + prior
-        # No ratio exists where both priors vanish, a public fact: stay.
-        accepted = not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
-        self._walk.decided(accepted)
-        if accepted:
-            self._current = new
-        return self._current.theta, accepted, distance
-
-    def _records(self, state: _State) -> np.ndarray:
-        if state.records is None:
-            state.records = self.likelihood.logp(state.theta)
-        return state.records
+    def accept(self, move: Move, decision: Any) -> bool:
+        """Decide from all records (one likelihood evaluation, as the current state's is kept) or a batch."""
+        rule = self._plain_rule if decision is None else decision.rule
+        if self.batch_size is None:
+            return self.decide(rule, self.log_ratio(move))
+        estimate, variance = self.estimated_log_ratio(move)
+        return self.decide(rule, estimate - variance / 2)

@@ -19,7 +19,7 @@ from pytensor.graph.basic import Constant
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
-from pymc_dp.model.records import clipped_changes
+from pymc_dp.model.clipping import clipped_changes
 from tests.model.families import FAMILIES, N
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.

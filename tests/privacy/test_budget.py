@@ -18,7 +18,7 @@ from pymc_dp.privacy.accounting import epsilon_of, max_draws
 from pymc_dp.privacy.allowance import StepAccess, share_out
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost
-from pymc_dp.privacy.filters import DecisionFamily
+from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
 
 DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=2000).tolist())
@@ -30,7 +30,7 @@ def fixed(label="A[x]", variables=("x",), sensitivity=0.05, **kwargs):
 
 def varying(label="B[x]", variables=("x",), **kwargs):
     return access(
-        ((DecisionFamily(2.0, 1.4, None, 1.0, DISTANCES), 1),), label, variables, **kwargs
+        ((DecisionFamily(2.0, Penalty(1.4), None, 1.0, DISTANCES), 1),), label, variables, **kwargs
     )
 
 

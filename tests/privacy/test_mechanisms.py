@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
-from pymc_dp.privacy.filters import DecisionFamily, RenyiShare
+from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.mechanisms import (
     ORDERS,
     Decision,
@@ -161,31 +161,3 @@ def test_bad_numbers_are_refused(bad):
     for make in (Gaussian, lambda v: Decision(Barker(), v), lambda v: RenyiShare(2.0, v)):
         with pytest.raises(ValueError, match="positive and finite"):
             make(bad)
-
-
-class TestDecisionFamily:
-    """Costs that follow the distance of the proposal."""
-
-    @given(distance=st.floats(1e-6, 1e3))
-    def test_charges_at_least_the_distance(self, distance):
-        family = DecisionFamily(3.0, 1.4, None, 1.0, (1.0,))
-        charged = family.at(distance).sensitivity
-        assert 3.0 * distance + 1e-11 <= charged <= 3.0 * distance * 1.0051 + 1.1e-11
-
-    @given(distance=st.floats(1e-4, 10))
-    def test_proportional_noise(self, distance):
-        """Noise and charge come from the same rounded distance, so their ratio is the multiplier."""
-        decision = DecisionFamily(2.0, None, 5.0, 1.0, (1.0,)).at(distance)
-        assert decision.rule.scale == pytest.approx(5.0 * decision.sensitivity)
-
-    def test_has_no_bound_without_a_distance(self):
-        family = DecisionFamily(3.0, 1.4, None, 0.5, (0.1, 0.2))
-        assert np.all(np.isinf(family.renyi(ORDERS)))
-        low, high = family.at(0.1).renyi([8.0]), family.at(0.2).renyi([8.0])
-        assert low < family.mean_renyi(np.array([8.0])) < high
-        assert isinstance(family.at(0.1).rule, Lazy)
-
-    def test_needs_one_noise(self):
-        for noise in ((None, None), (1.0, 2.0)):
-            with pytest.raises(ValueError, match="exactly one"):
-                DecisionFamily(1.0, *noise, 1.0, (1.0,))

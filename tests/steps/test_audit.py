@@ -28,9 +28,9 @@ import pymc_dp.privacy.noise as noise
 from pymc_dp import DPPenalty, GuidedWalk, Metropolis, Penalty, PrivacyBudget, RandomWalk
 from pymc_dp.privacy import mechanisms
 from pymc_dp.privacy.allowance import Allowance
-from pymc_dp.privacy.filters import DecisionFamily
+from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.noise import OperatingSystemBits, SeededBits, bernoulli
-from pymc_dp.steps import penalty
+from pymc_dp.steps import accept_reject
 
 ORDERS = np.array([1.1, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0])
 #: What the data sets do not share with chance: tests on secret randomness fail by chance with this probability.
@@ -314,7 +314,9 @@ def patched(target, name, value):
 
 def with_rule(change):
     """A step that draws its decision by another rule than was charged."""
-    return patched(penalty, "decide", lambda rule, x, bits: noise.decide(change(rule), x, bits))
+    return patched(
+        accept_reject, "decide", lambda rule, x, bits: noise.decide(change(rule), x, bits)
+    )
 
 
 class Tampered:
@@ -370,9 +372,8 @@ def metropolis_test(rule, x, bits):
 
 def half_the_charge(y):
     step = normal_model(y)
-    step._family = replace(
-        step._family, sensitivity_per_distance=step._family.sensitivity_per_distance / 2
-    )
+    half = step.family.sensitivity_per_distance / 2
+    object.__setattr__(step, "family", replace(step.family, sensitivity_per_distance=half))
     return step
 
 
@@ -390,15 +391,16 @@ class ChargesByTheData(DPPenalty):
     """Charges for the clip bound that the data needed."""
 
     def transition(self, theta):
-        family = self._family
+        family = self.family
         change = np.abs(self.likelihood.logp(theta) - self.likelihood.logp(theta + 0.1)).max()
         try:
-            self._family = replace(
+            least = replace(
                 family, sensitivity_per_distance=min(family.sensitivity_per_distance, change)
             )
+            object.__setattr__(self, "family", least)
             return super().transition(theta)
         finally:
-            self._family = family
+            object.__setattr__(self, "family", family)
 
 
 FAULTS = {
@@ -406,7 +408,7 @@ FAULTS = {
     "half the noise": {"plant": with_rule(lambda rule: replace(rule, scale=rule.scale / 2))},
     "a little less noise": {"plant": with_rule(lambda rule: replace(rule, scale=rule.scale * 0.95))},
     "Metropolis' rule": {"plant": with_rule(lambda rule: Metropolis())},
-    "a plain Metropolis test": {"plant": patched(penalty, "decide", metropolis_test)},
+    "a plain Metropolis test": {"plant": patched(accept_reject, "decide", metropolis_test)},
     "not lazy": {"plant": with_rule(lambda rule: rule.rule), "build_on": on(laziness=0.5)},
     "clips the sum": {"build_on": with_sum(clips_the_sum)},
     "does not clip": {"build_on": with_sum(lambda likelihood, new, old, bound: likelihood.clipped_sum(new, old, math.inf))},
@@ -450,7 +452,7 @@ def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
     for y in (np.append(OTHERS, 1e6), np.append(OTHERS, -1e6), -5 * np.append(OTHERS, math.inf)):
         outcomes = np.random.default_rng(3)
         monkeypatch.setattr(
-            penalty, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
+            accept_reject, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
         )
         with pm.Model() as model:
             mu = pm.Normal("mu", 0, 2)

@@ -19,7 +19,7 @@ from scipy import stats
 
 from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk
 from pymc_dp.acceptance import Penalty
-from pymc_dp.steps import penalty
+from pymc_dp.steps import accept_reject
 from tests.steps.targets import BANANA, GAUSSIAN, LOGIT, TARGETS, TWO_VARIABLES
 
 #: False alarms: 1e-4 for the whole file, shared by fewer than 350 comparisons.
@@ -263,12 +263,14 @@ class WithoutCorrection(DPPenalty):
     def transition(self, theta):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                penalty, "decide", lambda rule, x, bits: decide(rule, x + rule.scale**2 / 2, bits)
+                accept_reject,
+                "decide",
+                lambda rule, x, bits: decide(rule, x + rule.scale**2 / 2, bits),
             )
             return super().transition(theta)
 
 
-decide = penalty.decide
+decide = accept_reject.decide
 
 
 class StaleLikelihood(DPPenalty):
@@ -401,7 +403,9 @@ def test_clipped_moves_balance_in_pairs(monkeypatch):
     """The step's own acceptance probabilities, there and back, against the hand-written ratio."""
     step, seen = clipped_step(), []
     step._open()
-    monkeypatch.setattr(penalty, "decide", lambda rule, x, bits: seen.append((rule, x)) or False)
+    monkeypatch.setattr(
+        accept_reject, "decide", lambda rule, x, bits: seen.append((rule, x)) or False
+    )
     rng = np.random.default_rng(0)
     for _ in range(50):
         pair = rng.normal(1.0, 2.0, size=2)
