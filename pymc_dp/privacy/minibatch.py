@@ -199,7 +199,7 @@ class PoissonMinibatchDecision(Mechanism):
         """Probability that all records decide."""
         if self.full_batch_at is None:
             return 0.0
-        return float(pdtrc(self.full_batch_at - 1, self.expected_batch))
+        return _reaches(self.full_batch_at, self.expected_batch)
 
     @property
     def _full(self) -> Decision:
@@ -246,6 +246,16 @@ class PoissonMinibatchDecision(Mechanism):
         batch = interpolate_profile(*_profile(self), epsilons)
         weight = self.full_probability
         return (1 - weight) * batch + weight * self._full.privacy_profile(epsilons)
+
+
+def _reaches(limit: int, rate: float) -> float:
+    """Probability that a Poisson number is at least `limit`, rounded up in the far tail of a large rate."""
+    if rate < 1e5 or limit < rate + 4 * math.sqrt(rate):
+        return float(pdtrc(limit - 1, rate))
+    # There pdtrc ends its series too early, and is far too low. Each term is less than rate / limit
+    # times the one before.
+    first = math.exp(limit * math.log(rate) - rate - gammaln(limit + 1)) * (1 + 1e-6)
+    return first / (1 - rate / (limit + 1))
 
 
 @lru_cache(maxsize=64)

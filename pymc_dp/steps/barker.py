@@ -97,7 +97,7 @@ class DPBarker(AcceptRejectStep):
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
     ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     step = DPBarker(budget=budget, clip_bound=3.0, proposal=RandomWalk(0.02))
+    ...     step = DPBarker(budget=budget, clip_bound=2.0, proposal=RandomWalk(0.02), laziness=0.5)
     >>> budget.expected_draws() > 100
     True
     """

@@ -5,6 +5,7 @@ import math
 
 from functools import cache
 
+import mpmath
 import numpy as np
 import pytest
 
@@ -536,3 +537,25 @@ class TestValues:
                 PoissonMinibatchDecision(**{**good, field: 2.5})
         with pytest.raises(ValueError, match="too often for a minibatch"):
             PoissonMinibatchDecision(Barker(), 1.0, 1.0, 1000)
+
+
+@pytest.mark.parametrize("rate", [3.0, 1e4, 3e5, 1e6, 1e8])
+@pytest.mark.parametrize("deviations", [0.5, 3.0, 4.2, 4.7, 6.0])
+def test_probability_that_all_records_decide(rate, deviations):
+    """Never too low, as SciPy's own tail is at large rates, and at most 10 % too high; by mpmath."""
+    limit = math.ceil(rate + deviations * math.sqrt(rate))
+    mechanism = PoissonMinibatchDecision(Barker(), rate * 1e-11, rate * 0.9, 10**10, limit)
+    rate = mechanism.expected_batch
+    with mpmath.workdps(40):
+        # P(X >= L) is the regularised lower incomplete gamma function; its series converges in
+        # some multiples of the standard deviation of terms.
+        term = mpmath.e ** (limit * mpmath.log(rate) - rate - mpmath.loggamma(limit + 1))
+        total, j = mpmath.mpf(0), limit
+        if rate < 1e7:
+            while term > total * 1e-12:
+                total, j = total + term, j + 1
+                term *= mpmath.mpf(rate) / j
+        else:  # the terms are those of a geometric series, but for a normal factor: bounded by it
+            ratio = np.cumprod(rate / (limit + np.arange(1.0, 12 * math.sqrt(rate))))
+            total = term * (1 + float(ratio.sum()))
+    assert float(total) * (1 - 1e-9) <= mechanism.full_probability <= float(total) * 1.1
