@@ -16,18 +16,23 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
-def test_gain_table():
-    """The table of docs/accounting.md is what its command prints."""
-    text = (ROOT / "docs" / "accounting.md").read_text()
-    (stored,) = re.findall(r"<!-- gain table: .* -->\n(.*?)\n<!-- end", text, flags=re.DOTALL)
-    command = [sys.executable, str(ROOT / "examples" / "gain_table.py")]
+@pytest.mark.parametrize(
+    "page, script", [("accounting", "gain_table"), ("fast_mh", "fast_mh_table")]
+)
+def test_tables(page, script):
+    """The tables of a page are what its command prints."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    mark = rf"<!-- [^\n]*: python examples/{script}\.py -->\n(.*?)\n<!-- end"
+    stored = [line for part in re.findall(mark, text, flags=re.DOTALL) for line in part.split("\n")]
+    command = [sys.executable, str(ROOT / "examples" / f"{script}.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed.strip().splitlines() == stored.splitlines()
+    assert stored == [line for line in printed.splitlines() if line]
 
 
-def test_code_blocks():
-    """The Python of docs/accounting.md runs."""
-    text = (ROOT / "docs" / "accounting.md").read_text()
+@pytest.mark.parametrize("page", ["accounting", "fast_mh"])
+def test_code_blocks(page):
+    """The Python of a page runs."""
+    text = (ROOT / "docs" / f"{page}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
     for block in blocks:

@@ -39,6 +39,11 @@ class _PoissonMinibatchStep(AcceptRejectStep):
         rule: AcceptanceRule,
         **options: Any,
     ):
+        if full_batch and not (batch_rate is None and full_batch_at is None):
+            raise ValueError(
+                f"full_batch=True lets all records decide always, so batch_rate={batch_rate!r} and full_batch_at={full_batch_at!r} would have "
+                "no effect: leave them out, or leave out full_batch."
+            )
         super().__init__(vars, **options)
         if not math.isfinite(self.clip_bound) and not full_batch:
             raise ValueError("Batches need a finite clip_bound: it decides how large they must be.")
@@ -47,9 +52,7 @@ class _PoissonMinibatchStep(AcceptRejectStep):
         if self.full_batch_at is not None and self.full_batch_at < 1:
             raise ValueError(f"full_batch_at must be at least 1, got {self.full_batch_at}.")
         distances = self._typical_distances()
-        if full_batch:
-            batch_rate = None
-        elif batch_rate is None:
+        if batch_rate is None and not full_batch:
             typical = self._slope * math.sqrt(float(np.mean(np.square(distances))))
             batch_rate = max(1.0, (self.likelihood.n_records * typical) ** 2 / 10)
         if batch_rate is not None and not (math.isfinite(batch_rate) and batch_rate > 0):

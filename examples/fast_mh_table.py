@@ -1,0 +1,252 @@
+"""What a decision of DP-Fast MH (Zhang, Zhang 2023) costs: the claim, the rule behind it, and decision accounting.
+
+Prints the tables of ``docs/fast_mh.md``::
+
+    python examples/fast_mh_table.py
+
+The numbers of records are those of the paper's experiments, and so are delta and the number of iterations. ``K`` follows the guidance of its
+section 6.2 or of its appendix E. Then ``lam`` and ``c`` are those of the longest proposal that the paper's rule calls free and that goes to
+a minibatch 99 times in 100.
+"""
+
+import math
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scipy.optimize import brentq
+from scipy.stats import binom, poisson
+
+from pymc_dp import Barker, Lazy, Metropolis, Penalty
+from pymc_dp.acceptance import AcceptanceRule
+from pymc_dp.privacy import Decision, Mechanism, PoissonMinibatchDecision, epsilon_of
+
+DELTA = 1e-5  # of one iteration in the paper, of the whole run for us
+ITERATIONS = 10_000
+CLAIM_DELTA = (
+    0.1  # no composition of the paper's claims has less than 1 - (1 - DELTA)^ITERATIONS = 0.095
+)
+FULL = 0.01  # probability that all records decide
+# Temperature times clip bound. Mixture: the paper's bound for records in [-3, 3] with variance 2, temperature 500.
+CLIP = {50_000: math.hypot(2 * 3 + 9, 3 + 6) / 2 / 500}
+RULES = (Barker(), Lazy(Barker(), 0.5), Lazy(Penalty(1.0), 0.5))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One claim, and the longest proposal it covers without noise."""
+
+    n: int
+    epsilon: float  # claimed for one iteration
+    guidance: float  # K / (epsilon * n)
+
+    @property
+    def limit(self) -> int:
+        """``K``."""
+        return round(self.guidance * self.epsilon * self.n)
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest sensitivity of one place for which the paper adds no noise."""
+        return self.epsilon * self.n / (6 * self.limit)
+
+    @property
+    def places(self) -> float:
+        """Expected size of the batch."""
+        return brentq(lambda b: poisson.sf(self.limit - 1, b) - FULL, 1, self.limit)
+
+    @property
+    def lam(self) -> float:
+        """``lam``: Lemma 1 of the paper, ``sensitivity = 2 ln(1 + n c / lam)``, solved."""
+        return self.places * math.exp(-self.sensitivity / 2)
+
+    @property
+    def c(self) -> float:
+        """What one record can do to the log-ratio."""
+        return (self.places - self.lam) / self.n
+
+    @property
+    def noise(self) -> float:
+        """Noise of the paper for proposals that are any longer."""
+        sigma = (
+            6 * self.limit / self.n * math.sqrt(2 * math.log(2.5 * self.limit / (DELTA * self.n)))
+        )
+        return sigma / self.epsilon * self.sensitivity
+
+    def decision(self, rule: AcceptanceRule, **changes: object) -> PoissonMinibatchDecision:
+        """Decision of an iteration by another rule, or on another batch."""
+        given = {"batch_rate": self.lam, "full_batch_at": self.limit} | changes
+        return PoissonMinibatchDecision(rule, self.c, n_records=self.n, **given)
+
+    @property
+    def start(self) -> list[str]:
+        """Cells that identify the row."""
+        return [number(self.n), f"{self.epsilon:g}", number(self.limit)]
+
+
+SETTINGS = [Setting(n, e, g) for n in (50_000, 12_214) for e in (0.05, 0.1) for g in (1 / 6, 1)]
+
+
+def number(k: float) -> str:
+    return f"{k:,.0f}".replace(",", " ")
+
+
+def composed_claim(epsilon: float, delta: float, total: float) -> float:
+    """Epsilon of all iterations, if nothing but (epsilon, delta) is known of each: Kairouz, Oh, Viswanath (2017), Theorem 3.3."""
+    k = ITERATIONS
+    rest = 1 - math.exp(math.log1p(-total) - k * math.log1p(-delta))
+    loss = epsilon * (2 * np.arange(k + 1) - k)
+    weight = binom.pmf(np.arange(k + 1), k, 1 / (1 + math.exp(-epsilon)))
+
+    def excess(e: float) -> float:
+        return weight @ -np.expm1(np.minimum(e - loss, 0)) - rest
+
+    return brentq(excess, 0, k * epsilon)
+
+
+def papers_formula(epsilon: float) -> float:
+    """Epsilon of all iterations by the last lines of the proof of the paper's Theorem 2."""
+    k = ITERATIONS
+    return math.sqrt(2 * k * math.log(1 / DELTA)) * epsilon + k * epsilon * math.expm1(epsilon)
+
+
+def metropolis_delta(s: Setting) -> float:
+    """Delta of Metropolis' rule on a minibatch at the claimed epsilon: the most and the least accepting record, the worst log-ratio."""
+    w = math.log1p(s.n * s.c / s.lam)
+    x, places = np.linspace(-3 * w, 3 * w, 6001), np.arange(40)
+
+    def law(weight: float) -> np.ndarray:
+        rate = (2 * s.lam / s.n + s.c) / (1 + math.exp(weight))
+        bits = np.exp(Metropolis().log_probabilities(x[:, None] + places * weight))
+        return bits @ poisson.pmf(places, rate)
+
+    least = law(-w)
+    worst = 0.0
+    for weight in np.linspace(0, w, 21):
+        for p, q in ((law(weight), least), (least, law(weight))):
+            worst = max(worst, float((p - math.exp(s.epsilon) * q).max()))
+    return worst
+
+
+def least_noise(s: Setting) -> Penalty:
+    """Least noise with which the claim is true."""
+
+    def excess(log_scale: float) -> float:
+        profile = s.decision(Penalty(math.exp(log_scale))).privacy_profile([s.epsilon])
+        return math.log(max(profile[0], 1e-300) / DELTA)
+
+    return Penalty(math.exp(brentq(excess, math.log(0.011), math.log(20.0), xtol=1e-4)))
+
+
+def group_privacy(s: Setting) -> float:
+    """Epsilon of Barker's decision by the proof of Theorem 2: each place may move the log-odds by the full sensitivity."""
+    up, down = math.expm1(s.sensitivity) / s.n, math.expm1(-s.sensitivity) / s.n
+    return s.limit * (math.log1p(up) - math.log1p(down))
+
+
+def run(mechanism: Mechanism, iterations: int = ITERATIONS) -> float:
+    """Epsilon by decision accounting."""
+    return epsilon_of([(mechanism, iterations)], DELTA)
+
+
+def table(head: str, rows: list[list[str]]) -> str:
+    """Markdown, aligned to the right."""
+    lines = [head, *(" | ".join(row) for row in [["---:"] * len(rows[0]), *rows])]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def claims() -> str:
+    """Table 1."""
+    rows = [
+        [
+            *s.start,
+            number(s.places),
+            number(s.lam),
+            f"{s.c:.4f}",
+            f"{s.c / CLIP[s.n]:.2f}" if s.n in CLIP else "",
+            number(ITERATIONS * s.epsilon),
+            f"{papers_formula(s.epsilon):.1f}",
+            f"{composed_claim(s.epsilon, DELTA, CLAIM_DELTA):.1f}",
+        ]
+        for s in SETTINGS
+    ]
+    head = "N | claim | K | places | lam | c | distance | added up | the paper's formula | at best"
+    return table(head, rows)
+
+
+def rules() -> str:
+    """Table 2."""
+    rows = []
+    for s in SETTINGS:
+        delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
+        rows.append(
+            [
+                *s.start,
+                f"{delta:.4f}",
+                f"{delta / DELTA:.0f} x",
+                f"{-math.expm1(-2 * s.c):.4f}",
+                f"{noise.scale:.1f} ({noise.probability(0.0):.2f})",
+                f"{run(s.decision(noise)):.2f}",
+                f"{needed.scale:.2f} ({needed.probability(0.0):.2f})",
+                f"{run(s.decision(needed)):.1f}",
+            ]
+        )
+    head = "N | claim | K | delta, minibatch | over 1e-5 | delta, all records | noise, if longer | 10 000 | noise needed | 10 000"
+    return table(head, rows)
+
+
+def decisions() -> str:
+    """Table 3."""
+    rows = []
+    for s in SETTINGS:
+        ours = [s.decision(rule) for rule in RULES]
+        everything = [Decision(rule, 2 * s.c) for rule in RULES]
+        group = group_privacy(s)
+        rows.append(
+            [
+                *s.start,
+                f"{run(ours[0], 1):.4f}",
+                *(f"{run(m):.2f}" for m in ours + everything),
+                f"{group:.4f}",
+                f"{composed_claim(group, 0.0, DELTA):.1f}",
+            ]
+        )
+    head = "N | claim | K | Barker: one | 10 000 | lazy Barker | lazy penalty | all records: Barker | lazy Barker | lazy penalty | group privacy: one | 10 000"
+    return table(head, rows)
+
+
+def batches() -> str:
+    """Table 4: the first setting with other batches."""
+    s = SETTINGS[0]
+    n_c = s.n * s.c
+    choices = [(factor * n_c, None) for factor in (0.1, 0.25, 0.5, 1, 2, 5, 20, 100)]
+    choices += [
+        (s.lam, limit) for limit in (round(s.places), s.limit, round(s.epsilon * s.n), None)
+    ]
+    rows = []
+    for lam, limit in choices:
+        ours = [s.decision(rule, batch_rate=lam, full_batch_at=limit) for rule in RULES]
+        full = ours[0].full_probability
+        places = ours[0].expected_batch
+        read = places if limit is None else places * poisson.cdf(limit - 2, places) + full * s.n
+        rows.append(
+            [
+                number(lam),
+                "none" if limit is None else number(limit),
+                number(places),
+                f"{full:.2g}",
+                number(read),
+                *(f"{run(m):.3f}" for m in ours),
+            ]
+        )
+    everything = [Decision(rule, 2 * s.c) for rule in RULES]
+    rows.append(["", "", "", "1", number(s.n), *(f"{run(m):.3f}" for m in everything)])
+    head = (
+        "lam | K | places | all records decide | records read | Barker | lazy Barker | lazy penalty"
+    )
+    return table(head, rows)
+
+
+if __name__ == "__main__":
+    print("\n\n".join(part() for part in (claims, rules, decisions, batches)))
