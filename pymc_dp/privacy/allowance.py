@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class Allowance:
         Of the budget.
     expected : float
         Draws it should last for: exact if ``iterations`` is finite.
+    prices : dict
+        Costs at the order of the filter that are known already.
     """
 
     iterations: float
@@ -75,10 +77,11 @@ class Allowance:
     conversion: tuple[float, ...]
     epsilon: float
     expected: float
+    prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
     used: int = 0
 
     def __post_init__(self) -> None:
-        self.filter = None if self.share is None else RenyiFilter(self.share)
+        self.filter = None if self.share is None else RenyiFilter(self.share, self.prices)
 
     def fresh(self) -> Allowance:
         """Return the same allowance, unused."""
@@ -170,6 +173,8 @@ def share_out(
     allowances = {}
     for label, cost in means.items():
         share = RenyiShare(order, rho * float(cost[best] / mean[best]))
+        families = [m for m, _ in steps[label].mechanisms if isinstance(m, Family)]
+        prices = {access: price for m in families for access, price in m.prices(order).items()}
         allowances[label] = Allowance(
             math.inf,
             share,
@@ -177,6 +182,7 @@ def share_out(
             (at_zero,),
             epsilon,
             math.floor(expected),
+            prices,
         )
     return allowances
 

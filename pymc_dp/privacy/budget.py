@@ -178,6 +178,7 @@ class PrivacyBudget:
         refuses a claim too many.
         """
         self.check_covered()
+        self.plan()  # here, once, and not in every worker
         # A new run: what an interrupted one left behind must not end this one early.
         self._run_chains, self._traces, self._exhausted = n_chains, {}, set()
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class RenyiFilter:
     ----------
     share : RenyiShare
         Order and budget.
+    prices : mapping of Mechanism to float, optional
+        Rényi divergences at this order that are known already.
 
     Examples
     --------
@@ -78,11 +81,11 @@ class RenyiFilter:
     [True, True, True, True, False]
     """
 
-    def __init__(self, share: RenyiShare):
+    def __init__(self, share: RenyiShare, prices: Mapping[Mechanism, float] = MappingProxyType({})):
         self.share = share
         self.spent = 0.0
         self.closed = False
-        self._prices: dict[Mechanism, float] = {}
+        self._prices = dict(prices)
 
     def grant(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
         """Pay for ``(mechanism, count)`` pairs together, or refuse them, and all that follow."""
