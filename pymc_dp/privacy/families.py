@@ -178,7 +178,7 @@ class PoissonMinibatchFamily(Family):
     n_records : int
         Number of records.
     full_batch_at : int or None
-        Batch size from which on all records are used; None for never.
+        Expected batch size from which on all records decide; None for the number of records.
     distances : tuple of float
         Public law of the distance as equally likely values, used to plan (never to charge).
     """
@@ -215,8 +215,10 @@ class PoissonMinibatchFamily(Family):
     def at(self, distance: float, offset: float = 0.0) -> PoissonMinibatchDecision | Decision:
         """Return the decision made and charged for a proposal of this length.
 
-        All records decide where a batch would have as many places, or where the odds of a record
-        could change so much that a batch makes no sense.
+        All records decide where a batch would have as many places, or as many as the limit, or
+        where the odds of a record could change so much that a batch makes no sense. By the expected
+        size, which is public and the same for the move back: a limit on the size that was drawn
+        would not leave the posterior invariant.
 
         Parameters
         ----------
@@ -230,9 +232,8 @@ class PoissonMinibatchFamily(Family):
     def _cell(self, index: int) -> PoissonMinibatchDecision | Decision:
         bound = self.RATIO**index
         extra = self.n_records * bound
-        places = (self.batch_rate + extra) / self.n_records
-        if places >= 1 or places * (1 + extra / self.batch_rate) > 100:
+        places = self.batch_rate + extra
+        limit = min(self.n_records, self.full_batch_at or self.n_records)
+        if places >= limit or places * (1 + extra / self.batch_rate) > 100 * self.n_records:
             return Decision(self.rule, 2 * bound)
-        return PoissonMinibatchDecision(
-            self.rule, bound, self.batch_rate, self.n_records, self.full_batch_at
-        )
+        return PoissonMinibatchDecision(self.rule, bound, self.batch_rate, self.n_records)

@@ -43,7 +43,9 @@ class PoissonMinibatchDecision(Mechanism):
     log-ratio. Each place takes a record at random and keeps it with a probability that depends on
     the record's share ``u`` in ``[-1, 1]`` of the bound; a kept record adds ``w(u)`` to the
     log-ratio. If ``B`` reaches a limit, all records decide as in
-    :class:`~pymc_dp.privacy.mechanisms.Decision` with sensitivity ``2 c``.
+    :class:`~pymc_dp.privacy.mechanisms.Decision` with sensitivity ``2 c``. (That is the paper's
+    algorithm, whose cost is given here; its chain does not have the posterior, and
+    :class:`~pymc_dp.DPFastMH` has no limit on the number drawn.)
 
     Without the limit, the numbers of places that different records take are independent, so the
     record in question adds ``J w`` to what the others make of the log-ratio, with

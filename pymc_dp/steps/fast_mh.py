@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scipy.special import pdtrc
-
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.batches import poisson_count, uniforms, with_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -87,34 +85,29 @@ class _PoissonMinibatchStep(AcceptRejectStep):
         Returns
         -------
         ndarray
-            Places of the batch, or all records with the probability that they decide. (How many
-            records were looked at is secret.)
+            Expected places of the batch, or all records. (How many were drawn is secret.)
         """
         distance = np.asarray(distance, dtype=float)
         n = self.likelihood.n_records
         if self.batch_rate is None:
             return np.where(distance > 0, float(n), 0.0)
         rate = self.batch_rate + n * self._slope * distance
-        places, everything = rate, np.zeros_like(rate)
-        if self.full_batch_at is not None:
-            everything = pdtrc(self.full_batch_at - 1, rate)
-            # E[B; B < K] = rate * P(B < K - 1)
-            below = pdtrc(self.full_batch_at - 2, rate) if self.full_batch_at > 1 else 1.0
-            places = rate * (1 - below)
-        return np.where(distance > 0, np.minimum(places + n * everything, n), 0.0)
+        limit = n if self.full_batch_at is None else min(n, self.full_batch_at)
+        return np.where(distance > 0, np.where(rate >= limit, n, rate), 0.0)
 
     def accept(self, move: Move, decision: Any) -> bool:
         """Decide from a batch whose law does not depend on the data, or from all records."""
         n, rate = self.likelihood.n_records, self.batch_rate
         if rate is None or isinstance(decision, Decision):
             return self.decide(self.rule, self.log_ratio(move))
-        bound = self._slope * move.distance if decision is None else decision.log_ratio_bound
+        if decision is None:  # no budget, so nobody else has looked whether a batch makes sense
+            bound = self._slope * move.distance
+            if rate + n * bound >= min(n, self.full_batch_at or n):
+                return self.decide(self.rule, self.log_ratio(move))
+        else:
+            bound = decision.log_ratio_bound
         most = n * bound
-        if rate + most >= n:  # without a budget; with one, there would be a Decision
-            return self.decide(self.rule, self.log_ratio(move))
         size = poisson_count(rate + most, self._bits)
-        if self.full_batch_at is not None and size >= self.full_batch_at:
-            return self.decide(self.rule, self.log_ratio(move))
         index = with_replacement(n, size, self._bits)
         pull = (n * self.temperature) * self.changes(move, index)  # most times u, in [-most, most]
         # Twice lam + most (1 - u) / 2, and what the odds of keeping are for the move back.
@@ -138,14 +131,21 @@ class DPFastMH(_PoissonMinibatchStep):
     of the extended chain: **exact** for any rule in detailed balance, whatever the batches, if no
     record is clipped; of clipped chains see :class:`~pymc_dp.DPPenalty`.
 
-    This differs from the paper in three ways. One public constant ``c`` bounds all records and is
+    This differs from the paper in four ways. One public constant ``c`` bounds all records and is
     enforced by clipping: bounds computed for each record would show the data in the sizes and
     contents of the batches. The rule is Barker's (or the penalty rule) in every iteration:
     Metropolis' rule without noise, the paper's "privacy for free", is not private at any useful
     ``delta``, and is refused. And what is charged is the exact cost of the decision
     (:class:`~pymc_dp.privacy.PoissonMinibatchDecision`), composed over all iterations, not a claim
-    per iteration. Batches buy speed, not privacy: a decision costs slightly more than one from all
-    records. Substitution only: the law of the batch size shows the number of records.
+    per iteration. And all records decide where the *expected* batch reaches the limit
+    ``full_batch_at``, not where the batch drawn does: given that fewer than ``K`` places were drawn,
+    the odds of what was kept, there and back, have a further factor ``P(D <= K - 1 - s) / P(D' <= K -
+    1 - s)``, with ``s`` the places kept and ``D`` the Poisson number of those dropped, whose rate
+    depends on the direction. So the paper's algorithm is not reversible (its Theorem 3 overlooks the
+    factor), while the program published with it compares the rate, as is done here.
+
+    Batches buy speed, not privacy: a decision costs about as much as one from all records.
+    Substitution only: the law of the batch size shows the number of records.
 
     Parameters
     ----------
@@ -163,11 +163,11 @@ class DPFastMH(_PoissonMinibatchStep):
         of the log-ratio has variance of about ``(N c)**2 / lam`` times the mean of ``u**2``, so
         larger values accept more (they change the privacy of a decision by little). Default: ``(N
         c)**2 / 10`` at the root mean square distance, so that this variance is about 1 where the
-        bound is three times the typical change; the same form as TunaMH's ``chi (N c)**2``. Where a
-        batch would have as many places as there are records, all records decide instead.
+        bound is three times the typical change; the same form as TunaMH's ``chi (N c)**2``.
     full_batch_at : int, optional
-        ``K``: all records decide if the batch would have this many places or more. Default: never.
-        The paper needs it to bound its costs; here it makes a decision slightly dearer.
+        ``K``: all records decide for proposals whose expected batch ``lam + N c`` has this many places
+        or more. Default: the number of records. The paper needs a limit to bound its costs and
+        recommends ``epsilon N / 6`` for its epsilon per iteration; here it is a matter of speed only.
     full_batch : bool
         Let all records decide always: the full-batch version, which is :class:`~pymc_dp.DPBarker`
         under Barker's rule.
