@@ -534,10 +534,10 @@ def against_epsilon(axis, rows, key, samplers=PRIVATE, **style):
         colour, marker, dash = STYLES[name]
         # A little to the side of each other, lest they hide one another.
         x = np.array([r["epsilon"] for r in mine]) * 1.03 ** (i - (len(samplers) - 1) / 2)
-        values = np.array([np.atleast_1d(r[key]) for r in mine])
-        mean = values.mean(axis=1)
+        values = [np.atleast_1d(r[key]) for r in mine]  # one epsilon may have more replicates
+        mean, least, most = (np.array([f(v) for v in values]) for f in (np.mean, np.min, np.max))
         axis.errorbar(
-            x, mean, [mean - values.min(axis=1), values.max(axis=1) - mean], color=colour, marker=marker,
+            x, mean, [mean - least, most - mean], color=colour, marker=marker,
             linestyle=dash, elinewidth=1, label=SAMPLERS[name].label, **style,
         )  # fmt: skip
     ticks = sorted({r["epsilon"] for r in rows if r["epsilon"] is not None})
@@ -583,6 +583,7 @@ def draw_mixture_figure(results, path):
     bars(axes[2], middle, "CPU ms per iteration", everyone)
     axes[2].set(title="CPU time per iteration", xlabel="milliseconds")
     axes[2].set_yticklabels([])
+    axes[2].set(xscale="linear", xlim=(0, None))
 
     shown = ["exact", "fast", "full", "penalty", "penalty_batch", "barker_batch"]
     grids = bottom.subplots(1, len(shown), sharey=True)
@@ -658,6 +659,7 @@ def draw_images_figure(results, path):
     axis.set(yscale="log", ylabel="test log-loss", title="Log-loss: what accuracy does not show")
     ticks = [0.1, 0.15, 0.2, 0.3, 0.5, 0.7]
     axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axis.yaxis.set_minor_locator(plt.NullLocator())
     axis.set_ylim(0.12, 0.75)
     axis.legend(frameon=False, fontsize="small", loc="upper right")
     figure.savefig(path, dpi=110)
