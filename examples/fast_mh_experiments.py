@@ -525,8 +525,13 @@ def style_figures():
     return plt
 
 
+def average(key, values):
+    """Mean; of divergences, which differ by factors, the geometric mean."""
+    return float(np.exp(np.mean(np.log(values))) if key == "KL" else np.mean(values))
+
+
 def against_epsilon(axis, rows, key, samplers=PRIVATE, **style):
-    """Draw a figure of each run against epsilon: means, with the range over the replicates."""
+    """Draw a figure of each run against epsilon: averages, with the range over the replicates."""
     for i, name in enumerate(samplers):
         mine = sorted((r for r in rows if r["sampler"] == name), key=lambda r: r["epsilon"])
         if not mine:
@@ -535,7 +540,8 @@ def against_epsilon(axis, rows, key, samplers=PRIVATE, **style):
         # A little to the side of each other, lest they hide one another.
         x = np.array([r["epsilon"] for r in mine]) * 1.03 ** (i - (len(samplers) - 1) / 2)
         values = [np.atleast_1d(r[key]) for r in mine]  # one epsilon may have more replicates
-        mean, least, most = (np.array([f(v) for v in values]) for f in (np.mean, np.min, np.max))
+        mean = np.array([average(key, v) for v in values])
+        least, most = (np.array([f(v) for v in values]) for f in (np.min, np.max))
         axis.errorbar(
             x, mean, [mean - least, most - mean], color=colour, marker=marker,
             linestyle=dash, elinewidth=1, label=SAMPLERS[name].label, **style,
@@ -552,7 +558,7 @@ def bars(axis, rows, key, samplers):
     places = range(len(samplers))[::-1]
     axis.barh(places, values, color=[STYLES[name][0] for name in samplers], height=0.6)
     axis.set_yticks(places, [SAMPLERS[name].label for name in samplers])
-    axis.set(xscale="log", xlim=(min(values) / 2.5, max(values) * 4))
+    axis.set_axisbelow(True)
     axis.grid(axis="y", visible=False)
     for place, value in zip(places, values, strict=True):
         text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
@@ -568,22 +574,22 @@ def draw_mixture_figure(results, path):
     rows = results["rows"]
     private = [r for r in rows if r["epsilon"] is not None]
     against_epsilon(axes[0], private, "KL")
-    (tuna,) = (np.mean(r["KL"]) for r in rows if r["sampler"] == "tuna")
+    (tuna,) = (average("KL", r["KL"]) for r in rows if r["sampler"] == "tuna")
     one = results["KL of independent draws"]
     lines = [(tuna, "TunaMH, not private")] + [(one[n], f"{n} independent draws") for n in ("100", "1000")]  # fmt: skip
     for value, text in lines:
         axes[0].axhline(value, color="#777777", linestyle=":", linewidth=1)
-        axes[0].annotate(text, (1, value), (-2, 3), ("axes fraction", "data"), "offset points", ha="right", fontsize="small", color="#777777")  # fmt: skip
-    axes[0].set(yscale="log", ylabel="symmetric KL divergence from the exact law", title="Accuracy of 10 000 draws")  # fmt: skip
+        left = not text.startswith("100 ")  # where no curve runs
+        axes[0].annotate(text, (0 if left else 1, value), (3 if left else -2, 3), ("axes fraction", "data"), "offset points", ha="left" if left else "right", fontsize="small", color="#777777")  # fmt: skip
+    axes[0].set(yscale="log", ylim=(0.015, 5), ylabel="symmetric KL divergence from the exact law", title="Accuracy of 10 000 draws")  # fmt: skip
     axes[0].legend(frameon=False, fontsize="small")
     middle = [r for r in rows if r["epsilon"] in (0.25, None)]
     everyone = [*PRIVATE, "tuna"]
     bars(axes[1], middle, "records per iteration", everyone)
-    axes[1].set(title="Records per iteration", xlabel="of 50 000")
+    axes[1].set(title="Records per iteration", xlabel="of 50 000", xscale="log", xlim=(300, 300_000))  # fmt: skip
     bars(axes[2], middle, "CPU ms per iteration", everyone)
-    axes[2].set(title="CPU time per iteration", xlabel="milliseconds")
+    axes[2].set(title="CPU time per iteration", xlabel="milliseconds", xlim=(0, 2))
     axes[2].set_yticklabels([])
-    axes[2].set(xscale="linear", xlim=(0, None))
 
     shown = ["exact", "fast", "full", "penalty", "penalty_batch", "barker_batch"]
     grids = bottom.subplots(1, len(shown), sharey=True)
@@ -599,6 +605,11 @@ def draw_mixture_figure(results, path):
     bottom.suptitle("Draws of one chain at epsilon = 0.25", fontsize="medium")
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def images_rate(results):
+    """Batch rate of the main runs."""
+    return results["settings"]["batch size or rate"]
 
 
 def draw_images_figure(results, path):
@@ -642,8 +653,9 @@ def draw_images_figure(results, path):
         for r, y in zip(mine, mean, strict=True):
             if key in r:
                 axis.annotate(f"{r[key]:g}", (r["records per iteration"], y), (5, -11), textcoords="offset points", fontsize="small", color=colour)  # fmt: skip
-    axis.annotate("usual", (usual["records per iteration"], np.mean(usual["accuracy"])), (4, 8), textcoords="offset points", fontsize="small")  # fmt: skip
-    axis.annotate("full batch", (full["records per iteration"], np.mean(full["accuracy"])), (-5, 8), textcoords="offset points", fontsize="small", ha="right")  # fmt: skip
+    for r, text in [(usual, f"{images_rate(results)},\nno K"), (full, "full\nbatch")]:
+        place = (r["records per iteration"], np.mean(r["accuracy"]))
+        axis.annotate(text, place, (-4, -22), textcoords="offset points", fontsize="small", ha="right")  # fmt: skip
     axis.set(xscale="log", xlabel="records per iteration", ylabel="test accuracy", title="DPFastMH at epsilon = 1: batch rate and K")  # fmt: skip
     axis.legend(frameon=False, fontsize="small", loc="lower center")
 
