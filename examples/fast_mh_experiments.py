@@ -607,11 +607,6 @@ def draw_mixture_figure(results, path):
     plt.close(figure)
 
 
-def images_rate(results):
-    """Batch rate of the main runs."""
-    return results["settings"]["batch size or rate"]
-
-
 def draw_images_figure(results, path):
     """Accuracy and records against epsilon, what K and the batch rate do, and temperature 1."""
     plt = style_figures()
@@ -638,26 +633,31 @@ def draw_images_figure(results, path):
     axis.set(yscale="log", ylim=(300, 20_000), ylabel="records per iteration, of 12 214", title="Records looked at, temperature 1/100")  # fmt: skip
 
     axis = axes[1, 0]
-    usual = next(r for r in private if r["sampler"] == "fast" and r["epsilon"] == 1.0)
-    full = next(r for r in private if r["sampler"] == "full" and r["epsilon"] == 1.0)
-    for key, colour, marker, text in [
-        ("batch_rate", "#0072B2", "o", "batch rate"),
-        ("full_batch_at", "#D55E00", "s", "K"),
-    ]:
-        mine = [*(r for r in special if key in r), usual, *([full] if key == "full_batch_at" else [])]  # fmt: skip
-        mine.sort(key=lambda r: r["records per iteration"])
-        x = [r["records per iteration"] for r in mine]
+    usual, full = (
+        next(r for r in private if r["sampler"] == name and r["epsilon"] == 1.0)
+        for name in ("fast", "full")
+    )
+    for mine, key, (colour, marker, _), text in [
+        ([*(r for r in special if "batch_rate" in r), usual], "batch_rate", STYLES["fast"], "batch rate varied, no K"),
+        ([r for r in special if "full_batch_at" in r], "full_batch_at", STYLES["penalty"], "K varied, batch rate 500"),
+        ([full], None, STYLES["full"], "full batch"),
+    ]:  # fmt: skip
+        mine = sorted(mine, key=lambda r: r["records per iteration"])
+        x = [r["records per iteration"] * (0.96 if key == "full_batch_at" else 1.0) for r in mine]
         values = np.array([r["accuracy"] for r in mine])
         mean = values.mean(axis=1)
-        axis.errorbar(x, mean, [mean - values.min(axis=1), values.max(axis=1) - mean], color=colour, marker=marker, elinewidth=1, label=f"{text} varied")  # fmt: skip
-        for r, y in zip(mine, mean, strict=True):
-            if key in r:
-                axis.annotate(f"{r[key]:g}", (r["records per iteration"], y), (5, -11), textcoords="offset points", fontsize="small", color=colour)  # fmt: skip
-    for r, text in [(usual, f"{images_rate(results)},\nno K"), (full, "full\nbatch")]:
-        place = (r["records per iteration"], np.mean(r["accuracy"]))
-        axis.annotate(text, place, (-4, -22), textcoords="offset points", fontsize="small", ha="right")  # fmt: skip
+        axis.errorbar(x, mean, [mean - values.min(axis=1), values.max(axis=1) - mean], color=colour, marker=marker, elinewidth=1, label=text)  # fmt: skip
+        places = {}  # runs in the same place share a label
+        for r, place, y in zip(mine, x, mean, strict=True):
+            if key is not None:
+                value = r.get(key, results["settings"]["batch size or rate"])
+                places.setdefault((place, y), []).append(f"{value:g}")
+        for place, names in places.items():
+            right = key == "batch_rate"
+            axis.annotate(", ".join(sorted(names)), place, (5 if right else -5, -12 if right or place[0] > 1e4 else 6), textcoords="offset points", fontsize="small", color=colour, ha="left" if right else "right")  # fmt: skip
     axis.set(xscale="log", xlabel="records per iteration", ylabel="test accuracy", title="DPFastMH at epsilon = 1: batch rate and K")  # fmt: skip
-    axis.legend(frameon=False, fontsize="small", loc="lower center")
+    axis.set(ylim=(0.905, 0.945))
+    axis.legend(frameon=False, fontsize="small", loc="lower right")
 
     axis = axes[1, 1]
     for source, t, face in [(private, "0.01", None), (plain, "1", "white")]:
