@@ -382,8 +382,9 @@ def simulated_images(seed, n=12_214, n_test=2037):
     variances = 1 / np.arange(1, 51)
     variances *= 784 * 0.3081**2 / variances.sum()
     x = rng.normal(size=(n + n_test, 50)) * np.sqrt(variances)
-    y = rng.random(n + n_test) < expit(x @ rng.normal(size=50))
-    return Images(x[:n], y[:n], x[n:], y[n:])
+    truth = rng.normal(size=50)
+    y = rng.random(n + n_test) < expit(x @ truth)
+    return Images(x[:n], y[:n], x[n:], y[n:]), truth
 
 
 def image_jobs(images, epsilons=(0.1, 0.3, 1.0, 3.0, 10.0), seeds=2, samplers=PRIVATE):
@@ -457,20 +458,23 @@ def rounded(value):
 
 def tune():
     """Print what the constants were chosen by, on simulated data, without privacy."""
+    images, truth = simulated_images(5)
     for problem, data in [
         (replace(MIXTURE, make_model=_simulated_mixture, measure=_simulated_measure), "mixture"),
-        (simulated_images(5).problem(), "images"),
+        (images.problem(), "images"),
     ]:
-        print(f"\n{data}: share of records clipped on moves from the prior and the start")
+        where = {"mixture": "the posterior", "images": "the start and the truth"}[data]
+        print(f"\n{data}: share of records clipped on moves from {where}")
         rng = np.random.default_rng(0)
         likelihood = dp.RecordLikelihood(problem.make_model())
         shares = []
         for i in range(200):
             move = rng.normal(size=problem.dim)
-            start = rng.normal(size=problem.dim) * (i % 2)  # every second move begins at 0
-            if data == "mixture":  # the prior is flat: where the posterior of simulated data is
+            if data == "mixture":
                 cells = rng.choice(CELLS**2, p=mixture_exact(2).ravel())
                 start = (np.array(divmod(cells, CELLS)) + 0.5) * (2 * BOX / CELLS) - BOX
+            else:
+                start = truth * (i % 2)
             move *= problem.longest
             change = likelihood.logp(start + move) - likelihood.logp(start)
             shares.append(np.abs(change) / np.linalg.norm(move))
