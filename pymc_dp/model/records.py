@@ -283,8 +283,9 @@ class RecordLikelihood:
         }
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
-        # Compiled functions trust their input.
-        theta = np.ascontiguousarray(theta, dtype=np.float64)
+        # Compiled functions trust their input, and Numba compiles again for each memory layout and
+        # for read-only arrays: a copy has always the same.
+        theta = np.array(theta, dtype=np.float64, order="C")
         if theta.shape != (self.n_dim,):
             raise ValueError(f"theta must have shape ({self.n_dim},), not {theta.shape}")
         return theta

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from numba.core.event import install_recorder
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
@@ -119,6 +120,21 @@ def test_theta_of_another_length_is_refused():
 
 
 # --- frozen, and portable -----------------------------------------------------------------------
+
+
+def test_read_only_and_strided_points_are_not_compiled_for_again():
+    likelihood = RecordLikelihood(next(f for f in FAMILIES if f.name == "logistic").build())
+    theta = np.linspace(0.5, 1.0, likelihood.n_dim)
+    index = np.arange(3)
+    expected = likelihood.logp(theta), likelihood.logp_at(theta, index), likelihood.log_prior(theta)
+    read_only, strided = theta.copy(), np.repeat(theta, 2)[::2]
+    read_only.flags.writeable = False
+    with install_recorder("numba:compile") as recorder:
+        for point in (read_only, strided, theta.astype("float32")):
+            found = likelihood.logp(point), likelihood.logp_at(point, index), likelihood.log_prior(point)  # fmt: skip
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert not recorder.buffer
 
 
 def test_frozen():
