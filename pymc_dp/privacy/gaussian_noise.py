@@ -1,0 +1,234 @@
+r"""Gaussian noise for sums that lie on a grid, with no floating-point error in its law.
+
+Floating-point Gaussians leak through their low-order bits: which doubles can come out depends on
+the true value (Mironov 2012, https://doi.org/10.1145/2382196.2382264; Holohan, Braghin 2021,
+https://arxiv.org/abs/2107.10138). Here the sum ``S`` is a whole number of grid steps, added up in
+integers, and so is the noise: a real Gaussian ``Z``, rounded.
+
+Why rounded: ``S + round(Z) == round(S + Z)``, so the release is a post-processing of the ideal
+Gaussian mechanism, and every accountant of that one (exact GDP, privacy loss distributions, Rényi)
+holds without a correction, in any dimension and composition. For the discrete Gaussian (Canonne,
+Kamath, Steinke 2020, https://arxiv.org/abs/2004.00010) the concentrated bound is the Gaussian's, but
+the ``(epsilon, delta)`` of vectors and compositions is not. With 2**28 steps to the standard
+deviation the two laws differ by a relative 1e-17 within 5 standard deviations.
+
+Reversibility of a path of noisy steps asks nothing of the law: it does not depend on the state, so
+in the space extended by the noise its factors cancel, discrete or not, Gaussian or not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bisect import bisect_right
+from decimal import Context, Decimal, localcontext
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from pymc_dp.privacy.mechanisms import positive
+from pymc_dp.privacy.noise import BitSource
+
+__all__ = ["LARGEST_SCALE", "LARGEST_SUM", "noisy_sum", "rounded_gaussian"]
+
+#: Largest standard deviation in grid steps. 128 of them fit into the room left by the largest sum:
+#: more has probability exp(-8192), and would raise OverflowError beyond 256 of them.
+LARGEST_SCALE = 2.0**55
+#: Largest sum in grid steps.
+LARGEST_SUM = 2**62
+
+# Undecided in floating point if 2**32 p is less than this away from the middle of [v, v + 1]. Half
+# a unit would do with exact numbers; the float error is about 1e-5 units.
+_UNDECIDED = 1.0
+_REJECTED = -1
+
+
+def rounded_gaussian(scale: float, size: int | tuple[int, ...], bits: BitSource) -> np.ndarray:
+    """Independent real Gaussians, rounded to the nearest whole number; exactly this law.
+
+    The absolute value is ``scale * (j + x)``: ``j`` is proposed with probability proportional to
+    ``exp(-j**2 / 2)``, ``x`` uniform on [0, 1), and accepted with probability ``exp(-x (2 j + x) /
+    2)``, 0.71 on average (Karney 2016). Floating point decides wherever its error cannot matter;
+    else all of the proposal is decided again in exact arithmetic, with more bits as needed.
+
+    Parameters
+    ----------
+    scale : float
+        Standard deviation in grid steps: positive, at most 2**55, not necessarily whole or above 1.
+    size : int or tuple of int
+        Shape of the result.
+    bits : BitSource
+        Where random bits come from; about three words per number.
+
+    Returns
+    -------
+    numpy.ndarray of int64
+
+    Raises
+    ------
+    ValueError
+        If the scale is out of range, before bits are drawn.
+
+    Notes
+    -----
+    Independent of the data, the time is that of the noise alone. Undecided are about 1e-8 of all
+    proposals, and ``2**-62 * scale`` of the numbers; each takes some 0.1 milliseconds.
+
+    References
+    ----------
+    Karney (2016), Sampling exactly from the normal distribution, https://doi.org/10.1145/2710016.
+    """
+    positive("standard deviation in grid steps", scale)
+    if scale > LARGEST_SCALE:
+        raise ValueError(
+            f"The standard deviation must be at most 2**55 grid steps, got {scale!r}: use a coarser grid."
+        )
+    result = np.empty(size, dtype=np.int64)
+    flat, done = result.reshape(-1), 0
+    while (missing := flat.size - done) > 0:
+        # Mean and almost three standard deviations of the number of proposals it takes.
+        n = int(1.4 * missing + 2 * math.sqrt(missing)) + 4
+        values = _accepted(float(scale), n, bits)[:missing]
+        flat[done : done + len(values)] = values
+        done += len(values)
+    return result
+
+
+def noisy_sum(steps: np.ndarray, exponent: int, scale: float, bits: BitSource) -> np.ndarray:
+    """Sum of whole grid steps with Gaussian noise, as floats: converted once, after the addition.
+
+    Parameters
+    ----------
+    steps : numpy.ndarray of int64
+        Exact sums in grid steps, any shape; at most 2**62 in absolute value. The caller has to make
+        sure of that from public bounds, as an error that depends on the sums tells about them.
+    exponent : int
+        A grid step is ``2**exponent``.
+    scale : float
+        Standard deviation of the noise, in units of the result.
+    bits : BitSource
+        Where random bits come from.
+
+    Returns
+    -------
+    numpy.ndarray of float64, shape of ``steps``
+        ``(steps + noise) * 2**exponent``, rounded to doubles.
+
+    Raises
+    ------
+    ValueError
+        If the steps are no int64, too large, or the noise is out of range; before bits are drawn.
+    """
+    steps = np.asarray(steps)
+    if steps.dtype != np.int64:
+        raise ValueError(f"The sum must be counted in grid steps of type int64, got {steps.dtype}.")
+    # Not by absolute value: that of the most negative integer overflows.
+    if steps.size and not -LARGEST_SUM <= steps.min() <= steps.max() <= LARGEST_SUM:
+        raise ValueError("The sum must be at most 2**62 grid steps: use a coarser grid.")
+    positive("standard deviation", scale)
+    try:
+        in_steps = math.ldexp(scale, -exponent)  # exact: a power of two
+    except OverflowError:
+        in_steps = math.inf
+    return np.ldexp((steps + rounded_gaussian(in_steps, steps.shape, bits)) * 1.0, exponent)
+
+
+def _accepted(scale: float, n: int, bits: BitSource) -> np.ndarray:
+    """Those of ``n`` proposals that are accepted, rounded, in order."""
+    words = bits.words(2 * n)
+    # 64 bits of x; 31 bits for j, the sign, and 32 bits that decide on acceptance.
+    x, short = words[:n], words[n:].view(np.uint32)
+    u, v = short[:n] >> 1, short[n:]
+    place = np.searchsorted(_EDGES, u, side="right")
+    j, x_float = place >> 1, x * 2.0**-64
+    gap = np.exp(x_float * (j + 0.5 * x_float) * -1.0) * 2.0**32 - v - 0.5
+    undecided = (np.abs(gap) < _UNDECIDED) | ((place & 1) == 1)
+    kept = np.flatnonzero((gap > 0) | undecided)
+
+    values, unclear = _rounded(scale, j[kept], x[kept])
+    again = np.flatnonzero(unclear | undecided[kept])
+    for i in again.tolist():
+        k = kept[i]
+        values[i] = _exact(scale, int(u[k]), int(x[k]), int(v[k]), bits)
+    negative = (short[:n][kept] & 1).astype(bool)
+    if len(again):
+        negative, values = negative[values != _REJECTED], values[values != _REJECTED]
+    return np.where(negative, -values, values)
+
+
+def _rounded(scale: float, j: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Nearest whole number to ``scale * (j + x)``, where ``x`` counts 2**-64, and whether it is unclear.
+
+    The product is split: 29 bits of the scale times 3 + 20 bits of ``j + x`` are exact in a double,
+    and so is the part after the point. The rest is less than ``2**-19 * scale``, with an error of
+    less than ``2**-70 * scale``, plus 2**-54 from adding it; ``scale * 2**-64`` is not known of ``x``.
+    """
+    fraction, exponent = math.frexp(scale)
+    high = math.ldexp(math.floor(math.ldexp(fraction, 29)), exponent - 29)
+    y = j + (x >> np.uint64(44)) * 2.0**-20
+    product = high * y
+    whole = np.rint(product)
+    rest = (scale - high) * y + scale * 2.0**-64 * (x & np.uint64(2**44 - 1))
+    rest += product - whole
+    more = np.rint(rest)
+    unclear = np.abs(rest - more) > 0.5 - (scale * 2.0**-63 + 2.0**-52)
+    return whole.astype(np.int64) + more.astype(np.int64), unclear
+
+
+def _exact(scale: float, u: int, x: int, v: int, bits: BitSource) -> int:
+    """Decide a proposal with as many further bits as that takes; the first ones stay what they are."""
+    n = 0
+    while (value := _outcome(scale, (u, 31 + n), (x, 64 + n), (v, 32 + n))) is None:
+        u, x, v = (z << 64 | bits.word() for z in (u, x, v))
+        n += 64
+    return value
+
+
+def _outcome(
+    scale: float, u: tuple[int, int], x: tuple[int, int], v: tuple[int, int]
+) -> int | None:
+    """Rounded absolute value or ``_REJECTED``, if it is the same for all numbers that begin alike; else None.
+
+    Of the uniform numbers ``u``, ``x``, ``v``, those bits that are known are given, as an integer,
+    with their number: ``(k, n)`` stands for all of ``[k, k + 1) * 2**-n``.
+    """
+    place = bisect_right(_edges(u[1]), u[0])
+    if place % 2:
+        return None
+    j, (low, n) = place // 2, x
+    with localcontext(Context(prec=2 * n + 20, traps=[])):
+        # The acceptance probability at the upper and the lower end of x, in units of v.
+        squares = [Decimal(z * (z + (j << n + 1))) / 2 ** (2 * n + 1) for z in (low + 1, low)]
+        least, most = ((-square).exp() * 2 ** v[1] for square in squares)
+        # exp is correctly rounded: a unit of v is far more than its error.
+        if v[0] - 1 >= most:
+            return _REJECTED
+        if v[0] + 2 > least:
+            return None
+    numerator, denominator = scale.as_integer_ratio()
+    first, last = (
+        (2 * numerator * ((j << n) + z) + (denominator << n)) // (denominator << n + 1)
+        for z in (low, low + 1)
+    )
+    return first if first == last else None
+
+
+@lru_cache(maxsize=8)
+def _edges(n: int) -> list[int]:
+    """Where the proposal of ``j`` changes, in units of 2**-n: where ``j`` is unclear from, and where it is clear again.
+
+    ``bisect_right`` at ``k`` gives ``2 j`` if all of ``[k, k + 1)`` belongs to ``j``, and an odd
+    number if an edge may lie there. The law has no end: the highest ``k`` are never clear.
+    """
+    with localcontext(Context(prec=n + 20, traps=[])):
+        # The weights left out are less than exp(-5 n / 2) together, with an error of 10**-n at most.
+        weights = [(Decimal(-i * i) / 2).exp() for i in range(math.isqrt(5 * n) + 5)]
+        total = sum(weights)
+        edges = [int(below / total * 2**n) for below in accumulate(weights)]
+    clear = [edge for edge in edges if edge < 2**n - 8]
+    around = [end for edge in clear for end in (edge - 1, edge + 2)]
+    return [*around, edges[len(clear)] - 1]
+
+
+_EDGES = np.array(_edges(31), dtype=np.uint32)
