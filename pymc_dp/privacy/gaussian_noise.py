@@ -38,9 +38,10 @@ LARGEST_SCALE = 2.0**55
 #: Largest sum in grid steps.
 LARGEST_SUM = 2**62
 
-# Undecided in floating point if 2**32 p is less than this away from the middle of [v, v + 1]. Half
-# a unit would do with exact numbers; the float error is about 1e-5 units.
-_UNDECIDED = 1.0
+# By how many units of 2**-32 a probability must be clear of the bits it is compared with. The second
+# half of x, left out, moves it by less than 7; the floating-point error is below 1e-4 units: four
+# roundings, and an exp that is right to 14 digits.
+_SLACK = 8.0
 _REJECTED = -1
 
 
@@ -136,44 +137,44 @@ def noisy_sum(steps: np.ndarray, exponent: int, scale: float, bits: BitSource) -
 
 def _accepted(scale: float, n: int, bits: BitSource) -> np.ndarray:
     """Those of ``n`` proposals that are accepted, rounded, in order."""
-    words = bits.words(2 * n)
-    # 64 bits of x; 31 bits for j, the sign, and 32 bits that decide on acceptance.
-    x, short = words[:n], words[n:].view(np.uint32)
-    u, v = short[:n] >> 1, short[n:]
-    place = np.searchsorted(_EDGES, u, side="right")
-    j, x_float = place >> 1, x * 2.0**-64
-    gap = np.exp(x_float * (j + 0.5 * x_float) * -1.0) * 2.0**32 - v - 0.5
-    undecided = (np.abs(gap) < _UNDECIDED) | ((place & 1) == 1)
-    kept = np.flatnonzero((gap > 0) | undecided)
+    # A sign and 31 bits for j; 32 bits that decide on acceptance; the first and the last 32 of x.
+    head, v, x, x_tail = bits.words(2 * n).view(np.uint32).reshape(4, n)
+    place = _EDGES.searchsorted(head, side="right")
+    j, minus_x = _WHOLE[place], x * -(2.0**-32)
+    gap = np.exp(minus_x * (j - 0.5 * minus_x)) * 2.0**32 - v  # rejected at 0, accepted at 1
+    # Comparisons are such that what is not a number is kept and not sure.
+    kept = (~(gap <= -_SLACK)).nonzero()[0]
+    sure = gap[kept] >= 1 + _SLACK
+    whole, more, clear = _rounded(scale, (j - minus_x)[kept], x_tail[kept])
+    sign, sure = _SIGN[place[kept]], sure & clear
+    if sure.all():
+        return sign * (whole.astype(np.int64) + more.astype(np.int64))
 
-    values, unclear = _rounded(scale, j[kept], x[kept])
-    again = np.flatnonzero(unclear | undecided[kept])
-    for i in again.tolist():
-        k = kept[i]
-        values[i] = _exact(scale, int(u[k]), int(x[k]), int(v[k]), bits)
-    negative = (short[:n][kept] & 1).astype(bool)
-    if len(again):
-        negative, values = negative[values != _REJECTED], values[values != _REJECTED]
-    return np.where(negative, -values, values)
+    again = (~sure).nonzero()[0]
+    whole[again] = more[again] = 0
+    values = whole.astype(np.int64) + more.astype(np.int64)
+    for i, k in zip(again.tolist(), kept[again].tolist(), strict=True):
+        known = int(head[k]) % 2**31, int(x[k]) << 32 | int(x_tail[k]), int(v[k])
+        values[i] = _exact(scale, *known, bits)
+    return (sign * values)[values != _REJECTED]
 
 
-def _rounded(scale: float, j: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Nearest whole number to ``scale * (j + x)``, where ``x`` counts 2**-64, and whether it is unclear.
+def _rounded(scale: float, y: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Two parts of the nearest whole number to ``scale * (y + tail * 2**-64)``, and whether they are sure.
 
-    The product is split: 29 bits of the scale times 3 + 20 bits of ``j + x`` are exact in a double,
-    and so is the part after the point. The rest is less than ``2**-19 * scale``, with an error of
-    less than ``2**-70 * scale``, plus 2**-54 from adding it; ``scale * 2**-64`` is not known of ``x``.
+    The product is split: 18 bits of the scale times 3 + 32 bits of ``y`` are exact in a double, and
+    so is the part after the point. The rest is less than ``2**-14 * scale``, with an error of less
+    than ``2**-65 * scale``, plus 2**-54 from adding it; less than ``2**-64 * scale`` is not known yet.
     """
     fraction, exponent = math.frexp(scale)
-    high = math.ldexp(math.floor(math.ldexp(fraction, 29)), exponent - 29)
-    y = j + (x >> np.uint64(44)) * 2.0**-20
+    high = math.ldexp(math.floor(math.ldexp(fraction, 18)), exponent - 18)
     product = high * y
     whole = np.rint(product)
-    rest = (scale - high) * y + scale * 2.0**-64 * (x & np.uint64(2**44 - 1))
+    rest = (scale - high) * y
+    rest += tail * (scale * 2.0**-64)
     rest += product - whole
     more = np.rint(rest)
-    unclear = np.abs(rest - more) > 0.5 - (scale * 2.0**-63 + 2.0**-52)
-    return whole.astype(np.int64) + more.astype(np.int64), unclear
+    return whole, more, np.abs(rest - more) <= 0.5 - (scale * 2.0**-63 + 2.0**-52)
 
 
 def _exact(scale: float, u: int, x: int, v: int, bits: BitSource) -> int:
@@ -231,4 +232,8 @@ def _edges(n: int) -> list[int]:
     return [*around, edges[len(clear)] - 1]
 
 
-_EDGES = np.array(_edges(31), dtype=np.uint32)
+# For 32 bits, of which the first is the sign: j of each place between edges, not a number if unclear.
+_EDGES = np.array([*_edges(31), 2**31, *(2**31 + edge for edge in _edges(31))], dtype=np.uint32)
+_PLACES = len(_edges(31)) + 1
+_WHOLE = np.tile(np.where(np.arange(_PLACES) % 2, np.nan, np.arange(_PLACES) // 2), 2)
+_SIGN = np.repeat([1, -1], _PLACES)
