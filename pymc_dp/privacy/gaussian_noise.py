@@ -19,6 +19,7 @@ in the space extended by the noise its factors cancel, discrete or not, Gaussian
 from __future__ import annotations
 
 import math
+import operator
 
 from bisect import bisect_right
 from decimal import Context, Decimal, localcontext
@@ -32,8 +33,8 @@ from pymc_dp.privacy.noise import BitSource
 
 __all__ = ["LARGEST_SCALE", "LARGEST_SUM", "noisy_sum", "rounded_gaussian"]
 
-#: Largest standard deviation in grid steps. 128 of them fit into the room left by the largest sum:
-#: more has probability exp(-8192), and would raise OverflowError beyond 256 of them.
+#: Largest standard deviation in grid steps: only noise of 128 of them, whose probability is exp(-8192),
+#: can leave the integers after the largest sum.
 LARGEST_SCALE = 2.0**55
 #: Largest sum in grid steps.
 LARGEST_SUM = 2**62
@@ -73,8 +74,8 @@ def rounded_gaussian(scale: float, size: int | tuple[int, ...], bits: BitSource)
 
     Notes
     -----
-    Independent of the data, the time is that of the noise alone. Undecided are about 1e-8 of all
-    proposals, and ``2**-62 * scale`` of the numbers; each takes some 0.1 milliseconds.
+    The exact way takes some 0.1 milliseconds, for 1e-8 of the proposals and ``2**-62 * scale`` of the
+    numbers. So time depends on the noise (never on the data): do not publish it.
 
     References
     ----------
@@ -121,7 +122,7 @@ def noisy_sum(steps: np.ndarray, exponent: int, scale: float, bits: BitSource) -
     ValueError
         If the steps are no int64, too large, or the noise is out of range; before bits are drawn.
     """
-    steps = np.asarray(steps)
+    steps, exponent = np.asarray(steps), operator.index(exponent)
     if steps.dtype != np.int64:
         raise ValueError(f"The sum must be counted in grid steps of type int64, got {steps.dtype}.")
     # Not by absolute value: that of the most negative integer overflows.
@@ -146,17 +147,14 @@ def _accepted(scale: float, n: int, bits: BitSource) -> np.ndarray:
     kept = (~(gap <= -_SLACK)).nonzero()[0]
     sure = gap[kept] >= 1 + _SLACK
     whole, more, clear = _rounded(scale, (j - minus_x)[kept], x_tail[kept])
-    sign, sure = _SIGN[place[kept]], sure & clear
-    if sure.all():
-        return sign * (whole.astype(np.int64) + more.astype(np.int64))
-
-    again = (~sure).nonzero()[0]
+    again = (~(sure & clear)).nonzero()[0]
     whole[again] = more[again] = 0
     values = whole.astype(np.int64) + more.astype(np.int64)
-    for i, k in zip(again.tolist(), kept[again].tolist(), strict=True):
+    for i in again.tolist():
+        k = kept[i]
         known = int(head[k]) % 2**31, int(x[k]) << 32 | int(x_tail[k]), int(v[k])
         values[i] = _exact(scale, *known, bits)
-    return (sign * values)[values != _REJECTED]
+    return (values * _SIGN[place[kept]])[values != _REJECTED]
 
 
 def _rounded(scale: float, y: np.ndarray, tail: np.ndarray) -> tuple[np.ndarray, ...]:
