@@ -22,7 +22,7 @@ __all__ = ["release"]
 _log = logging.getLogger("pymc.dp")
 
 #: Statistics that are charged for (decisions) or computed from what is public.
-PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent")
+PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent", "noise_multiplier")
 _OWN_STATS = {*PUBLIC_STATS, "exhausted"}
 #: Statistics that PyMC's own code adds to any run and that say nothing.
 _IGNORED_STATS = {"warning"}

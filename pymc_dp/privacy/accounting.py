@@ -22,7 +22,11 @@ from pymc_dp.privacy.composition import (
     check_terms,
 )
 
-__all__ = ["calibrate", "delta_of", "epsilon_of", "max_draws"]
+__all__ = ["MOST_SCHEDULED", "calibrate", "delta_of", "epsilon_of", "max_draws"]
+
+#: Most draws that are planned where a schedule decides their cost: it may become so cheap that there
+#: is no end.
+MOST_SCHEDULED = 20_000
 
 
 def epsilon_of(accesses: Accesses, delta: float, accountant: str = "best") -> float:
@@ -51,7 +55,7 @@ def delta_of(accesses: Accesses, epsilon: float, accountant: str = "best") -> fl
 
 
 def max_draws(
-    mechanisms: Accesses,
+    mechanisms: Accesses | Callable[[int], Accesses],
     epsilon: float,
     delta: float,
     chains: int = 1,
@@ -63,8 +67,9 @@ def max_draws(
 
     Parameters
     ----------
-    mechanisms : iterable of (Mechanism, float)
-        What one iteration accesses, and how often.
+    mechanisms : iterable of (Mechanism, float), or callable
+        What one iteration accesses, and how often; or a function of the iteration's number (1, 2,
+        ...), where a schedule decides that in advance.
     epsilon, delta : float
         Target, never exceeded.
     chains : int
@@ -78,6 +83,7 @@ def max_draws(
     -------
     float
         A whole number, or ``math.inf`` if ``epsilon`` is infinite or an iteration accesses nothing.
+        At most 20 000 if `mechanisms` is a function.
 
     Examples
     --------
@@ -89,19 +95,29 @@ def max_draws(
     check_accountant(accountant)
     if not chains >= 1:
         raise ValueError(f"chains must be at least 1, got {chains!r}.")
-    unit, once = Cost.of(mechanisms), Cost.of(per_chain)
+    unit = Cost.of(mechanisms(1) if callable(mechanisms) else mechanisms)
+    once = Cost.of(per_chain)
     if epsilon == math.inf:
         return math.inf
 
     def run(draws: int) -> Cost:
-        return (unit * draws + once) * chains
+        if callable(mechanisms):
+            every = Cost.of(access for t in range(1, draws + 1) for access in mechanisms(t))
+        else:
+            every = unit * draws
+        return (every + once) * chains
 
-    if unit.free:
+    if unit.free and not callable(mechanisms):
         return math.inf if run(0).epsilon(delta, accountant) <= epsilon else 0
+    most = MOST_SCHEDULED if callable(mechanisms) else math.inf
     known = 0
     # Each accountant starts where the last one ended; the slow one comes last.
     for name in accountants_for(run(1), delta) if accountant == "best" else (accountant,):
-        known = _largest(lambda draws, by=name: run(draws).epsilon(delta, by) <= epsilon, known)  # type: ignore[misc]
+
+        def fits(draws: int, by: str = name) -> bool:
+            return draws <= most and run(draws).epsilon(delta, by) <= epsilon
+
+        known = _largest(fits, known)
     return known
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ class StepAccess:
     variables : tuple of str
         Value variables it updates.
     mechanisms : tuple of (Mechanism, int)
-        Mechanism and count per iteration.
+        Mechanism and count per iteration; of the first one if there is a schedule.
     model : int
         Identity of the model, to tell models apart.
     all_variables : tuple of str
@@ -39,6 +39,10 @@ class StepAccess:
         Number of privacy units.
     secret : bool
         Whether the randomness of the step is secret.
+    starting : tuple of (Mechanism, int)
+        What every chain accesses once, besides, such as the gradient at its first state.
+    schedule : callable, optional
+        Accesses of iteration 1, 2, ..., where they differ in a way that is fixed in advance.
     """
 
     label: str
@@ -48,6 +52,12 @@ class StepAccess:
     all_variables: tuple[str, ...]
     n_records: int
     secret: bool
+    starting: tuple[tuple[Mechanism, int], ...] = ()
+    schedule: Callable[[int], tuple[tuple[Mechanism, int], ...]] | None = None
+
+    def at(self, iteration: int) -> tuple[tuple[Mechanism, int], ...]:
+        """Return what an iteration (1, 2, ...) accesses, without what is accessed once."""
+        return self.mechanisms if self.schedule is None else self.schedule(iteration)
 
 
 @dataclass
@@ -59,7 +69,9 @@ class Allowance:
     iterations : float
         Number of iterations (infinite under a filter or without protection).
     share : RenyiShare or None
-        Share of the filter, if the cost varies from iteration to iteration.
+        Share of the filter, if the proposals decide what an iteration costs.
+    claim : tuple of (Mechanism, float)
+        What the chain claims: all accesses of all its iterations, or its share.
     run, conversion : tuple of float
         For showing what has been spent: Rényi divergence of the whole run (all steps and chains) at
         a few orders, and what converts it to an epsilon there.
@@ -69,15 +81,19 @@ class Allowance:
         Draws it should last for: exact if ``iterations`` is finite.
     prices : dict
         Costs at the order of the filter that are known already.
+    progress : tuple of float
+        Part of the whole that is spent after iteration 1, 2, ...; empty if all cost the same.
     """
 
     iterations: float
     share: RenyiShare | None
+    claim: tuple[tuple[Mechanism, float], ...]
     run: tuple[float, ...]
     conversion: tuple[float, ...]
     epsilon: float
     expected: float
     prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
+    progress: tuple[float, ...] = field(default=(), repr=False)
     used: int = 0
 
     def __post_init__(self) -> None:
@@ -100,10 +116,12 @@ class Allowance:
         """Epsilon of the whole run if every chain and step has come as far as this one."""
         if self.epsilon == math.inf:
             return math.inf
-        if self.filter is None:
-            fraction = self.used / self.iterations
-        else:
+        if self.filter is not None:
             fraction = self.filter.spent / self.filter.share.rho
+        elif self.progress and self.used:
+            fraction = self.progress[self.used - 1]
+        else:
+            fraction = self.used / self.iterations
         if fraction == 0:
             return 0.0
         readings = [fraction * r + c for r, c in zip(self.run, self.conversion, strict=True)]
@@ -138,46 +156,97 @@ def share_out(
         If the budget does not pay for one draw of each chain.
     """
     if epsilon == math.inf:
-        return {label: Allowance(math.inf, None, (), (), epsilon, math.inf) for label in steps}
-    accesses = [a for step in steps.values() for a in step.mechanisms]
-    mean = Cost.of(()).renyi
-    means = {label: _mean_renyi(step) for label, step in steps.items()}
-    for cost in means.values():
-        mean = mean + cost
-    varying = any(isinstance(m, Family) for m, _ in accesses)
-    budget = renyi_budget(ORDERS, epsilon, delta)
-    best = int(np.argmax(budget / mean))
-    if not varying:
-        each = max_draws(accesses, epsilon, delta, chains, accountant=accountant)
-        if each < 1:
-            total = max_draws(accesses, epsilon, delta, accountant=accountant)
-            raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, total))
-        # The less is spent, the higher the best order.
-        shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
-        run = tuple((mean[shown] * chains * each).tolist())
-        conversion = tuple(np.asarray(renyi_to_epsilon(ORDERS[shown], 0.0, delta)).tolist())
-        return {label: Allowance(each, None, run, conversion, epsilon, each) for label in steps}
+        return {label: Allowance(math.inf, None, (), (), (), epsilon, math.inf) for label in steps}
+    if any(isinstance(m, Family) for step in steps.values() for m, _ in step.mechanisms):
+        return _shares(steps, epsilon, delta, chains, accountant)
+    return _iterations(steps, epsilon, delta, chains, accountant)
+
+
+def _iterations(
+    steps: Mapping[str, StepAccess], epsilon: float, delta: float, chains: int, accountant: str
+) -> dict[str, Allowance]:
+    """Equal numbers of iterations, where all costs are known in advance."""
+    scheduled = any(step.schedule is not None for step in steps.values())
+    starting = [access for step in steps.values() for access in step.starting]
+
+    def accesses(iteration: int) -> list[tuple[Mechanism, int]]:
+        return [access for step in steps.values() for access in step.at(iteration)]
+
+    def affordable(chains: int) -> float:
+        draws = accesses if scheduled else accesses(1)
+        return max_draws(draws, epsilon, delta, chains, per_chain=starting, accountant=accountant)
+
+    each = affordable(chains)
+    if each < 1:
+        raise PrivacyBudgetExhausted(_too_small(accesses(1), epsilon, delta, chains, affordable(1)))
+    whole = {
+        label: Cost.of(
+            [*step.starting, *(a for t in range(1, int(each) + 1) for a in step.at(t))]
+            if scheduled
+            else [*step.starting, *((m, k * each) for m, k in step.mechanisms)]
+        )
+        for label, step in steps.items()
+    }
+    run = np.sum([cost.renyi for cost in whole.values()], axis=0) * chains
+    # The less is spent, the higher the best order.
+    best = int(np.argmin(renyi_to_epsilon(ORDERS, run, delta)))
+    shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
+    progress: tuple[float, ...] = ()
+    if scheduled or starting:
+        once = Cost.of(starting).renyi[shown]
+        spent = once + np.cumsum(
+            [Cost.of(accesses(t)).renyi[shown] for t in range(1, int(each) + 1)], axis=0
+        )
+        progress = tuple(np.max(spent / spent[-1], axis=1).tolist())
+    conversion = tuple(np.asarray(renyi_to_epsilon(ORDERS[shown], 0.0, delta)).tolist())
+    return {
+        label: Allowance(
+            each,
+            None,
+            tuple(cost.counts.items()),
+            tuple(run[shown].tolist()),
+            conversion,
+            epsilon,
+            each,
+            progress=progress,
+        )
+        for label, cost in whole.items()
+    }
+
+
+def _shares(
+    steps: Mapping[str, StepAccess], epsilon: float, delta: float, chains: int, accountant: str
+) -> dict[str, Allowance]:
+    """Shares of a filter, where the proposals decide about costs."""
     if accountant not in ("best", "rdp"):
         raise ValueError(
             f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp'."
         )
-    expected = float(budget[best] / mean[best]) / chains
+    means = {label: _mean_renyi(step) for label, step in steps.items()}
+    starts = {label: Cost.of(step.starting).renyi for label, step in steps.items()}
+    mean, start = (np.sum([*costs.values()], axis=0) for costs in (means, starts))
+    budget = renyi_budget(ORDERS, epsilon, delta) / chains
+    draws = np.nan_to_num((budget - start) / mean, nan=0.0)
+    best = int(np.argmax(draws))
+    expected = float(draws[best])
     if expected < 1:
-        raise PrivacyBudgetExhausted(
-            _too_small(accesses, epsilon, delta, chains, max(0.0, expected * chains))
-        )
+        accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
+        total = float((budget * chains - start)[best] / mean[best])
+        raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, max(0.0, total)))
     # The last digits belong to the conversion's safety margin, so that all shares together fit.
-    rho = float(budget[best]) * (1 - 1e-6) / chains
+    rho = float(budget[best]) * (1 - 1e-6)
     order = float(ORDERS[best])
     at_zero = float(renyi_to_epsilon(order, 0.0, delta))
     allowances = {}
-    for label, cost in means.items():
-        share = RenyiShare(order, rho * float(cost[best] / mean[best]))
-        families = [m for m, _ in steps[label].mechanisms if isinstance(m, Family)]
+    for label, step in steps.items():
+        wanted = float(starts[label][best] + expected * means[label][best])
+        share = RenyiShare(order, rho * wanted / float(budget[best]))
+        families = [m for m, _ in step.mechanisms if isinstance(m, Family)]
         prices = {access: price for m in families for access, price in m.prices(order).items()}
         allowances[label] = Allowance(
             math.inf,
             share,
+            ((share, 1),),
             (rho * chains,),
             (at_zero,),
             epsilon,
@@ -188,7 +257,7 @@ def share_out(
 
 
 def _mean_renyi(step: StepAccess) -> np.ndarray:
-    """Expected cost of one iteration of a step at each order."""
+    """Expected cost of one iteration of a step at each order; of the first, if there is a schedule."""
     total = np.zeros(len(ORDERS))
     for mechanism, count in step.mechanisms:
         total += count * (

@@ -8,6 +8,7 @@ import os
 import uuid
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,16 +201,9 @@ class PrivacyBudget:
             )
         self.check_covered()
         plan = self.plan()[label]
-        if plan.share is not None:
-            accesses: tuple[tuple[Mechanism, float], ...] = ((plan.share, 1),)
-            draws = None
-        else:
-            accesses = tuple((m, k * plan.iterations) for m, k in self._steps[label].mechanisms)
-            draws = plan.iterations
-        if self.epsilon == math.inf:
-            accesses, draws = (), None
+        draws = None if math.isinf(plan.iterations) else plan.iterations
         self.ledger.claim(
-            self.id, label, accesses,
+            self.id, label, plan.claim,
             epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=self.chains, draws=draws,
         )  # fmt: skip
         return plan.fresh()
@@ -291,15 +285,8 @@ class PrivacyBudget:
             StepReport(
                 label=label,
                 chains=sum(c.step == label for c in claims),
-                per_draw=tuple(f"{k} x {m.name}" for m, k in access.mechanisms),
-                per_chain=next(
-                    (
-                        tuple(f"{k:g} x {m.name}" for m, k in c.accesses)
-                        for c in claims
-                        if c.step == label
-                    ),
-                    (),
-                ),
+                per_draw=_listed(access.mechanisms),
+                per_chain=next((_listed(c.accesses) for c in claims if c.step == label), ()),
             )
             for label, access in self._steps.items()
         )
@@ -333,6 +320,14 @@ class PrivacyBudget:
 def _can_shorten(trace: Any) -> bool:
     """Whether this is PyMC's in-memory trace; of others, release() cuts the idle draws."""
     return isinstance(getattr(trace, "draw_idx", None), int)
+
+
+def _listed(accesses: Sequence[tuple[Mechanism, float]]) -> tuple[str, ...]:
+    """Accesses in words; the first and the last ones of many."""
+    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
+    if len(names) > 6:
+        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
+    return tuple(names)
 
 
 def _shorten(trace: Any, by: int) -> None:

@@ -1,4 +1,4 @@
-"""What all samplers share that propose blindly and then let the data accept or reject."""
+"""What samplers share that let the data accept or reject, and those of them that propose blindly."""
 
 from __future__ import annotations
 
@@ -18,24 +18,37 @@ from pymc_dp.model.clipping import clipped_changes
 from pymc_dp.privacy.batches import without_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import Family
-from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
+from pymc_dp.privacy.mechanisms import Mechanism
 from pymc_dp.privacy.noise import decide
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.proposals import Proposal
 
-__all__ = ["AcceptRejectStep", "Move"]
+__all__ = ["AcceptRejectStep", "DecidingStep", "Move", "State"]
 
 #: Draws from the proposal's public law, used to plan.
 _PLANNING_DRAWS = 2000
 
 
 @dataclass
-class _State:
-    """A state with its log-prior and, once the data were looked at, all records' log-likelihoods."""
+class State:
+    """A state with its log-prior and, once the data were looked at, what was found there.
+
+    Parameters
+    ----------
+    theta : array of shape (n_dim,)
+        Where it is.
+    prior : float
+        Log-prior.
+    records : array of shape (n_records,), optional
+        Log-likelihood of each record: private.
+    gradient : array, optional
+        Noisy gradient, which is released: only for samplers that use it.
+    """
 
     theta: np.ndarray
     prior: float
     records: np.ndarray | None = None
+    gradient: np.ndarray | None = None
 
 
 @dataclass
@@ -52,17 +65,17 @@ class Move:
         ``M(theta, theta')``.
     """
 
-    old: _State
-    new: _State
+    old: State
+    new: State
     prior: float
     distance: float
 
 
-class AcceptRejectStep(DPStep):
-    """Base class of steps with blind, symmetric proposals and one decision per iteration.
+class DecidingStep(DPStep):
+    """Base class of steps that make one decision per iteration, from the clipped log-ratio of a move.
 
-    A subclass sets :attr:`family`, what a decision costs, calls :meth:`_register` when it is
-    complete, and writes :meth:`accept`.
+    A subclass sets :attr:`family`, what a decision costs, and calls :meth:`_register` when it is
+    complete.
 
     Parameters
     ----------
@@ -70,19 +83,13 @@ class AcceptRejectStep(DPStep):
         See :class:`~pymc_dp.steps.base.DPStep`.
     clip_bound : float
         Most that one record's log-likelihood may change per unit of the proposal's distance.
-    proposal : Proposal
-        Where to go; blind to the data.
     laziness : float
         Weight of the lazy rule, in (0, 1].
     temperature : float
         Power of the likelihood, in (0, 1].
-    batch_size : int, optional
-        Records per decision, drawn without replacement; all by default.
     """
 
-    settled = (
-        *DPStep.settled, "clip_bound", "temperature", "laziness", "proposal", "batch_size", "family",
-    )  # fmt: skip
+    settled = (*DPStep.settled, "clip_bound", "temperature", "laziness", "family")
     #: What a decision costs, following the distance; None without a finite cost.
     family: Family | None
 
@@ -92,10 +99,8 @@ class AcceptRejectStep(DPStep):
         *,
         budget: PrivacyBudget | None,
         clip_bound: float,
-        proposal: Proposal,
         laziness: float,
         temperature: float,
-        batch_size: int | None = None,
         **options: Any,
     ):
         if not (clip_bound > 0 and (math.isfinite(clip_bound) or budget is None)):
@@ -113,6 +118,86 @@ class AcceptRejectStep(DPStep):
             float(temperature),
             float(laziness),
         )
+
+    def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
+        """One decision per iteration; its cost follows the public distance of the proposal."""
+        return () if self.family is None else ((self.family, 1),)
+
+    def _reset_chain(self) -> None:
+        super()._reset_chain()
+        self._current: State | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_current": None}  # private, and of one chain only
+
+    def current(self, theta: np.ndarray) -> State:
+        """Return what is known of a state: nothing, if another step has moved other variables since."""
+        if self._current is None or self._current.theta.tobytes() != theta.tobytes():
+            self._current = State(theta, self.likelihood.log_prior(theta))
+        return self._current
+
+    def settle(self, move: Move) -> bool:
+        """Charge for the decision on a move, make it, and go there if it is accepted."""
+        decision = None
+        if self.family is not None:
+            offset = abs(move.prior) if math.isfinite(move.prior) else 0.0
+            decision = self.family.at(move.distance, offset)
+            self.charge(((decision, 1),))
+        # No ratio exists where both priors vanish, a public fact: stay.
+        accepted = not math.isnan(move.prior) and self.accept(move, decision)
+        if accepted:
+            self._current = move.new
+        return accepted
+
+    @abstractmethod
+    def accept(self, move: Move, decision: Any) -> bool:
+        """Decide on a proposal for which `decision`, a mechanism of the family, has been charged."""
+
+    def decide(self, rule: AcceptanceRule, log_ratio: float) -> bool:
+        """Draw the decision; stay where there is no ratio, which can only be without clipping."""
+        return not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
+
+    def log_ratio(self, move: Move) -> float:
+        """Log-ratio from all records, clipped and tempered, with the prior; those of the current state are kept."""
+        new, old = self._records(move.new), self._records(move.old)
+        change = self.likelihood.clipped_sum(new, old, self.clip_bound * move.distance)
+        return self.temperature * change + move.prior
+
+    def _records(self, state: State) -> np.ndarray:
+        if state.records is None:
+            state.records = self.likelihood.logp(state.theta)
+        return state.records
+
+
+class AcceptRejectStep(DecidingStep):
+    """Base class of steps with blind, symmetric proposals.
+
+    A subclass sets :attr:`family`, what a decision costs, calls :meth:`_register` when it is
+    complete, and writes :meth:`accept`.
+
+    Parameters
+    ----------
+    vars, budget, records, reproducible, model, blocked, rng, compile_kwargs
+        See :class:`~pymc_dp.steps.base.DPStep`.
+    clip_bound, laziness, temperature
+        See :class:`DecidingStep`.
+    proposal : Proposal
+        Where to go; blind to the data.
+    batch_size : int, optional
+        Records per decision, drawn without replacement; all by default.
+    """
+
+    settled = (*DecidingStep.settled, "proposal", "batch_size")
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None,
+        *,
+        proposal: Proposal,
+        batch_size: int | None = None,
+        **options: Any,
+    ):
+        super().__init__(vars, **options)
         self.batch_size = self._checked_batch(batch_size)
         self.proposal = proposal
         self._walk = proposal.start(len(self.part))
@@ -134,12 +219,6 @@ class AcceptRejectStep(DPStep):
         """Compile now what would else be compiled in every worker."""
         self.likelihood.logp_at(np.zeros(self.likelihood.n_dim), np.zeros(1, dtype=int))
 
-    @property
-    def _sides(self) -> float:
-        """How often its clip bound a record can move a sum: twice if replaced, once if removed."""
-        adjacency = self.budget.adjacency if self.budget is not None else Adjacency.SUBSTITUTE
-        return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[adjacency]
-
     def _typical_distances(self) -> tuple[float, ...]:
         walk, rng, origin = (
             copy.copy(self._walk),
@@ -148,59 +227,20 @@ class AcceptRejectStep(DPStep):
         )
         return tuple(walk.propose(origin, rng)[1] for _ in range(_PLANNING_DRAWS))
 
-    def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
-        """One decision per iteration; its cost follows the public distance of the proposal."""
-        return () if self.family is None else ((self.family, 1),)
-
     def _reset_chain(self) -> None:
         super()._reset_chain()
-        self._current: _State | None = None
         if hasattr(self, "proposal"):
             self._walk = self.proposal.start(len(self.part))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_current": None}  # private, and of one chain only
 
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
         """Propose, charge, decide."""
         moved, distance = self._walk.propose(theta[self.part], self.rng)
         proposed = theta.copy()
         proposed[self.part] = moved
-        # Another step may have moved other variables since: what was kept belongs to one state.
-        if self._current is None or self._current.theta.tobytes() != theta.tobytes():
-            self._current = _State(theta, self.likelihood.log_prior(theta))
-        old, new = self._current, _State(proposed, self.likelihood.log_prior(proposed))
-        move = Move(old, new, new.prior - old.prior, distance)
-        decision = None
-        if self.family is not None:
-            offset = abs(move.prior) if math.isfinite(move.prior) else 0.0
-            decision = self.family.at(distance, offset)
-            self.charge(((decision, 1),))
-        # No ratio exists where both priors vanish, a public fact: stay.
-        accepted = not math.isnan(move.prior) and self.accept(move, decision)
+        old, new = self.current(theta), State(proposed, self.likelihood.log_prior(proposed))
+        accepted = self.settle(Move(old, new, new.prior - old.prior, distance))
         self._walk.decided(accepted)
-        if accepted:
-            self._current = new
-        return self._current.theta, accepted, distance
-
-    @abstractmethod
-    def accept(self, move: Move, decision: Any) -> bool:
-        """Decide on a proposal for which `decision`, a mechanism of the family, has been charged."""
-
-    def decide(self, rule: AcceptanceRule, log_ratio: float) -> bool:
-        """Draw the decision; stay where there is no ratio, which can only be without clipping."""
-        return not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
-
-    def log_ratio(self, move: Move) -> float:
-        """Log-ratio from all records, clipped and tempered, with the prior; those of the current state are kept."""
-        new, old = self._records(move.new), self._records(move.old)
-        change = self.likelihood.clipped_sum(new, old, self.clip_bound * move.distance)
-        return self.temperature * change + move.prior
-
-    def _records(self, state: _State) -> np.ndarray:
-        if state.records is None:
-            state.records = self.likelihood.logp(state.theta)
-        return state.records
+        return (proposed if accepted else theta), accepted, distance
 
     def changes(self, move: Move, index: np.ndarray) -> np.ndarray:
         """Clipped changes of some records' log-likelihoods, not tempered."""

@@ -20,7 +20,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.privacy.allowance import Allowance, StepAccess
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
 from pymc_dp.privacy.noise import BitSource, OperatingSystemBits, SeededBits
 
 __all__ = ["DPStep"]
@@ -133,16 +133,36 @@ class DPStep(BlockedStep):
                     all_variables=self._model_names,
                     n_records=self.likelihood.n_records,
                     secret=not self.reproducible,
+                    starting=self.starting(),
+                    schedule=self.schedule(),
                 )
             )
 
     @abstractmethod
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
-        """Every access of one iteration: ``(mechanism, count)`` pairs."""
+        """Every access of one iteration: ``(mechanism, count)`` pairs; of the first, if there is a schedule."""
+
+    def starting(self) -> tuple[tuple[Mechanism, int], ...]:
+        """What a chain accesses once, besides."""
+        return ()
+
+    def schedule(self) -> Callable[[int], tuple[tuple[Mechanism, int], ...]] | None:
+        """Accesses of iteration 1, 2, ..., where they differ in a way that is fixed in advance."""
+        return None
+
+    def public_stats(self) -> dict[str, Any]:
+        """Statistics of the last iteration besides those of all steps; nothing that was not charged for."""
+        return {}
 
     @abstractmethod
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
         """One iteration from ``theta``, shape ``(n_dim,)``: the new state, whether it was accepted, the distance proposed."""
+
+    @property
+    def _sides(self) -> float:
+        """How often its clip bound a record can move a sum: twice if replaced, once if removed."""
+        adjacency = self.budget.adjacency if self.budget is not None else Adjacency.SUBSTITUTE
+        return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[adjacency]
 
     def charge(self, accesses: Sequence[tuple[Mechanism, int]]) -> None:
         """Pay for the accesses of one iteration before they happen."""
@@ -218,6 +238,7 @@ class DPStep(BlockedStep):
             if self._allowance is not None
             else np.inf,
             "exhausted": exhausted,
+            **self.public_stats(),
         }
         if self.budget is not None:
             self.budget.watch(stats)

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
-from pymc_dp.privacy.accounting import epsilon_of, max_draws
+from pymc_dp.privacy.accounting import MOST_SCHEDULED, epsilon_of, max_draws
 from pymc_dp.privacy.allowance import StepAccess, share_out
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost
@@ -34,9 +35,11 @@ def varying(label="B[x]", variables=("x",), **kwargs):
     )
 
 
-def access(mechanisms, label, variables, everything=None, model=1, n_records=1000, secret=True):
+def access(
+    mechanisms, label, variables, everything=None, model=1, n_records=1000, secret=True, **kwargs
+):
     return StepAccess(
-        label, variables, mechanisms, model, everything or variables, n_records, secret
+        label, variables, mechanisms, model, everything or variables, n_records, secret, **kwargs
     )
 
 
@@ -126,6 +129,62 @@ class TestSharingOut:
                 shown.append(allowance.epsilon_spent())
             assert np.all(np.diff(shown) >= 0)
             assert 1.95 < shown[-1] <= 2.0
+
+    @given(epsilon=st.floats(1, 4), chains=st.integers(1, 4), decay=st.floats(0.0, 0.2))
+    @settings(max_examples=8, deadline=None)
+    def test_schedule(self, epsilon, chains, decay):
+        """Noise that grows by a schedule, and one access at the start: all of it counts, and no draw is left over."""
+
+        def schedule(t):
+            return ((Gaussian(20.0 * t**decay), 2),)
+
+        step = access(
+            schedule(1), "S[x]", ("x",), starting=((Gaussian(30.0), 1),), schedule=schedule
+        )
+        terms = {"epsilon": epsilon, "delta": 1e-6, "chains": chains, "accountant": "best"}
+        plan = share_out({"S[x]": step}, **terms)["S[x]"]
+
+        def spent(draws):
+            run = [(Gaussian(30.0), 1), *(a for t in range(1, draws + 1) for a in schedule(t))]
+            return epsilon_of([(m, k * chains) for m, k in run], 1e-6)
+
+        assert spent(plan.iterations) <= epsilon < spent(plan.iterations + 1)
+        assert epsilon_of([(m, k * chains) for m, k in plan.claim], 1e-6) == pytest.approx(
+            spent(plan.iterations), rel=1e-9
+        )
+        allowance = plan.fresh()
+        for t in range(1, plan.iterations + 1):
+            assert allowance.charge(schedule(t))
+            assert allowance.epsilon_spent() >= spent(t) * (1 - 1e-9)
+        assert not allowance.charge(schedule(plan.iterations + 1))
+
+    def test_endless_schedule(self):
+        """Noise may grow so fast that the budget never ends: planning does."""
+        step = access(
+            ((Gaussian(20.0), 1),), "S[x]", ("x",), schedule=lambda t: ((Gaussian(20.0 * 2.0 ** min(t, 99)), 1),),
+        )  # fmt: skip
+        terms = {"epsilon": 4.0, "delta": 1e-6, "chains": 1, "accountant": "best"}
+        assert share_out({"S[x]": step}, **terms)["S[x]"].iterations == MOST_SCHEDULED
+
+    def test_first_access_comes_out_of_the_filter(self):
+        """What a chain accesses once is planned for, whatever steps are beside."""
+        gradient, (decision, _) = Gaussian(8.0), varying().mechanisms[0]
+        step = access(((gradient, 1), (decision, 1)), "H[x]", ("x",), starting=((gradient, 1),))
+        other = fixed("A[y]", ("y",))
+        terms = {"epsilon": 4.0, "delta": 1e-6, "chains": 2, "accountant": "best"}
+        plans = share_out({s.label: s for s in (step, other)}, **terms)
+        assert epsilon_of([(p.share, 2) for p in plans.values()], 1e-6) <= 4.0
+        a, b = plans["H[x]"].fresh(), plans["A[y]"].fresh()
+        usual = decision.at(float(np.sqrt(np.mean(np.square(DISTANCES)))))
+        draws = 0
+        while a.charge(((gradient, 1 + (draws == 0)),)) and a.charge(((usual, 1),)):
+            assert b.charge(other.mechanisms)
+            draws += 1
+        assert draws == pytest.approx(plans["H[x]"].expected, abs=1 + 0.05 * draws)
+        assert draws > 5
+        alone = share_out({"H[x]": step}, **terms)["H[x]"]
+        without = share_out({"H[x]": replace(step, starting=())}, **terms)["H[x]"]
+        assert alone.expected < without.expected
 
     def test_closed_accountants_need_fixed_costs(self):
         step = varying()

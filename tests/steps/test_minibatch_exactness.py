@@ -38,7 +38,7 @@ from pymc_dp.correction import CorrectedBarker
 from pymc_dp.privacy.batches import without_replacement
 from pymc_dp.privacy.families import PoissonMinibatchFamily
 from pymc_dp.steps import accept_reject, base, fast_mh
-from pymc_dp.steps.accept_reject import Move, _State
+from pymc_dp.steps.accept_reject import Move, State
 from tests.steps.targets import BANANA, GAUSSIAN, LOGIT
 from tests.steps.test_exactness import HUGE, LIMIT, batch_means, check, private_step, reference, run
 
@@ -76,7 +76,7 @@ class Given:
 def move_between(step, old, new, distance=None):
     """A proposal as :meth:`transition` would make it."""
     states = [
-        _State(theta, step.likelihood.log_prior(theta))
+        State(theta, step.likelihood.log_prior(theta))
         for theta in (np.asarray(old, dtype=float), np.asarray(new, dtype=float))
     ]
     if distance is None:
