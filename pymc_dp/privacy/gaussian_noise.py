@@ -196,11 +196,11 @@ def _outcome(
     if place % 2:
         return None
     j, (low, n) = place // 2, x
-    with localcontext(Context(prec=2 * n + 20, traps=[])):
+    # exp is correctly rounded: with so many digits its error is below 1e-15 units of v.
+    with localcontext(Context(prec=v[1] // 2 + 20, traps=[])):
         # The acceptance probability at the upper and the lower end of x, in units of v.
         squares = [Decimal(z * (z + (j << n + 1))) / 2 ** (2 * n + 1) for z in (low + 1, low)]
         least, most = ((-square).exp() * 2 ** v[1] for square in squares)
-        # exp is correctly rounded: a unit of v is far more than its error.
         if v[0] - 1 >= most:
             return _REJECTED
         if v[0] + 2 > least:

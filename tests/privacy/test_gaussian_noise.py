@@ -107,7 +107,6 @@ def hard_proposals(scale):
     cases = []
     for near_u, near_x, near_v, k in product([0, 1], [0, 1], [0, 1], range(10)):
         with mpmath.workdps(300):
-            # The last edges are closer than 2**-31 to 1.
             u = near(law()[k] * 2 ** LONG[0], LONG[0], rng) if near_u else uniform(LONG[0], rng)
             j = sum(c * 2 ** LONG[0] <= u for c in law())
             x = uniform(LONG[1], rng)
@@ -151,8 +150,8 @@ def test_hard_proposals_are_hard():
     for scale in SMALL:
         for case, _ in hard_proposals(scale):
             bits = script(*case)
-            rounds = gaussian_noise._accepted(scale, 1, bits) is not None and 6 - len(bits.more)
-            asked.append(rounds // 3)
+            gaussian_noise._accepted(scale, 1, bits)
+            asked.append((6 - len(bits.more)) // 3)
     assert set(asked) == {0, 1, 2}
     assert np.bincount(asked).min() > 20
 
@@ -208,6 +207,14 @@ def test_edges(n):
         else:  # the last edge stands for all that follow
             assert edges[-1] < c
     assert edges[-1] >= 2**n - 10 or n < 5
+
+
+def test_exponentials_are_as_right_as_the_slack_supposes():
+    exponents = -np.random.default_rng(SEED).uniform(0, 6.5, 2000)
+    exact = [mpmath.exp(mpmath.mpf(x)) for x in exponents.tolist()]
+    assert (
+        max(abs(a - b) / b for a, b in zip(np.exp(exponents).tolist(), exact, strict=True)) < 1e-14
+    )
 
 
 # ---------------------------------------------------------------------------------------- the exact law
@@ -376,9 +383,9 @@ def test_operating_system_bits():
     assert 0.7 < values.std() / 2.0**30 < 1.3
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 2 * LARGEST_SCALE, 10**400])
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1.01 * LARGEST_SCALE])
 def test_scales_out_of_range(scale):
-    with pytest.raises((ValueError, OverflowError)):
+    with pytest.raises(ValueError, match="standard deviation"):
         rounded_gaussian(scale, 3, NOTHING)
 
 
@@ -415,7 +422,6 @@ def test_noisy_sum_keeps_the_shape_and_the_sums():
 def test_the_largest_sum(steps):
     result = noisy_sum(np.full(300, steps), 0, LARGEST_SCALE, seeded(12))
     assert np.all(np.abs(result - steps) < 2.0**58)
-    assert np.all(np.abs(result[result != steps]) != 0)
 
 
 @pytest.mark.parametrize(
@@ -466,6 +472,8 @@ PLANTED = {
     "edges without slack": ("(edge - 1, edge + 2)", "(edge + 1, edge + 2)"),
     "accepted when unclear": ("v[0] + 2 > least", "False"),
     "rejected when unclear": ("v[0] - 1 >= most", "v[0] + 2 > least"),
+    "too few digits": ("v[1] // 2 + 20", "12"),
+    "too few digits for the law of j": ("prec=n + 20", "prec=40"),
     "the sign taken for a digit": ("int(head[k]) % 2**31", "int(head[k]) // 2"),
     "zeros dropped": ("[values != _REJECTED]", "[values > 0]"),
     "rejected kept": ("[values != _REJECTED]", ""),
@@ -495,10 +503,7 @@ def all_is_well(module):
 
 @pytest.mark.parametrize(("old", "new"), PLANTED.values(), ids=PLANTED)
 def test_faults_are_found(old, new):
-    try:
-        assert not all_is_well(with_fault(old, new))
-    except (IndexError, OverflowError):
-        pass  # asks for bits without end
+    assert not all_is_well(with_fault(old, new))
 
 
 def test_nothing_is_found_without_a_fault():
