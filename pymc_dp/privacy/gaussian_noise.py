@@ -100,6 +100,9 @@ def rounded_gaussian(scale: float, size: int | tuple[int, ...], bits: BitSource)
 def noisy_sum(steps: np.ndarray, exponent: int, scale: float, bits: BitSource) -> np.ndarray:
     """Sum of whole grid steps with Gaussian noise, as floats: converted once, after the addition.
 
+    The sensitivity that counts is that of the integers: terms rounded to the grid after clipping can
+    exceed the bound, by half a step in each coordinate.
+
     Parameters
     ----------
     steps : numpy.ndarray of int64
