@@ -34,15 +34,19 @@ if TYPE_CHECKING:
     from pymc_dp.sampling import sample
     from pymc_dp.steps.barker import DPBarker
     from pymc_dp.steps.fast_mh import DPFastMH, TunaMH
+    from pymc_dp.steps.hmc import DPHMC
     from pymc_dp.steps.penalty import DPPenalty
     from pymc_dp.steps.proposals import GuidedWalk, OneComponent, RandomWalk
+    from pymc_dp.steps.sghmc import DPSGHMC
 
 _HOME = {
     "Adjacency": "privacy.mechanisms",
     "Barker": "acceptance",
     "DPBarker": "steps.barker",
     "DPFastMH": "steps.fast_mh",
+    "DPHMC": "steps.hmc",
     "DPPenalty": "steps.penalty",
+    "DPSGHMC": "steps.sghmc",
     "GuidedWalk": "steps.proposals",
     "Lazy": "acceptance",
     "Ledger": "privacy.ledger",

@@ -1,0 +1,224 @@
+"""What the gradient samplers share: coordinates, and the noisy sum of clipped gradients."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from scipy.linalg import solve_triangular
+
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.privacy.gaussian_noise import noisy_sum
+from pymc_dp.privacy.noise import BitSource
+
+__all__ = ["Coordinates", "NoisyGradient", "Phase", "Trajectory", "leapfrog"]
+
+
+class Phase(NamedTuple):
+    """A point of a path: where it is, its momentum, and the (noisy) gradient of the log-posterior there."""
+
+    theta: np.ndarray
+    momentum: np.ndarray
+    gradient: np.ndarray
+
+
+class Trajectory(NamedTuple):
+    """A recorded path, for teaching: for data that need no protection.
+
+    Parameters
+    ----------
+    phases : list of Phase
+        Positions of shape ``(n_dim,)``, momenta and gradients of shape ``(d,)``; the latter two in
+        coordinates in which the mass matrix is the identity.
+    step_size : float
+        Of this path, after jitter.
+    accepted : bool
+        Whether the path's end became the next state.
+    """
+
+    phases: list[Phase]
+    step_size: float
+    accepted: bool
+
+
+class Coordinates:
+    r"""Coordinates ``w`` in which the mass matrix is the identity: ``theta = A w``, ``A A' = Mass^-1``.
+
+    Momenta ``p ~ N(0, Mass)`` become standard normal ``A' p``, gradients ``g`` become ``A' g``. Norms
+    are taken here: a clip bound for gradients is log-likelihood per unit of ``w``, which is a posterior
+    standard deviation if the mass matrix is the inverse of the posterior's covariance.
+
+    Parameters
+    ----------
+    mass_matrix : None, or array_like of shape (d,) or (d, d)
+        Identity, diagonal, or symmetric and positive definite.
+    part : array of int, shape (d,)
+        Positions of the coordinates in ``theta``.
+    n_dim : int
+        Length of ``theta``.
+
+    Raises
+    ------
+    ValueError
+        If the mass matrix has another shape or is not positive definite.
+    """
+
+    def __init__(self, mass_matrix: npt.ArrayLike | None, part: np.ndarray, n_dim: int) -> None:
+        d = len(part)
+        self.part = part
+        mass = np.ones(d) if mass_matrix is None else np.array(mass_matrix, dtype=float)
+        if mass.shape not in ((d,), (d, d)):
+            raise ValueError(
+                f"mass_matrix must have shape ({d},) or ({d}, {d}), for the parameters this step moves; its shape is {mass.shape}."
+            )
+        self._dense = mass.ndim == 2
+        if self._dense:
+            if not (np.isfinite(mass).all() and np.allclose(mass, mass.T)):
+                raise ValueError("mass_matrix must be symmetric and finite.")
+            try:
+                root = np.linalg.cholesky(mass)
+            except np.linalg.LinAlgError:
+                raise ValueError("mass_matrix must be positive definite.") from None
+            self._back = np.ascontiguousarray(root.T)
+            self._basis = solve_triangular(root, np.eye(d), lower=True).T
+        else:
+            if not (np.isfinite(mass).all() and (mass > 0).all()):
+                raise ValueError("The diagonal of mass_matrix must be positive and finite.")
+            self._back = np.sqrt(mass)
+            self._basis = 1 / self._back
+        #: For :meth:`RecordLikelihood.clipped_grad`.
+        self.directions: np.ndarray | None
+        if np.array_equal(part, np.arange(n_dim)):
+            self.directions = None if mass_matrix is None else self._basis
+        else:
+            self.directions = np.zeros((n_dim, d))
+            self.directions[part] = self._basis if self._dense else np.diag(self._basis)
+
+    def moved(self, theta: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """Return ``theta`` moved by ``by``, given in ``w``."""
+        new = theta.copy()
+        new[self.part] += self._basis @ by if self._dense else self._basis * by
+        return new
+
+    def distance(self, old: np.ndarray, new: np.ndarray) -> float:
+        """Euclidean distance in ``w``; the same both ways, to the last digit."""
+        by = (new - old)[self.part]
+        return float(np.linalg.norm(self._back @ by if self._dense else self._back * by))
+
+    def pull(self, gradient: np.ndarray) -> np.ndarray:
+        """Gradient in ``theta`` to gradient in ``w``."""
+        g = gradient[self.part]
+        return self._basis.T @ g if self._dense else self._basis * g
+
+
+class NoisyGradient:
+    r"""Gradient of the log-posterior from clipped records, with Gaussian noise on their sum.
+
+    .. math:: T k \Big(\sum_i \operatorname{clip}_b(A' \nabla \ell_i(\theta)) + N(0, \sigma^2 I)\Big)
+              + A' \nabla \log p(\theta)
+
+    with ``k`` one over the part of the records that is looked at. The sum is one of whole steps of
+    a dyadic grid and the noise is rounded to that grid, so that what comes out is a function of
+    exactly the Gaussian mechanism, which a record moves by ``2 b`` (replaced) or ``b`` (removed).
+
+    Parameters
+    ----------
+    likelihood : RecordLikelihood
+        Where gradients come from.
+    coordinates : Coordinates
+        In which they are clipped.
+    clip_bound : float
+        ``b``; infinite for gradients that are not clipped, in runs that are not private.
+    temperature : float
+        ``T``.
+    """
+
+    def __init__(
+        self,
+        likelihood: RecordLikelihood,
+        coordinates: Coordinates,
+        clip_bound: float,
+        temperature: float,
+    ) -> None:
+        self._likelihood, self._coordinates = likelihood, coordinates
+        self._clip_bound, self._temperature = clip_bound, temperature
+
+    def compile(self) -> None:
+        """Compile now what would else be compiled in every worker."""
+        theta = np.zeros(self._likelihood.n_dim)
+        self._likelihood.grad_log_prior(theta)
+        self._likelihood.clipped_grad(
+            theta, 1.0, np.zeros(1, dtype=int), directions=self._coordinates.directions
+        )
+
+    def __call__(
+        self,
+        theta: np.ndarray,
+        noise_sd: float,
+        bits: BitSource,
+        *,
+        index: np.ndarray | None = None,
+        part: float = 1.0,
+    ) -> np.ndarray:
+        """Draw one, at a point whose access has been charged.
+
+        Parameters
+        ----------
+        theta : array of shape (n_dim,)
+            Where.
+        noise_sd : float
+            ``sigma``.
+        bits : BitSource
+            Randomness of the noise.
+        index : array of int, optional
+            Records of a batch.
+        part : float
+            Part of the records that are expected in a batch.
+
+        Returns
+        -------
+        array of shape (d,)
+        """
+        directions = self._coordinates.directions
+        if math.isinf(self._clip_bound):
+            total = self._likelihood.clipped_grad(theta, math.inf, index, directions=directions)
+            steps, exponent = np.zeros(len(total), dtype=np.int64), math.frexp(noise_sd)[1] - 40
+        else:
+            total = np.zeros(len(self._coordinates.part))
+            steps, exponent = self._likelihood.clipped_grad_steps(
+                theta, self._clip_bound, index, directions=directions
+            )
+        if noise_sd:
+            total += noisy_sum(steps, exponent, noise_sd, bits)
+        else:
+            total += np.ldexp(steps.astype(float), exponent)
+        prior = self._coordinates.pull(self._likelihood.grad_log_prior(theta))
+        return self._temperature / part * total + prior
+
+
+def leapfrog(
+    start: Phase,
+    gradient_at: Callable[[np.ndarray], np.ndarray],
+    coordinates: Coordinates,
+    step_size: float,
+    n_steps: int,
+) -> Iterator[Phase]:
+    """Path of the leapfrog integrator: the phases after each step, one gradient each.
+
+    Ends early where it leaves the numbers.
+    """
+    phase = start
+    for _ in range(n_steps):
+        with np.errstate(over="ignore", invalid="ignore"):
+            momentum = phase.momentum + step_size / 2 * phase.gradient
+            theta = coordinates.moved(phase.theta, step_size * momentum)
+            gradient = gradient_at(theta)
+            phase = Phase(theta, momentum + step_size / 2 * gradient, gradient)
+        yield phase
+        if not (np.isfinite(theta).all() and np.isfinite(phase.momentum).all()):
+            return
