@@ -146,7 +146,7 @@ class DPHMC(DecidingStep):
     ...         budget=budget, mass_matrix=[5000.0, 5000.0], step_size=1.5, leapfrog_steps=1,
     ...         clip_bound=0.06, gradient_clip_bound=0.06, gradient_noise_multiplier=20.0,
     ...     )
-    >>> budget.expected_draws() > 20
+    >>> budget.expected_draws() > 10
     True
     """  # fmt: skip
 
