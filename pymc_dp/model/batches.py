@@ -19,9 +19,30 @@ from pymc_dp.model.compiling import compile_frozen
 from pymc_dp.model.indexing import Blocked, Gathered, rows_at
 from pymc_dp.model.roots import stored
 
-__all__ = ["BatchLikelihood"]
+__all__ = ["BatchLikelihood", "RowsOfRecords", "checked_index", "group_by_label"]
 
 N_TRIALS = 3  # random points at which batches are compared with the full vector
+
+
+def checked_index(index: np.ndarray, n_records: int) -> np.ndarray:
+    """A contiguous vector of int64, of records from 0 to ``n_records - 1``.
+
+    Raises
+    ------
+    IndexError
+        If it is not a vector of integers, or there is no such record.
+    """
+    index = np.asarray(index)
+    if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
+        raise IndexError(
+            f"index must be a vector of integers, not {index.dtype}, {index.ndim}-dimensional"
+        )
+    # Compiled code checks no bounds. As unsigned numbers, negative ones are large. And it compiles
+    # again for each memory layout and for read-only arrays: a copy has always the same.
+    index = np.array(index, dtype=np.int64, order="C")
+    if index.size and index.view(np.uint64).max() >= n_records:
+        raise IndexError(f"index must be from 0 to {n_records - 1}, the last record")
+    return index
 
 
 class BatchLikelihood:
@@ -111,6 +132,31 @@ class BatchLikelihood:
         return True
 
 
+class RowsOfRecords:
+    """Where the rows of each record are.
+
+    Parameters
+    ----------
+    label : integer array
+        The record each row belongs to.
+    n_records : int
+    """
+
+    def __init__(self, label: np.ndarray, n_records: int) -> None:
+        self.one_each = np.array_equal(label, np.arange(n_records))  # and in this order
+        if not self.one_each:  # where each record's rows are, once rows are sorted by record
+            self._order = np.argsort(label, kind="stable")
+            self._ends = np.cumsum(np.bincount(label, minlength=n_records))
+
+    def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the rows, record by record, and how many rows each record has."""
+        ends = self._ends[index]
+        counts = ends - np.where(index > 0, self._ends[index - 1], 0)
+        places = np.cumsum(counts)
+        rows = self._order[np.arange(places[-1]) + np.repeat(ends - places, counts)]
+        return rows, counts
+
+
 class _Table:
     """The observed variables whose rows belong to the same records.
 
@@ -129,22 +175,14 @@ class _Table:
     ) -> None:
         self._function = function
         self._data = [(stored(g.data), g.axis) for g in gathered]
-        # Where each record's rows are, once the rows are sorted by record; None if they are one
-        # record each, in this order.
-        self._order: np.ndarray | None = None
-        if not np.array_equal(label, np.arange(n_records)):
-            self._order = np.argsort(label, kind="stable")
-            self._ends = np.cumsum(np.bincount(label, minlength=n_records))
+        self._find = RowsOfRecords(label, n_records)
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
-        if self._order is None:
+        if self._find.one_each:
             return self._rows(thetas, index)
-        ends = self._ends[index]
-        counts = ends - np.where(index > 0, self._ends[index - 1], 0)
-        places = np.cumsum(counts)
-        if places[-1] == 0:  # compiled functions need not stand empty arrays
+        rows, counts = self._find(index)
+        if len(rows) == 0:  # compiled functions need not stand empty arrays
             return [np.zeros(len(index)) for _ in thetas]
-        rows = self._order[np.arange(places[-1]) + np.repeat(ends - places, counts)]
         owners = np.repeat(np.arange(len(index)), counts)
         return [
             np.bincount(owners, weights=values, minlength=len(index))
@@ -156,14 +194,10 @@ class _Table:
         return [self._function(theta, rows, *gathered) for theta in thetas]
 
 
-def _tables(
-    theta: Variable,
-    rows: Sequence[Variable],
-    labels: Sequence[np.ndarray],
-    n_records: int,
-    options: dict[str, Any],
-) -> list[_Table]:
-    index = pt.vector("index", dtype="int64")
+def group_by_label(
+    rows: Sequence[Variable], labels: Sequence[np.ndarray]
+) -> list[tuple[np.ndarray, list[Variable]]]:
+    """Observed variables whose rows belong to the same records, together."""
     groups: list[tuple[np.ndarray, list[Variable]]] = []
     for row, label in zip(rows, labels, strict=True):
         for other, members in groups:
@@ -172,9 +206,20 @@ def _tables(
                 break
         else:
             groups.append((label, [row]))
+    return groups
+
+
+def _tables(
+    theta: Variable,
+    rows: Sequence[Variable],
+    labels: Sequence[np.ndarray],
+    n_records: int,
+    options: dict[str, Any],
+) -> list[_Table]:
+    index = pt.vector("index", dtype="int64")
     options = options | {"on_unused_input": "ignore"}  # not everything observed has parameters
     tables = []
-    for label, members in groups:
+    for label, members in group_by_label(rows, labels):
         graphs, gathered = rows_at(members, index)
         inputs = [theta, index, *(g.rows for g in gathered)]
         function = compile_frozen(inputs, reduce(add, graphs), options)

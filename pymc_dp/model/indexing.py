@@ -39,7 +39,7 @@ from pytensor.tensor.type_other import SliceType
 from pymc_dp.model.parameter_checks import SELECTIONS
 from pymc_dp.model.roots import is_array_root, stored
 
-__all__ = ["Blocked", "Gathered", "rows_at"]
+__all__ = ["SOLVE", "Blocked", "Gathered", "RowWalk", "rows_at"]
 
 SOLVE = "(m,m),(m,n)->(m,n)"  # of all solvers: for the columns of the right-hand side, one by one
 
@@ -78,17 +78,18 @@ def rows_at(outputs: Sequence[Variable], index: Variable) -> tuple[list[Variable
     Blocked
         If some operation in between works on all rows at once, or is not known.
     """
-    walk = _Walk(index)
+    walk = RowWalk(index)
     return [walk(output, 0, index) for output in outputs], walk.gathered
 
 
-class _Walk:
+class RowWalk:
     """Rows of variables, each made once."""
 
     def __init__(self, index: Variable) -> None:
         self._index = index
         self._made: dict[tuple[Variable, int, Variable], Variable] = {}
         self.gathered: list[Gathered] = []
+        self._owners: dict[Variable, Variable | None] = {index: None}  # None: one entry for each
 
     def __call__(self, variable: Variable, axis: int, index: Variable) -> Variable:
         """Graph of ``take(variable, index, axis)``."""
@@ -105,10 +106,18 @@ class _Walk:
             self.gathered.append(Gathered(variable, axis, rows))
             return rows
         if node is None or variable.type.shape[axis] == 1:
-            return variable[(*[slice(None)] * axis, index)]
+            return self._picked(variable, [*[slice(None)] * axis, index], axis, -1, index)
         if len(node.outputs) > 1:
             _block(node.op)
         return self._through(node.op, node, axis, index)
+
+    def _derived(self, index: Variable, owners: Variable | None) -> Variable:
+        self._owners[index] = owners
+        return index
+
+    def _owner(self, index: Variable) -> Variable:
+        """Which of the rows asked for, counted from 0, each entry of an index belongs to."""
+        return pt.arange(index.shape[0]) if self._owners[index] is None else self._owners[index]
 
     def _aligned(self, variable: Variable, axis: int, index: Variable) -> Variable:
         """Rows of what is broadcast along `axis`, counted from the end (negative), if too short."""
@@ -122,8 +131,7 @@ class _Walk:
 
     @_through.register
     def _(self, op: Elemwise, node: Apply, axis: int, index: Variable) -> Variable:
-        from_end = axis - node.outputs[0].ndim
-        return op(*(self._aligned(v, from_end, index) for v in node.inputs))
+        return op(*(self._aligned(v, axis - v.ndim, index) for v in node.inputs))
 
     @_through.register
     def _(self, op: DimShuffle, node: Apply, axis: int, index: Variable) -> Variable:
@@ -182,7 +190,8 @@ class _Walk:
         if remainder or math.prod(old[:source]) != n_before:
             _block(op)
         if length > 1:  # there, a row is a block of so many entries
-            index = (index[:, None] * length + np.arange(length)).ravel()
+            owners = pt.repeat(self._owner(index), length)
+            index = self._derived((index[:, None] * length + np.arange(length)).ravel(), owners)
         new[axis] = -1
         return pt.reshape(self(x, source, index), new)
 
@@ -225,8 +234,7 @@ class _Walk:
 
     @_through.register
     def _(self, op: OpFromGraph, node: Apply, axis: int, index: Variable) -> Variable:
-        (inlined,) = inline_ofg_node(node)
-        return self(inlined, axis, index)
+        return self(inline_ofg_node(node)[0], axis, index)
 
     @_through.register
     def _(self, op: IncSubtensor, node: Apply, axis: int, index: Variable) -> Variable:
@@ -254,7 +262,8 @@ class _Walk:
         source = slices[axis if axis < first else axis - n_new]
         start, _, step = _bounds(op, entries[source], x.type.shape[source])
         entries[source] = slice(None)
-        index = index if (start, step) == (0, 1) else start + step * index
+        if (start, step) != (0, 1):
+            index = self._derived(start + step * index, self._owners[index])
         return self(x, source, index)[tuple(entries)]
 
     def _selected(
@@ -277,7 +286,8 @@ class _Walk:
                 flat, shape[from_end] = index, index.shape[0]
             else:
                 chosen = self._aligned(entries[k], from_end, index)
-                flat = chosen.ravel()
+                owners = self._owner(index).reshape((-1, *[1] * (-from_end - 1)))
+                flat = self._derived(chosen.ravel(), pt.broadcast_to(owners, chosen.shape).ravel())
                 # Lengths of 1 have to stay known.
                 shape = [n if n == 1 else chosen.shape[d] for d, n in enumerate(chosen.type.shape)]
             try:
@@ -290,6 +300,12 @@ class _Walk:
                 moving.remove(k)
         for k in moving:
             entries[k] = self._aligned(entries[k], from_end, index)
+        return self._picked(x, entries, axis, from_end, index)
+
+    def _picked(
+        self, x: Variable, entries: list[Any], axis: int, from_end: int, index: Variable
+    ) -> Variable:
+        """``x[entries]``, which has rows on `axis`: the axis `from_end` of the index arrays."""
         return x[tuple(entries)]
 
 

@@ -17,10 +17,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.batches import BatchLikelihood
+from pymc_dp.model.batches import BatchLikelihood, checked_index
 from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.clipping import grid, quantized_sum
 from pymc_dp.model.compiling import compile_frozen, freeze
+from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.independence import check_independence
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.roots import (
@@ -125,13 +126,17 @@ class RecordLikelihood:
         logp = per_record(rows, labels, n_records)
         # A fixed rule that looks at one record alone, so that it does not cost privacy.
         logp = pt.switch(pt.isnan(logp), -np.inf, logp)
-        options = {"mode": "NUMBA"} | (compile_kwargs or {})
+        # Flat priors, and some of what is observed, have no parameters.
+        options = {"mode": "NUMBA", "on_unused_input": "ignore"} | (compile_kwargs or {})
         self._logp = compile_frozen([theta], logp, options)
         self._batch = BatchLikelihood(
             self._logp, self.ravel(start), theta, rows, labels, n_records, options
         )
         (log_prior,) = freeze([log_prior])
         self._log_prior = compile_frozen([theta], log_prior, options)
+        self._gradients = RecordGradients(
+            self.ravel(start), theta, logp, log_prior, rows, labels, n_records, options
+        )
         self._clipped_sum = compile_frozen(*quantized_sum(n_records), options)
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot, or not well.
@@ -192,15 +197,7 @@ class RecordLikelihood:
         IndexError
             If there is no such record, or `index` is not a vector of integers.
         """
-        index = np.asarray(index)
-        if index.ndim != 1 or (index.dtype.kind not in "iu" and index.size):
-            raise IndexError(
-                f"index must be a vector of integers, not {index.dtype}, {index.ndim}-dimensional"
-            )
-        index = np.ascontiguousarray(index, dtype=np.int64)
-        # Compiled code checks no bounds. As unsigned numbers, negative ones are large.
-        if index.size and index.view(np.uint64).max() >= self.n_records:
-            raise IndexError(f"index must be from 0 to {self.n_records - 1}, the last record")
+        index = checked_index(index, self.n_records)
         if np.ndim(theta) == 2:
             return np.array(self._batch([self._checked(point) for point in theta], index))
         return self._batch([self._checked(theta)], index)[0]
@@ -216,6 +213,37 @@ class RecordLikelihood:
             ``-inf`` where it is not a number or where a parameter leaves its domain.
         """
         return float(self._log_prior(self._checked(theta)))
+
+    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
+        """Gradient of `log_prior`, shape (n_dim,). Entries that are not finite are left as they are."""
+        return self._gradients.log_prior(self._checked(theta))
+
+    def clipped_grad_steps(
+        self,
+        theta: np.ndarray,
+        bound: float,
+        index: np.ndarray | None = None,
+        *,
+        directions: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, int]:
+        """Sum of records' clipped gradients in whole steps: see `RecordGradients.clipped_steps`."""
+        arguments = self._gradient_arguments(theta, index, directions)
+        return self._gradients.clipped_steps(bound, *arguments)
+
+    def clipped_grad(
+        self,
+        theta: np.ndarray,
+        bound: float,
+        index: np.ndarray | None = None,
+        *,
+        directions: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """The sum."""
+        arguments = self._gradient_arguments(theta, index, directions)
+        if bound == np.inf:
+            return self._gradients.plain_sum(*arguments)
+        steps, exponent = self._gradients.clipped_steps(bound, *arguments)
+        return np.ldexp(steps.astype(float), exponent)
 
     def clipped_sum(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         r"""Sum over records of ``clip(new - old, -bound, bound)``, on a dyadic grid.
@@ -281,6 +309,21 @@ class RecordLikelihood:
             name: theta[part].reshape(shape).astype(dtype)
             for (name, part), (shape, dtype) in zip(self._slices.items(), self._layout, strict=True)
         }
+
+    def _gradient_arguments(
+        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        theta = self._checked(theta)
+        if index is not None:
+            index = checked_index(index, self.n_records)
+        if directions is not None:
+            directions = np.array(directions, dtype=np.float64, order="C")
+            if directions.ndim not in (1, 2) or len(directions) != self.n_dim:
+                raise ValueError(
+                    f"directions must have shape ({self.n_dim},) or ({self.n_dim}, k), "
+                    f"not {directions.shape}"
+                )
+        return theta, index, directions
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         # Compiled functions trust their input, and Numba compiles again for each memory layout and
