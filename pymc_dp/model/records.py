@@ -19,6 +19,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.batches import BatchLikelihood, checked_index
 from pymc_dp.model.checks import check_graphs, check_model
+from pymc_dp.model.clipped_gradients import ClippedGradients
 from pymc_dp.model.clipping import grid, quantized_sum
 from pymc_dp.model.compiling import compile_frozen, freeze
 from pymc_dp.model.gradients import RecordGradients
@@ -34,8 +35,8 @@ from pymc_dp.model.units import assign_rows, per_record
 __all__ = ["RecordLikelihood"]
 
 
-class RecordLikelihood:
-    """Log-likelihood of each record, and log-prior, of a PyMC model.
+class RecordLikelihood(ClippedGradients):
+    """Log-likelihood of each record, and log-prior, of a PyMC model, and their gradients.
 
     Built once, frozen afterwards: later changes of the model or of its ``pm.Data`` have no effect.
     Can be pickled with cloudpickle.
@@ -135,7 +136,7 @@ class RecordLikelihood:
         (log_prior,) = freeze([log_prior])
         self._log_prior = compile_frozen([theta], log_prior, options)
         self._gradients = RecordGradients(
-            self.ravel(start), theta, logp, log_prior, rows, labels, n_records, options
+            self._logp, self.ravel(start), theta, log_prior, rows, labels, n_records, options
         )
         self._clipped_sum = compile_frozen(*quantized_sum(n_records), options)
         with warnings.catch_warnings():
@@ -214,37 +215,6 @@ class RecordLikelihood:
         """
         return float(self._log_prior(self._checked(theta)))
 
-    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
-        """Gradient of `log_prior`, shape (n_dim,). Entries that are not finite are left as they are."""
-        return self._gradients.log_prior(self._checked(theta))
-
-    def clipped_grad_steps(
-        self,
-        theta: np.ndarray,
-        bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, int]:
-        """Sum of records' clipped gradients in whole steps: see `RecordGradients.clipped_steps`."""
-        arguments = self._gradient_arguments(theta, index, directions)
-        return self._gradients.clipped_steps(bound, *arguments)
-
-    def clipped_grad(
-        self,
-        theta: np.ndarray,
-        bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """The sum."""
-        arguments = self._gradient_arguments(theta, index, directions)
-        if bound == np.inf:
-            return self._gradients.plain_sum(*arguments)
-        steps, exponent = self._gradients.clipped_steps(bound, *arguments)
-        return np.ldexp(steps.astype(float), exponent)
-
     def clipped_sum(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         r"""Sum over records of ``clip(new - old, -bound, bound)``, on a dyadic grid.
 
@@ -309,21 +279,6 @@ class RecordLikelihood:
             name: theta[part].reshape(shape).astype(dtype)
             for (name, part), (shape, dtype) in zip(self._slices.items(), self._layout, strict=True)
         }
-
-    def _gradient_arguments(
-        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        theta = self._checked(theta)
-        if index is not None:
-            index = checked_index(index, self.n_records)
-        if directions is not None:
-            directions = np.array(directions, dtype=np.float64, order="C")
-            if directions.ndim not in (1, 2) or len(directions) != self.n_dim:
-                raise ValueError(
-                    f"directions must have shape ({self.n_dim},) or ({self.n_dim}, k), "
-                    f"not {directions.shape}"
-                )
-        return theta, index, directions
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         # Compiled functions trust their input, and Numba compiles again for each memory layout and
