@@ -285,7 +285,7 @@ class PrivacyBudget:
             StepReport(
                 label=label,
                 chains=sum(c.step == label for c in claims),
-                per_draw=_listed(access.mechanisms),
+                per_draw=_per_draw(access),
                 per_chain=next((_listed(c.accesses) for c in claims if c.step == label), ()),
             )
             for label, access in self._steps.items()
@@ -320,6 +320,13 @@ class PrivacyBudget:
 def _can_shorten(trace: Any) -> bool:
     """Whether this is PyMC's in-memory trace; of others, release() cuts the idle draws."""
     return isinstance(getattr(trace, "draw_idx", None), int)
+
+
+def _per_draw(access: StepAccess) -> tuple[str, ...]:
+    each, once = _listed(access.mechanisms), _listed(access.starting)
+    if access.schedule is not None:
+        each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
+    return (*each, *(f"{name} (once a chain)" for name in once))
 
 
 def _listed(accesses: Sequence[tuple[Mechanism, float]]) -> tuple[str, ...]:

@@ -158,6 +158,24 @@ class TestSharingOut:
             assert allowance.epsilon_spent() >= spent(t) * (1 - 1e-9)
         assert not allowance.charge(schedule(plan.iterations + 1))
 
+    def test_report_of_a_schedule(self):
+        """Says what comes once and what changes, and does not list hundreds of costs."""
+        budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=1)
+        budget.register(
+            access(
+                ((Gaussian(20.0), 2),), "S[x]", ("x",), starting=((Gaussian(30.0), 1),), schedule=lambda t: ((Gaussian(20.0 * t ** (1 / 6)), 2),),
+            )
+        )  # fmt: skip
+        budget.claim("S[x]")
+        (step,) = budget.report().steps
+        assert step.per_draw == (
+            "2 x Gaussian(sigma/sensitivity=20) (draw 1, then by a schedule)",
+            "1 x Gaussian(sigma/sensitivity=30) (once a chain)",
+        )
+        assert len(step.per_chain) == 5
+        assert "kinds more" in step.per_chain[2]
+        assert 3.9 < budget.spent() <= 4.0
+
     def test_endless_schedule(self):
         """Noise may grow so fast that the budget never ends: planning does."""
         step = access(
