@@ -149,7 +149,7 @@ class ClippedGradients:
             index = checked_index(index, self.n_records)
         if directions is not None:
             directions = np.array(directions, dtype=np.float64, order="C")
-            if directions.ndim not in (1, 2) or len(directions) != self.n_dim:
+            if directions.ndim not in (1, 2) or directions.shape[0] != self.n_dim:
                 raise ValueError(
                     f"directions must have shape ({self.n_dim},) or ({self.n_dim}, k), "
                     f"not {directions.shape}"

@@ -127,7 +127,8 @@ class RecordGradients:
         total = np.zeros(len(theta) if directions is None else directions.shape[-1])
         for vectors in self._vectors(theta, index, directions):
             finite = np.isfinite(vectors).all(axis=1)
-            total += vectors.sum(axis=0) if finite.all() else vectors[finite].sum(axis=0)
+            with np.errstate(over="ignore", invalid="ignore"):
+                total += vectors.sum(axis=0) if finite.all() else vectors[finite].sum(axis=0)
         return total
 
     def _vectors(

@@ -95,48 +95,47 @@ class _Quantities:
     """What meets the data, as functions of theta, and their derivatives."""
 
     def __init__(self, rows: RowGradients, theta: Variable, options: dict[str, Any]) -> None:
-        quantities = rows.quantities
-        self.size = sum(math.prod(v.type.shape) for v in rows.inputs)
-        n_dim = theta.type.shape[0]
-        self._values = pytensor.function([theta], quantities, **options)
+        sizes = [math.prod(v.type.shape) for v in rows.inputs]
+        ends = np.cumsum([0, *sizes])
+        self.size, (n_dim,) = int(ends[-1]), theta.type.shape
         self._jacobian = np.zeros((self.size, n_dim))
         self._computed = np.ones(self.size, dtype=bool)
         others = []
-        end = 0
-        # Entries of theta are there already; where they come from, theta itself says.
-        numbers = pytensor.function([theta], quantities, on_unused_input="ignore", mode=INTERPRETED)
-        for quantity, places in zip(quantities, numbers(np.arange(float(n_dim))), strict=True):
-            begin, end = end, end + places.size
-            if _is_selection(quantity, theta):
-                self._jacobian[np.arange(begin, end), places.ravel().astype(int)] = 1.0
-                self._computed[begin:end] = False
-            else:
+        for quantity, begin, end in zip(rows.quantities, ends[:-1], ends[1:], strict=True):
+            if not _is_selection(quantity, theta):
                 others.append(quantity)
+                continue
+            # Entries of theta: where they come from, theta itself can say.
+            select = pytensor.function([theta], quantity, mode=INTERPRETED)
+            places = select(np.arange(float(n_dim))).ravel().astype(int)
+            self._jacobian[np.arange(begin, end), places] = 1.0
+            self._computed[begin:end] = False
         self._is_identity = np.array_equal(self._jacobian, np.eye(n_dim))
-        self._derivatives = None
+        self._each = np.eye(int(self._computed.sum()))
+        outputs, each = list(rows.quantities), pt.matrix("each", dtype="float64")
         if others:
             flat = pt.concatenate([q.ravel().astype("float64") for q in others])
             weights = pt.vector("weights", dtype="float64")
             pulled = pt.grad(None, theta, known_grads={flat: weights}, disconnected_inputs="ignore")
-            each = pt.matrix("each", dtype="float64")
-            pulled = vectorize_graph(pulled, {weights: each})
-            self._derivatives = compile_frozen([theta, each], pulled, options)
-            self._each = np.eye(int(self._computed.sum()))
+            outputs.append(vectorize_graph(pulled, {weights: each}))
+        self._function = pytensor.function([theta, each], outputs, **options)
+        self._function.trust_input = True
 
     def __call__(
         self, theta: np.ndarray, directions: np.ndarray | None
     ) -> tuple[list[np.ndarray], Callable[[np.ndarray], np.ndarray]]:
         """Values, and the function that takes gradients with respect to them to ours."""
         # Copies: Numba compiles again for other layouts.
-        values = [np.array(value, order="C") for value in self._values(theta)]
+        values = [np.array(value, order="C") for value in self._function(theta, self._each)]
+        derivatives = values.pop() if len(self._each) else None
         if self._is_identity and (directions is None or directions.ndim == 1):
             if directions is None:
                 return values, lambda gradients: gradients
             return values, lambda gradients: gradients * directions
         jacobian = self._jacobian
-        if self._derivatives is not None:
+        if derivatives is not None:
             jacobian = jacobian.copy()
-            jacobian[self._computed] = self._derivatives(theta, self._each)
+            jacobian[self._computed] = derivatives
         if directions is not None:
             jacobian = jacobian * directions if directions.ndim == 1 else jacobian @ directions
         return values, lambda gradients: gradients @ jacobian
