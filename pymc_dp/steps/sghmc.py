@@ -303,14 +303,19 @@ class DPSGHMC(DPStep):
             # what is no number shows nothing that was not paid for.
             self._momentum = None
             return theta, False, 0.0
-        return end.theta, True, self.coordinates.distance(theta, end.theta)
+        with np.errstate(over="ignore"):
+            return end.theta, True, self.coordinates.distance(theta, end.theta)
 
     def _step(self, phase: Phase, step_size: float, noise_sd: float) -> Phase:
-        # The noise of the momentum comes with the gradient: eta T / q times the noise of the sum.
-        gradient = self._gradient(
-            phase.theta, noise_sd, self._bits, index=self._batch(), part=self.sampling_probability
-        )
         with np.errstate(over="ignore", invalid="ignore"):
+            # The noise of the momentum comes with the gradient: eta T / q times the noise of the sum.
+            gradient = self._gradient(
+                phase.theta,
+                noise_sd,
+                self._bits,
+                index=self._batch(),
+                part=self.sampling_probability,
+            )
             momentum = phase.momentum + step_size * (gradient - self.friction * phase.momentum)
             theta = self.coordinates.moved(phase.theta, step_size * momentum)
         return Phase(theta, momentum, gradient)
