@@ -287,8 +287,9 @@ class DPHMC(DecidingStep):
 
     def _decide_on(self, old: State, path: list[Phase]) -> tuple[bool, float]:
         first, last = path[0], path[-1]
-        distance = self.coordinates.distance(first.theta, last.theta)
-        kinetic = (first.momentum @ first.momentum - last.momentum @ last.momentum) / 2
+        with np.errstate(over="ignore", invalid="ignore"):
+            distance = self.coordinates.distance(first.theta, last.theta)
+            kinetic = (first.momentum @ first.momentum - last.momentum @ last.momentum) / 2
         if not (0 < distance <= self.max_distance and math.isfinite(distance + kinetic)):
             # Too far, or where there are no numbers any more, as is seen from released gradients.
             return False, 0.0
