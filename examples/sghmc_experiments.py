@@ -172,44 +172,41 @@ class _constant:
 
 
 # -------------------------------------------------------------------------------- bias of the steps
+KINDS_OF_BIAS = {  # records in a batch, whether their noise is allowed for, whether each draw has a new momentum
+    "all records": (N, False, True),
+    "all, momentum kept": (N, False, False),
+    "batches": (BATCH, False, True),
+    "batches, B right": (BATCH, True, True),
+}
+
+
 def bias(quick):
     """Standard deviation of the draws over that of the posterior, calculated and measured."""
     centre, precision = normal_posterior()
     friction, rows = 25.0, []
-    draws = 100 if quick else 2000
-    for step_size in (0.06, 0.04, 0.02, 0.01, 0.005):
-        row = {
-            "step size": step_size,
-            "in frequencies": step_size * math.sqrt(precision),
-            "kinds": {},
-        }
-        for kind, batch, right in (
-            ("all records", N, False),
-            ("batches", BATCH, False),
-            ("batches, B right", BATCH, True),
-        ):
+    for step_size, draws in {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 5000}.items():
+        draws = 90 if quick else draws
+        row = {"step size": step_size, "in frequencies": step_size * math.sqrt(precision), "draws": draws, "kinds": {}}  # fmt: skip
+        for kind, (batch, right, refresh) in KINDS_OF_BIAS.items():
             variance = batch_variance(batch)
             estimate = step_size * variance / 2 if right else 0.0
             if estimate > friction:
                 continue
-            exact = law(precision, step_size, friction, estimate, variance, 10)
-            chain, step = run(
+            exact = law(precision, step_size, friction, estimate, variance, 10, refresh=refresh)
+            chain, _ = run(
                 normal_model(), draws, 1, start={"mu": centre}, step_size=_constant(step_size), friction=friction,
-                noise_estimate=estimate, gradient_clip_bound=50.0, batch_size=batch, n_steps=10,
+                noise_estimate=estimate, gradient_clip_bound=50.0, batch_size=batch, n_steps=10, refresh_momentum=refresh,
             )  # fmt: skip
+            squares = ((chain - centre) ** 2).reshape(30, -1).mean(axis=1) * precision
+            sd = math.sqrt(squares.mean())
             row["kinds"][kind] = {
                 "calculated": math.sqrt(exact[1, 1] * precision),
-                "measured": float(chain.std() * math.sqrt(precision)),
-                "mean": float((chain.mean() - centre) * math.sqrt(precision)),
+                "measured": sd,
+                "error": float(squares.std(ddof=1)) / math.sqrt(30) / (2 * sd),
             }
         rows.append(row)
-    return {
-        "friction": friction,
-        "draws": draws,
-        "n_steps": 10,
-        "rows": rows,
-        "clipping": clipping_bias(draws),
-    }
+    clipping = clipping_bias(90 if quick else 1500)
+    return {"friction": friction, "n_steps": 10, "rows": rows, "clipping": clipping}
 
 
 def clipping_bias(draws):
@@ -305,8 +302,9 @@ def phase(quick):
             "mean energy": energy.mean(axis=0)[shown].tolist(),
             "expected": expected_energy(kind, steps)[shown].tolist(),
             "last quarter": float(energy[:, -steps // 4 :].mean()),
-            "path": paths[0, ::4][:500].round(2).tolist(),
         }
+        if kind in ("batches, no friction", "batches, friction"):
+            result["kinds"][kind]["path"] = paths[0, ::4][:500].round(2).tolist()
     return result
 
 
@@ -477,7 +475,10 @@ def radon(path, quick, store=lambda found: None):
         "rows": rows,
     }  # fmt: skip
     data = [Radon(path, seed) for seed in seeds]
-    judged = lambda d, theta: (d.accuracy(theta), d.log_loss(theta))
+
+    def judged(d, theta):
+        return d.accuracy(theta), d.log_loss(theta)
+
     add(
         "most frequent class",
         None,
@@ -587,9 +588,12 @@ def draw_radon(found, path):
             axis.plot(
                 9.789, 0.730, "*", color="#D55E00", markersize=10, label="thesis, as published"
             )
-        for what, dash in (("posterior mode, not private", "-."), ("most frequent class", ":")):
+        for what, dash, left in (
+            ("posterior mode, not private", "-.", True),
+            ("most frequent class", ":", False),
+        ):
             axis.axhline(rows[what][key], color="#777777", linestyle=dash, linewidth=1)
-            axis.annotate(what, (1, rows[what][key]), (-3, 3), ("axes fraction", "data"), "offset points", ha="right", fontsize="small", color="#777777")  # fmt: skip
+            axis.annotate(what, (0 if left else 1, rows[what][key]), (3 if left else -3, 3), ("axes fraction", "data"), "offset points", ha="left" if left else "right", fontsize="small", color="#777777")  # fmt: skip
         axis.set(xscale="log", xlabel="epsilon (delta = 1e-5, add/remove)", ylabel=f"test {key}")
         axis.set_xticks([0.03, 0.1, 0.3, 1, 3, 10], ["0.03", "0.1", "0.3", "1", "3", "10"])
         axis.minorticks_off()
@@ -619,15 +623,20 @@ def table(name, heads, rows):
 def tables(found):
     """All tables of the page, as lines by name."""
     made = {}
-    kinds = ("all records", "batches", "batches, B right")
-    made["bias"] = table(
-        "bias", ["step size", "x posterior precision^(1/2)", *(f"{kind}: {what}" for kind in kinds for what in ("calculated", "measured"))],
-        [
-            [f"{row['step size']:g}", number(row["in frequencies"], 2)]
-            + [number(row["kinds"].get(kind, {}).get(what)) for kind in kinds for what in ("calculated", "measured")]
-            for row in found["bias"]["rows"]
-        ],
-    )  # fmt: skip
+    rows = []
+    for row in found["bias"]["rows"]:
+        cells = [row["kinds"].get(kind) for kind in KINDS_OF_BIAS]
+        shown = [
+            c and f"{c['calculated']:.3f} ({c['measured']:.3f} +- {c['error']:.3f})" for c in cells
+        ]
+        rows.append(
+            [
+                f"{row['step size']:g}",
+                number(row["in frequencies"], 2),
+                *(each or "" for each in shown),
+            ]
+        )
+    made["bias"] = table("bias", ["step size", "in posterior sd", *KINDS_OF_BIAS], rows)
     made["clipping"] = table(
         "clipping", ["data", "clip bound", "records clipped", "mean, in posterior sd off", "sd, over the posterior's"],
         [[row["data"], f"{row['bound']:g}", f"{row['clipped']:.0%}", number(row["mean"], 2), number(row["sd"], 2)] for row in found["bias"]["clipping"]],
