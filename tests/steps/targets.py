@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import pymc as pm
 
+from scipy import stats
+from scipy.special import gamma
+
 
 @dataclass(frozen=True)
 class Target:
@@ -142,3 +145,99 @@ TWO_VARIABLES = Target(
 )
 
 TARGETS = [GAUSSIAN, BANANA, LOGIT]
+
+# ---------------------------------------------------------------- for gradients: narrow, wide, ring and quartic
+
+_NARROW = np.array([[1.0, 0.999], [0.999, 1.0]])
+_N = np.random.default_rng(17).multivariate_normal([0.0, 3.0], _NARROW, size=200)
+
+
+def _narrow_model() -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10, shape=2)
+        pm.MvNormal("y", mu, cov=_NARROW, observed=_N)
+    return model
+
+
+def _narrow_exact(temperature, n, rng):
+    likelihood = temperature * len(_N) * np.linalg.inv(_NARROW)
+    cov = np.linalg.inv(likelihood + np.eye(2) / 100)
+    return rng.multivariate_normal(cov @ likelihood @ _N.mean(axis=0), cov, size=n)
+
+
+#: Räisä (2021), correlation 0.999, with fewer records.
+NARROW = Target("narrow", _narrow_model, _narrow_exact)
+
+_WIDE_SD = np.sqrt(np.linspace(1, 20, 30))
+_WIDE = np.random.default_rng(18).normal(0.0, _WIDE_SD, size=(100, 30))
+
+
+def _wide_model() -> pm.Model:
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, 3, shape=30)
+        pm.Normal("y", theta, _WIDE_SD, observed=_WIDE)
+    return model
+
+
+def _wide_exact(temperature, n, rng):
+    precision = temperature * len(_WIDE) / _WIDE_SD**2
+    total = precision + 1 / 9
+    mean = precision * _WIDE.mean(axis=0) / total
+    return mean + rng.standard_normal((n, 30)) / np.sqrt(total)
+
+
+WIDE = Target("wide", _wide_model, _wide_exact)
+
+# Räisä (2021), the circle: log p(r | x, y) = -c (x^2 + y^2 - r^2)^2 and a flat prior. He has c = 1e-5 and N = 1e5, we
+# 2e-4 and 500, that is a ring that is three times as wide.
+_RING = 2e-4
+_R = np.random.default_rng(19).normal(3.0, 1.0, 500)
+
+
+def _circle_model() -> pm.Model:
+    with pm.Model() as model:
+        x, y = pm.Flat("x"), pm.Flat("y")
+        pm.CustomDist(
+            "r", x, y, logp=lambda r, x, y: -_RING * (x**2 + y**2 - r**2) ** 2, observed=_R
+        )
+    return model
+
+
+def _circle_exact(temperature, n, rng):
+    """The angle is uniform and, as area is, the squared radius is normal but for being positive."""
+    mean, sd = np.mean(_R**2), (2 * temperature * _RING * len(_R)) ** -0.5
+    square = stats.truncnorm.rvs(-mean / sd, np.inf, mean, sd, size=n, random_state=rng)
+    angle = rng.uniform(0, 2 * np.pi, n)
+    return np.sqrt(square)[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+
+
+CIRCLE = Target("circle", _circle_model, _circle_exact)
+
+#: Weights of the records of the quartic target; they add up to 1.
+QUARTIC_PARTS = np.array([0.02, 0.03, 0.05, 0.1, 0.1, 0.15, 0.25, 0.3])
+
+
+def _quartic_model() -> pm.Model:
+    with pm.Model() as model:
+        theta = pm.Flat("theta")
+        pm.CustomDist(
+            "part",
+            theta,
+            logp=lambda part, theta: -part * (theta**2) ** 2 / 4,
+            observed=QUARTIC_PARTS,
+        )
+    return model
+
+
+def _quartic_exact(temperature, n, rng):
+    """``theta**4 / 4`` has a gamma law."""
+    size = (4 * rng.gamma(0.25, 1 / temperature, size=n)) ** 0.25
+    return (size * rng.choice([-1.0, 1.0], n))[:, None]
+
+
+def quartic_moment(k: int) -> float:
+    """``E |theta|**k`` under ``exp(-theta**4 / 4)``."""
+    return 4 ** (k / 4) * gamma((k + 1) / 4) / gamma(1 / 4)
+
+
+QUARTIC = Target("quartic", _quartic_model, _quartic_exact)

@@ -1,0 +1,117 @@
+"""DPHMC on posteriordb's cases with hardly any noise: the posterior of real models is that of reference draws.
+
+Tight clip bounds would hide what a wrong gradient does, so there are none; what differs from the other tests of exactness
+are the models (scales on the log scale, strong correlations, regressions) and the second opinion, which is Stan's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+from pymc_dp import DPHMC, PrivacyBudget
+from tests.steps.test_exactness import HUGE, N_BATCHES, batch_means
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "posteriordb"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"no posteriordb in {DATA}"),
+]
+#: False alarms: 1e-4 for the whole file, shared by 30 comparisons.
+LIMIT = 1e-4 / 30
+N_DRAWS = 9000
+
+
+def line(y, design, scale=None):
+    """``y ~ N(design @ beta, sigma)`` with flat priors but for the scale's."""
+    beta = pm.Flat("beta", shape=design.shape[1])
+    sigma = pm.HalfFlat("sigma") if scale is None else scale("sigma")
+    pm.Normal("y", pm.math.dot(design, beta), sigma, observed=y)
+
+
+def kidiq(d):
+    line(d["kid_score"], with_ones(d["mom_iq"]), lambda name: pm.HalfCauchy(name, 2.5))
+
+
+def earnings(d):
+    line(np.log(d["earn"]), with_ones(d["height"], d["male"]))
+
+
+def blr(d):
+    x = np.array(d["X"])
+    beta = pm.Normal("beta", 0, 10, shape=x.shape[1])
+    pm.Normal("y", pm.math.dot(x, beta), pm.HalfNormal("sigma", 10), observed=np.array(d["y"]))
+
+
+def nes_logit(d):
+    beta = pm.Flat("beta", shape=2)
+    pm.Bernoulli(
+        "vote", logit_p=pm.math.dot(with_ones(d["income"]), beta), observed=np.array(d["vote"])
+    )
+
+
+def with_ones(*covariates):
+    return np.column_stack([np.ones(len(covariates[0])), *covariates]).astype(float)
+
+
+CASES = {
+    "kidiq-kidscore_momiq": kidiq,
+    "earnings-logearn_height_male": earnings,
+    "sblri-blr": blr,
+    "nes_logit_data-nes_logit_model": nes_logit,
+}
+
+
+def to_real_line(params, draws):
+    """Scales, which come last, as their logarithms."""
+    scales = np.array(["sigma" in name for name in params])
+    return np.where(scales, np.log(np.where(scales, draws, 1.0)), draws)
+
+
+def p_values(chain, reference):
+    """Means and standard deviations of a chain against independent reference draws."""
+    centre, spread = reference.mean(axis=0), reference.std(axis=0)
+    columns = []
+    for x in (chain, reference):
+        z = (x - centre) / spread
+        columns.append(np.column_stack([z, np.clip(z, -3, 3) ** 2]))
+    found, truth = columns
+    mean, error, time = batch_means(found)
+    assert time.max() < N_DRAWS / N_BATCHES / 2, f"the chain is too short: {time.max():.0f}"
+    error = np.hypot(error, truth.std(axis=0) / math.sqrt(len(truth)))
+    return 2 * stats.t.sf(np.abs(mean - truth.mean(axis=0)) / error, N_BATCHES - 1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reference_draws(name, seed=1):
+    data = json.loads((DATA / f"{name}.data.json").read_text())
+    archive = np.load(DATA / f"{name}.npz")
+    reference = to_real_line(archive["params"], archive["draws"])
+    mass = np.linalg.inv(np.cov(reference.T))
+    with pm.Model() as model:
+        CASES[name](data)
+        step = DPHMC(
+            budget=PrivacyBudget(math.inf, 1e-6, chains=1), mass_matrix=mass, step_size=0.6, leapfrog_steps=3,
+            clip_bound=HUGE, gradient_clip_bound=HUGE, gradient_noise_multiplier=1e-3 / (2 * HUGE), reproducible=True,
+        )  # fmt: skip
+    del model
+    step.set_rng(np.random.default_rng(seed))
+    step.stop_tuning()
+    step._open()
+    theta, draws = reference[seed], np.empty((N_DRAWS, reference.shape[1]))
+    for i in range(N_DRAWS):
+        theta, _, _ = step.transition(theta)
+        draws[i] = theta
+    assert np.unique(draws[:, 0]).size > 0.4 * N_DRAWS
+    found = p_values(draws, reference)
+    assert found.min() > LIMIT, dict(zip([*archive["params"]] * 2, found, strict=False))
+    # A quarter of a standard deviation would have been seen.
+    assert p_values(draws + 0.25 * reference.std(axis=0), reference).min() < LIMIT
