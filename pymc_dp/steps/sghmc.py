@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pymc_dp.privacy.batches import poisson, without_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Gaussian, Mechanism
+from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from pymc_dp.privacy.sampled import SampledGaussian, Sampling
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory
@@ -38,6 +38,50 @@ class _CubeRoot:
         return float(self.beta * draw ** (-1 / 3))
 
 
+@dataclass(frozen=True)
+class _Accesses:
+    """What each draw accesses, as the budget learns it.
+
+    It does not know the step: a budget is pickled among the arguments that a step is made anew
+    from, before there is a step.
+    """
+
+    step_size: Schedule
+    added: float  # variance of the noise on the momentum, per unit of time
+    temperature: float
+    sensitivity: float
+    n_steps: int
+    probability: float
+    sampling: Sampling
+    adjacency: Adjacency | None
+
+    def step_size_at(self, draw: int) -> float:
+        """Step size of a draw, which has to be one."""
+        step_size = float(self.step_size(draw))
+        if not (math.isfinite(step_size) and step_size > 0):
+            raise ValueError(
+                f"step_size must be positive and finite, got {step_size!r} for draw {draw}."
+            )
+        return step_size
+
+    def noise_sd(self, draw: int) -> float:
+        """Standard deviation of the noise, on the sum of the batch."""
+        added = self.added / self.step_size_at(draw)
+        return math.sqrt(added) * self.probability / self.temperature
+
+    def __call__(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
+        """Accesses of draw 1, 2, ...; none where there is no noise or no clip bound."""
+        noise = self.noise_sd(draw) / self.sensitivity
+        if noise == 0:
+            return ()
+        noise = min(noise, _RATIO ** math.floor(math.log(noise) / math.log(_RATIO)))
+        release: Mechanism = Gaussian(noise)
+        if self.probability < 1:
+            assert self.adjacency is not None
+            release = SampledGaussian(noise, self.probability, self.sampling, self.adjacency)
+        return ((release, self.n_steps),)
+
+
 class DPSGHMC(DPStep):
     r"""Stochastic gradient HMC on clipped per-record gradients. **Biased**: there is no acceptance test.
 
@@ -53,8 +97,9 @@ class DPSGHMC(DPStep):
 
     The posterior is approximated, with a bias from four sources: clipping, which changes the target
     (gradients clipped to ``b`` are those of another posterior); the step size; the noise of batches,
-    unless `noise_estimate` is right; and steps that are few. Draws get better as ``eta_t`` falls. For
-    exact draws use :class:`~pymc_dp.DPHMC`.
+    unless `noise_estimate` is right; and steps that are few: if each draw begins with a new momentum, its
+    variance tends to ``J / (J + 1)`` of the posterior's as ``eta_t`` falls, so let ``J`` grow or keep the
+    momentum. For exact draws use :class:`~pymc_dp.DPHMC`.
 
     **Privacy** comes from the noise that the sampler has anyway. As a Gaussian mechanism on the sum of
     the clipped gradients of a batch it has standard deviation ``sqrt(2 (C - B) / eta_t) q / T``, so its
@@ -230,19 +275,12 @@ class DPSGHMC(DPStep):
         return (None, 1.0) if size == n_records else (size, size / n_records)
 
     def _step_size_at(self, draw: int) -> float:
-        step_size = float(self.step_size(draw))
-        if not (math.isfinite(step_size) and step_size > 0):
-            raise ValueError(
-                f"step_size must be positive and finite, got {step_size!r} for draw {draw}."
-            )
-        return step_size
+        return self._terms().step_size_at(draw)
 
     # ------------------------------------------------------------------ what it costs
 
     def _noise_sd(self, draw: int) -> float:
-        """Standard deviation of the noise, on the sum of the batch."""
-        added = 2 * (self.friction - self.noise_estimate) / self._step_size_at(draw)
-        return math.sqrt(added) * self.sampling_probability / self.temperature
+        return self._terms().noise_sd(draw)
 
     def noise_multiplier(self, draw: int) -> float:
         """Noise of a draw (1, 2, ...) relative to the sensitivity of a batch's sum, under the budget's adjacency.
@@ -251,27 +289,20 @@ class DPSGHMC(DPStep):
         """
         return self._noise_sd(draw) / (self._sides * self.gradient_clip_bound)
 
-    def _accesses(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
-        noise = self.noise_multiplier(draw)
-        if noise == 0:
-            return ()
-        noise = min(noise, _RATIO ** math.floor(math.log(noise) / math.log(_RATIO)))
-        release: Mechanism = Gaussian(noise)
-        if self.sampling_probability < 1:
-            assert self.budget is not None
-            sampling = Sampling.WITHOUT_REPLACEMENT if self.batch_size else Sampling.POISSON
-            release = SampledGaussian(
-                noise, self.sampling_probability, sampling, self.budget.adjacency
-            )
-        return ((release, self.n_steps),)
-
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
         """One noisy gradient of a batch for each step of the first draw."""
-        return () if self.budget is None else self._accesses(1)
+        return () if self.budget is None else self.schedule()(1)
 
     def schedule(self) -> Callable[[int], tuple[tuple[Mechanism, int], ...]]:
         """The noise multiplier follows the step size."""
-        return self._accesses
+        return self._terms()
+
+    def _terms(self) -> _Accesses:
+        return _Accesses(
+            self.step_size, 2 * (self.friction - self.noise_estimate), self.temperature, self._sides * self.gradient_clip_bound,
+            self.n_steps, self.sampling_probability, Sampling.WITHOUT_REPLACEMENT if self.batch_size else Sampling.POISSON,
+            self.budget.adjacency if self.budget is not None else None,
+        )  # fmt: skip
 
     def public_stats(self) -> dict[str, Any]:
         """Noise multiplier of the draw: a function of the schedule."""
@@ -287,7 +318,7 @@ class DPSGHMC(DPStep):
         """Pay for a draw's gradients, and take its steps; accepted unless they leave the numbers."""
         draw = self._n_steps + 1
         if self.budget is not None:
-            self.charge(self._accesses(draw))
+            self.charge(self.schedule()(draw))
         step_size, noise_sd = self._step_size_at(draw), self._noise_sd(draw)
         if self._momentum is None or self.refresh_momentum:
             self._momentum = self.rng.standard_normal(len(self.part))
