@@ -184,7 +184,7 @@ def bias(quick):
     """Standard deviation of the draws over that of the posterior, calculated and measured."""
     centre, precision = normal_posterior()
     friction, rows = 25.0, []
-    for step_size, draws in {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 5000}.items():
+    for step_size, draws in {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 4500}.items():
         draws = 90 if quick else draws
         row = {"step size": step_size, "in frequencies": step_size * math.sqrt(precision), "draws": draws, "kinds": {}}  # fmt: skip
         for kind, (batch, right, refresh) in KINDS_OF_BIAS.items():

@@ -1,7 +1,9 @@
-"""The experiments of the DP-Fast MH paper in small, and what is stored of the full ones."""
+"""The published experiments in small, and what is stored of the full ones."""
 
 import importlib.util
 import json
+import math
+import re
 import sys
 
 from dataclasses import replace
@@ -15,14 +17,18 @@ SCRIPT = ROOT / "examples" / "fast_mh_experiments.py"
 IMAGES = ROOT.parent / "shared" / "data" / "mnist_7_9_pca50.npz"
 
 
-@pytest.fixture(scope="module")
-def experiments():
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
+def loaded(script):
+    spec = importlib.util.spec_from_file_location(script.stem, script)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[SCRIPT.stem] = module  # its dataclasses look themselves up there
+    sys.modules[script.stem] = module  # its dataclasses look themselves up there
     spec.loader.exec_module(module)
     yield module
-    del sys.modules[SCRIPT.stem]
+    del sys.modules[script.stem]
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    yield from loaded(SCRIPT)
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +114,103 @@ def test_images_are_told_apart(experiments):
     assert chance < 0.52
     assert row["accuracy"][0] > 0.9
     assert row["log-loss"][0] < 0.35 < np.log(2)
+
+
+# ------------------------------------------------------------------------- stochastic gradient HMC
+SGHMC = ROOT / "examples" / "sghmc_experiments.py"
+RADON = ROOT.parent / "shared" / "data" / "radon.csv.gz"
+
+
+@pytest.fixture(scope="module")
+def sghmc():
+    yield from loaded(SGHMC)
+
+
+@pytest.fixture(scope="module")
+def sghmc_stored():
+    return json.loads(SGHMC.with_suffix(".json").read_text())
+
+
+def test_sghmc_tables_of_the_page(sghmc, sghmc_stored):
+    """Tables of the page are those of the stored results, all of them."""
+    page = (ROOT / "docs" / "sghmc.md").read_text()
+    shown = re.findall(
+        r"<!-- [^\n]*sghmc_experiments\.py --print -->\n.*?<!-- end -->", page, re.DOTALL
+    )
+    made = ["\n".join(lines) for lines in sghmc.tables(sghmc_stored).values()]
+    assert sorted(shown) == sorted(made) and len(made) == 7
+
+
+def test_sghmc_page_code():
+    page = (ROOT / "docs" / "sghmc.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(block, {})
+
+
+def test_sghmc_calculated_bias(sghmc, sghmc_stored):
+    """What is stored as calculated is; measured agrees with it within its error; few steps narrow the law."""
+    _, precision = sghmc.normal_posterior()
+    for row in sghmc_stored["bias"]["rows"]:
+        for kind, found in row["kinds"].items():
+            batch, right, refresh = sghmc.KINDS_OF_BIAS[kind]
+            variance = sghmc.batch_variance(batch)
+            estimate = row["step size"] * variance / 2 * right
+            law = sghmc.law(
+                precision, row["step size"], 25.0, estimate, variance, 10, refresh=refresh
+            )
+            sd = math.sqrt(law[1, 1] * precision)
+            assert found["calculated"] == pytest.approx(sd, rel=1e-3)
+            assert abs(found["measured"] - sd) < 4 * found["error"]
+    law = sghmc.law(precision, 1e-4, 25.0, 0.0, 0.0, 10)
+    assert law[1, 1] * precision == pytest.approx(10 / 11, rel=2e-3)
+
+
+def test_sghmc_energy_stays_with_friction_only(sghmc, sghmc_stored):
+    found = sghmc_stored["phase"]["kinds"]
+    assert found["batches, no friction"]["last quarter"] > 100
+    assert 0.7 < found["batches, friction"]["last quarter"] < 1.5
+    assert found["all records, no friction"]["last quarter"] < 1.5
+    for kind, each in found.items():
+        assert each["expected"][-1] == pytest.approx(
+            sghmc.expected_energy(kind, 2000)[-1], rel=1e-3
+        )
+    # Again, in small, with other seeds.
+    paths = {
+        k: sghmc.energies(k, 300, 4, seed=5) for k in ("batches, no friction", "batches, friction")
+    }
+    late = {k: ((p**2).sum(axis=2) / 2)[:, -60:].mean() for k, p in paths.items()}
+    expected = sghmc.expected_energy("batches, no friction", 300)[-60:].mean()
+    assert expected / 5 < late["batches, no friction"] < 5 * expected
+    assert late["batches, friction"] < 4 < 10 < late["batches, no friction"]
+
+
+def test_sghmc_accounts(sghmc, sghmc_stored):
+    accounts = sghmc_stored["accounting"]
+    for row in [*accounts["by delta"], *accounts["by length"]]:
+        assert 0.995 < row["ours"] / row["published"] < 1.015
+    for row in accounts["runs"]:
+        assert 0.94 < row["ours"] / row["published"] < 1.015
+    (again,) = (row for row in accounts["by delta"] if row["delta"] == 1e-5)
+    run = sghmc.charged(sghmc.thesis_step(3.0, 1.0, 0.7), 200)
+    assert sghmc.epsilon_of(run, 1e-5) == pytest.approx(again["ours"], rel=2e-3)
+
+
+def test_sghmc_radon_as_stored(sghmc, sghmc_stored):
+    rows = sghmc_stored["radon"]["rows"]
+    by_name = {row["what"]: row for row in rows}
+    ours = {row["epsilon"]: row for row in rows if row["what"] == "DPSGHMC, T = 1"}
+    best = by_name["posterior mode, not private"]
+    assert set(ours) == {0.03, 0.1, 0.3, 1.0, 3.0, 10.0}
+    for epsilon in (0.3, 1.0, 3.0, 10.0):
+        assert ours[epsilon]["accuracy"] > best["accuracy"] - 0.01
+        assert ours[epsilon]["log-loss"] < 1.04 * best["log-loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RADON.exists(), reason=f"needs the reference data {RADON.name}")
+def test_sghmc_radon_in_small(sghmc):
+    found = {row["what"]: row for row in sghmc.radon(RADON, quick=True)["rows"]}
+    private = found["DPSGHMC, T = 1"]
+    assert private["epsilon"] == 1.0
+    assert private["accuracy"] > found["most frequent class"]["accuracy"] + 0.02
+    assert private["log-loss"] < found["most frequent class"]["log-loss"] - 0.03
