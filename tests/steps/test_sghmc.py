@@ -842,6 +842,21 @@ def test_budget_of_the_thesis(factor, fits):
     assert (150 < budget.expected_draws() < 200) != fits
 
 
+def test_large_batches_cost_no_privacy():
+    """With the step's noise multiplier, proportional to q, the cost depends on q only where the multiplier is small."""
+    budget = PrivacyBudget(math.inf, 1e-5, chains=1, adjacency="add_remove")
+    found = {}
+    for part in (0.01, 0.05, 1.0):
+        step = make(
+            MEAN, budget=budget, step_size=constant(0.01), friction=50.0, gradient_clip_bound=1.0, sampling_probability=part,
+        )  # fmt: skip
+        z = step.noise_multiplier(1)
+        assert z == pytest.approx(100 * part)
+        release_ = SampledGaussian(z, part, "poisson", "add_remove")
+        found[part] = epsilon_of([(release_, 3000)], 1e-5)
+    assert found == pytest.approx({0.01: 3.19, 0.05: 2.25, 1.0: 2.21}, abs=0.01)
+
+
 # ---------------------------------------------------------------- clipping
 
 
