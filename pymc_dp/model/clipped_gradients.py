@@ -88,7 +88,7 @@ class ClippedGradients:
         exactly. These are added as whole numbers. So replacing a record moves the sum by at most
         ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order in which
         vectors are added does not matter. A vector that is not finite, or too long to be squared
-        (1e144 bounds), counts as zero: a rule that looks at one record alone.
+        (1e154, or so many steps), counts as zero: a rule that looks at one record alone.
 
         What is exact is the sum, given the vectors. These are floating-point results, and a matrix
         product may round a row in its last bit by its place among the others: in another order of

@@ -33,6 +33,7 @@ __all__ = ["RecordGradients"]
 
 N_TRIALS = 3  # random points at which gradients are compared with differences
 CHUNK = 2**16  # numbers per chunk, which with its data stays in the cache
+MAX_EXPONENT = 400  # of a grid whose unit compiled code may square
 MAX_ROWS = 2**20  # per chunk: sums of so many whole numbers below 2**31 are exact in float64
 
 
@@ -76,6 +77,7 @@ class RecordGradients:
         self._full, self._start, self._n_records = full, start, n_records
         self._graphs: tuple | None = theta, rows, labels, options
         self._tables: list[TableGradients] = []
+        self._by_column = False
         self._derivative: Callable | None = None  # of all records in one direction
         self._prior: tuple | None = theta, log_prior, options
         self._grad_log_prior: Callable | None = None
@@ -113,10 +115,18 @@ class RecordGradients:
         # with relative errors of 2**-53 each, which is less than (n / 2 + 5) * 2**-53 in all: with
         # this much to spare, twice that, no vector of whole numbers is longer than the bound.
         length *= 1 - (n_columns + 16) * 2.0**-52
+        extreme = abs(exponent) > MAX_EXPONENT
+        left = 1.0 if extreme else unit
         for vectors in self._vectors(theta, index, directions):
             factors, total = np.empty(len(vectors)), np.zeros(n_columns)
-            _factors(vectors, unit, length, factors)
-            _add_truncated(vectors, factors, total)
+            if extreme:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    vectors = vectors * unit
+            # By what the model is like, never by chunk, as the two differ in rounding.
+            if self._by_column:
+                _add_columns(np.ascontiguousarray(vectors.T), left, length, factors, total)
+            else:
+                _add_rows(np.ascontiguousarray(vectors), left, length, factors, total)
             steps += total.astype(np.int64)
         return steps, exponent
 
@@ -175,6 +185,7 @@ class RecordGradients:
                     )
                     for label, members in group_by_label(rows, labels)
                 ]
+                self._by_column = all(table.by_column for table in self._tables)
                 if self._agrees():
                     return
                 obstacle = "some operation that gives a row other values when it is alone"
@@ -182,7 +193,7 @@ class RecordGradients:
                 obstacle = f"the operation {error}"
             except Exception as error:  # the way round is there for any model
                 obstacle = f"some operation (there was a {type(error).__name__})"
-            self._tables = []
+            self._tables, self._by_column = [], False
             logp = per_record(rows, labels, self._n_records)
             self._derivative = compile_frozen(*_derivative(theta, logp), options)
         warnings.warn(
@@ -265,25 +276,52 @@ def _directional(
         yield matrix[begin : begin + MAX_ROWS]
 
 
-# All in a fixed order of operations, vector by vector: what a vector adds does not depend on its
-# place. Two passes over what is in the cache, as compilers make more of simple loops.
+# The same operations for each vector: what it adds does not depend on its place. Several passes over
+# what is in the cache, as compilers make more of simple loops. They may regroup sums and products,
+# alike for all vectors: so `unit` must not be near the end of the range of numbers.
+_compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
 
 
-@numba.njit(nogil=True, error_model="numpy")
-def _factors(vectors: np.ndarray, unit: float, length: float, factors: np.ndarray) -> None:
-    """What takes each vector to units, and to `length` if it is longer; 0 if it is not finite."""
-    for i in range(vectors.shape[0]):
-        total = 0.0
-        for j in range(vectors.shape[1]):
-            total += (vectors[i, j] * unit) ** 2
-        norm = math.sqrt(total)
-        factors[i] = unit * (length / max(norm, length)) if norm < math.inf else 0.0
+@_compiled
+def _to_factors(squares: np.ndarray, unit: float, length: float) -> None:
+    """From squared norms to what takes vectors to units, and to `length` if longer; 0 if not finite."""
+    for i in range(len(squares)):
+        norm = math.sqrt(squares[i])
+        squares[i] = unit * (length / max(norm, length)) if norm < math.inf else 0.0
 
 
-@numba.njit(nogil=True, error_model="numpy")
-def _add_truncated(vectors: np.ndarray, factors: np.ndarray, total: np.ndarray) -> None:
-    for i in range(vectors.shape[0]):
+@_compiled
+def _add_rows(
+    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+) -> None:
+    """Add vectors in whole units, clipped; `factors` is for working in."""
+    n, width = vectors.shape
+    for i in range(n):
+        square = 0.0
+        for j in range(width):
+            square += (vectors[i, j] * unit) ** 2
+        factors[i] = square
+    _to_factors(factors, unit, length)
+    for i in range(n):
         factor = factors[i]
         if factor != 0.0:
-            for j in range(vectors.shape[1]):
+            for j in range(width):
                 total[j] += np.trunc(vectors[i, j] * factor)
+
+
+@_compiled
+def _add_columns(
+    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+) -> None:
+    """Add vectors that are columns: quicker if they are short."""
+    width, n = vectors.shape
+    factors[:] = 0.0
+    for j in range(width):
+        for i in range(n):
+            factors[i] += (vectors[j, i] * unit) ** 2
+    _to_factors(factors, unit, length)
+    for j in range(width):
+        part = 0.0
+        for i in range(n):
+            part += np.trunc(vectors[j, i] * factors[i]) if factors[i] != 0.0 else 0.0
+        total[j] += part

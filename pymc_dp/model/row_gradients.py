@@ -33,6 +33,9 @@ from pymc_dp.model.roots import INTERPRETED
 __all__ = ["RowGradients", "row_gradients"]
 
 
+NARROW = 8  # entries up to which gradients are stored by column
+
+
 @dataclass(frozen=True)
 class RowGradients:
     """Graph of a gradient for each row, with respect to quantities without rows.
@@ -40,7 +43,9 @@ class RowGradients:
     Attributes
     ----------
     gradients : Variable
-        Matrix: for each row of the index, the entries of all `quantities`, raveled.
+        Matrix: for each row of the index, the entries of all `quantities`, raveled; or transposed.
+    by_column : bool
+        Whether it is transposed, which is quicker if there are few entries.
     quantities : list of Variable
         Functions of theta (and of data that are not rows, such as covariates of groups): what
         meets the rows. ``theta[:3]``, ``1 / sigma**2``, the Cholesky factor of a covariance.
@@ -51,6 +56,7 @@ class RowGradients:
     """
 
     gradients: Variable
+    by_column: bool
     quantities: list[Variable]
     inputs: list[Variable]
     gathered: list[Gathered]
@@ -92,14 +98,19 @@ def row_gradients(theta: Variable, outputs: Sequence[Variable], index: Variable)
             part = pt.inc_subtensor(pt.zeros((n_rows, part.shape[1]))[owners], part)
         parts[site.quantity] = parts[site.quantity] + part if site.quantity in parts else part
     if not parts:
-        return RowGradients(pt.zeros((n_rows, 0)), [], [], walk.gathered)
+        return RowGradients(pt.zeros((n_rows, 0)), False, [], [], walk.gathered)
     # Some parts are the same for all rows, so that only their shape in theory has rows.
     matrices = [
         pt.alloc(part, n_rows, math.prod(walk.inputs[q].type.shape)) for q, part in parts.items()
     ]
-    matrix = pt.concatenate(matrices, axis=1) if len(matrices) > 1 else matrices[0]
+    by_column = sum(m.type.shape[1] for m in matrices) <= NARROW
+    if by_column:
+        matrices = [m.T for m in matrices]
+    axis = 0 if by_column else 1
+    matrix = pt.concatenate(matrices, axis=axis) if len(matrices) > 1 else matrices[0]
     matrix = _without_perturbations(matrix, [site.perturbation for site in walk.sites])
-    return RowGradients(matrix, list(parts), [walk.inputs[q] for q in parts], walk.gathered)
+    inputs = [walk.inputs[q] for q in parts]
+    return RowGradients(matrix, by_column, list(parts), inputs, walk.gathered)
 
 
 def _without_perturbations(output: Variable, perturbations: Sequence[Variable]) -> Variable:

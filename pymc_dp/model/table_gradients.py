@@ -53,8 +53,10 @@ class TableGradients:
         # Numba compiles again for read-only arrays, and for other layouts.
         self._data = [(np.require(stored(g.data), None, ["C", "W"]), g.axis) for g in rows.gathered]
         self._rows = RowsOfRecords(label, n_records)
+        self._numbers = np.arange(n_records if self._rows.one_each else 0)
         inputs = [theta, index, *rows.inputs, *(g.rows for g in rows.gathered)]
         self._function = compile_frozen(inputs, rows.gradients, options)
+        self.by_column = rows.by_column
         self._quantities = _Quantities(rows, theta, options)
         per_row = sum(data.size // data.shape[axis] for data, axis in self._data)
         n_rows = max(1, math.ceil(len(label) / n_records))
@@ -80,7 +82,7 @@ class TableGradients:
         self, theta: np.ndarray, values: list[np.ndarray], rows: slice | np.ndarray
     ) -> np.ndarray:
         if isinstance(rows, slice):
-            index = np.arange(rows.start, rows.stop)
+            index = self._numbers[rows]
             gathered = [
                 data[rows] if axis == 0 else data.take(index, axis) for data, axis in self._data
             ]
@@ -88,7 +90,8 @@ class TableGradients:
             index, gathered = rows, [data.take(rows, axis) for data, axis in self._data]
         if len(index) == 0:  # compiled functions need not stand empty arrays
             return np.zeros((0, self._quantities.size))
-        return self._function(theta, index, *values, *gathered)
+        gradients = self._function(theta, index, *values, *gathered)
+        return gradients.T if self.by_column else gradients
 
 
 class _Quantities:
@@ -98,6 +101,7 @@ class _Quantities:
         sizes = [math.prod(v.type.shape) for v in rows.inputs]
         ends = np.cumsum([0, *sizes])
         self.size, (n_dim,) = int(ends[-1]), theta.type.shape
+        self._by_column = rows.by_column
         self._jacobian = np.zeros((self.size, n_dim))
         self._computed = np.ones(self.size, dtype=bool)
         others = []
@@ -138,6 +142,8 @@ class _Quantities:
             jacobian[self._computed] = derivatives
         if directions is not None:
             jacobian = jacobian * directions if directions.ndim == 1 else jacobian @ directions
+        if self._by_column:  # as they lie in memory
+            return values, lambda gradients: (jacobian.T @ gradients.T).T
         return values, lambda gradients: gradients @ jacobian
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 
@@ -417,8 +418,10 @@ def test_a_missing_part_is_found_out(monkeypatch):
 
     def wrong(*args):
         rows = original(*args)
-        parts = pt.concatenate([rows.gradients[:, :-1], 0 * rows.gradients[:, -1:]], axis=1)
-        return type(rows)(parts, rows.quantities, rows.inputs, rows.gathered)
+        axis = 0 if rows.by_column else 1
+        parts = pt.split(rows.gradients, [rows.gradients.shape[axis] - 1, 1], n_splits=2, axis=axis)
+        parts = pt.concatenate([parts[0], 0 * parts[1]], axis=axis)
+        return replace(rows, gradients=parts)
 
     monkeypatch.setattr(gradients, "row_gradients", wrong)
     likelihood = regression()
