@@ -230,7 +230,7 @@ CASES = {
     "narrow, dense mass": (NARROW, PATH | {"mass": "dense"}),
     "wide": (WIDE, {"step_size": 0.16, "leapfrog_steps": 5}),
     "circle": (CIRCLE, RING),
-    "quartic": (QUARTIC, {"step_size": 0.8, "leapfrog_steps": 2}),
+    "quartic": (QUARTIC, {"step_size": 0.8, "leapfrog_steps": 2, "clipped": 0, "gradient_clip_bound": 0.1, "gradient_noise_multiplier": 6.0}),
 }  # fmt: skip
 
 
