@@ -464,7 +464,7 @@ def test_noise_of_the_position_is_no_fault(monkeypatch, seed=1):
 
 def test_a_stale_gradient_fails(seed=1):
     with pytest.raises(AssertionError, match="wrong law"):
-        check_chain(*compound(StaleGradient, seed, noise=0.5))
+        check_chain(*compound(StaleGradient, seed, noise=0.15))
 
 
 # ---------------------------------------------------------------- the second way: the extended kernel, in NumPy
