@@ -114,24 +114,40 @@ def max_draws(
     # Each accountant starts where the last one ended; the slow one comes last.
     for name in accountants_for(run(1), delta) if accountant == "best" else (accountant,):
 
-        def fits(draws: int, by: str = name) -> bool:
-            return draws <= most and run(draws).epsilon(delta, by) <= epsilon
+        def cost(draws: int, by: str = name) -> float:
+            return run(draws).epsilon(delta, by) if draws <= most else math.inf
 
-        known = _largest(fits, known)
+        known = _largest(cost, epsilon, known)
     return known
 
 
-def _largest(fits: Callable[[int], bool], known: int = 0) -> int:
-    """Largest k >= known with ``fits(k)``, for a predicate that is true and then false."""
-    low, step = known, 1
-    while fits(low + step):
-        low, step = low + step, max(2 * step, low // 4)
-        if low >= 2**50:
-            return low
-    high = low + step
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+def _largest(cost: Callable[[int], float], target: float, known: int = 0) -> int:
+    """Largest k >= known with ``cost(k) <= target``, for a cost that grows with k.
+
+    Costs can take long to compute, and grow about as a power of k: the next k to try is where the power
+    that fits two costs meets the target.
+    """
+    low, high = known, 0  # the target lies between; 0 while there is no upper end
+    costs = {known: cost(known) if known else 0.0}
+    while not high or high - low > 1:
+        guess, power = low, 2.0
+        if costs[low] > 0:
+            if high and costs[high] < math.inf:
+                power = math.log(high / low) / math.log(costs[high] / costs[low])
+            guess = math.floor(low * min(target / costs[low], 2.0**20) ** power)
+        if not high:
+            guess = max(guess, 2 * low if costs[low] == 0 else low) + 1
+        elif len(costs) % 3 == 0:  # so that it ends in any case
+            guess = (low + high) // 2
+        else:
+            guess = min(max(guess, low + 1), high - 1)
+        costs[guess] = cost(guess)
+        if costs[guess] <= target:
+            low = guess
+            if low >= 2**50:
+                return low
+        else:
+            high = guess
     return low
 
 
