@@ -335,9 +335,8 @@ def _checked_rule(
             raise ValueError("noise_multiplier needs a finite clip_bound.")
         return None
     rule = Barker() if rule is None else rule
-    if isinstance(rule, type) or not isinstance(
-        rule, AcceptanceRule
-    ):  # a class has the members too
+    # A class has the members of a rule too.
+    if isinstance(rule, type) or not isinstance(rule, AcceptanceRule):
         raise TypeError(f"rule must be an acceptance rule such as Barker(), got {rule!r}.")
     if isinstance(rule, Lazy):
         raise ValueError(f"Give the rule {rule.rule.name} and laziness={rule.weight:g}.")
