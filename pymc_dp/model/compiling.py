@@ -79,7 +79,9 @@ def freeze(outputs: Sequence[Variable]) -> list[Variable]:
         graphs = graph_replace(graphs, frozen, strict=False)
     # Without shape inference, PyTensor 2.38 rewrites some mixtures for ever.
     stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
-    graphs = rewrite_graph(graphs, include=stages, custom_rewrite=_ADDITIONAL)
+    # Powers stay powers until the graph is compiled: what they become has no gradient.
+    exclude = ("local_pow_to_nested_squaring",)
+    graphs = rewrite_graph(graphs, include=stages, exclude=exclude, custom_rewrite=_ADDITIONAL)
     constants = [
         v
         for v in ancestors(graphs)

@@ -429,6 +429,21 @@ def test_a_missing_part_is_found_out(monkeypatch):
         likelihood.clipped_grad(np.zeros(5), 1.0)
 
 
+@pytest.mark.parametrize("power", [2, 3, 4, 5, -3, 2.5])
+def test_powers(power):
+    """PyTensor computes whole powers by squaring, in an operation that has no gradient."""
+    with pm.Model() as model:
+        t = pm.Normal("t", 1, 1)
+        pm.Normal("y", t**power, 1, observed=np.arange(5.0))
+        pm.Potential("p", -(t**power) / 50)
+    likelihood = RecordLikelihood(model, compile_kwargs={"mode": PYTHON})
+    x, y = 0.7, np.arange(5.0)
+    slope = power * x ** (power - 1)
+    found = likelihood.clipped_grad(np.array([x]), math.inf), likelihood.grad_log_prior(np.array([x]))  # fmt: skip
+    np.testing.assert_allclose(found[0], [np.sum(y - x**power) * slope], rtol=1e-12)
+    np.testing.assert_allclose(found[1], [1 - x - slope / 50], rtol=1e-12)
+
+
 # --- arguments ----------------------------------------------------------------------------------
 
 
