@@ -310,9 +310,9 @@ def check_gradient_noise(clip_bound: float, noise_multiplier: float, private: bo
         raise ValueError(
             f"gradient_clip_bound must be positive and finite, got {clip_bound!r}: without it one record could move a gradient anywhere."
         )
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+    if not 0 <= noise_multiplier <= 1e6:  # noise is counted in steps, 2**31 to a clip bound
         raise ValueError(
-            f"The noise multiplier of gradients must be positive and finite, got {noise_multiplier!r}."
+            f"The noise multiplier of gradients must be positive, and at most 1e6, got {noise_multiplier!r}."
         )
     if private and noise_multiplier == 0:
         raise ValueError(

@@ -1273,6 +1273,7 @@ REFUSED = [
     ({"gradient_noise_multiplier": 0.0}, ValueError, "not private at any epsilon"),
     ({"gradient_noise_multiplier": -1.0}, ValueError, "noise multiplier"),
     ({"gradient_noise_multiplier": math.inf}, ValueError, "noise multiplier"),
+    ({"gradient_noise_multiplier": 1e7}, ValueError, "at most 1e6"),
     ({"gradient_noise_multiplier": math.nan}, ValueError, "noise multiplier"),
     ({"rule": Metropolis()}, ValueError, "refused in a private run"),
     ({"rule": Lazy(Barker(), 0.5)}, ValueError, "laziness=0.5"),

@@ -1025,7 +1025,7 @@ def test_what_leaves_the_numbers_is_a_draw_that_stays():
         ({"mass_matrix": [-1.0]}, "mass_matrix"),
         ({"mass_matrix": [1.0, 1.0]}, "shape"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_refused(options, match):
     with pytest.raises(ValueError, match=match):
