@@ -6,7 +6,6 @@ import math
 import operator
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,72 +13,13 @@ import numpy.typing as npt
 
 from pymc_dp.privacy.batches import poisson, without_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, Mechanism
-from pymc_dp.privacy.sampled import SampledGaussian, Sampling
+from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.sampled import Sampling
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory
+from pymc_dp.steps.schedules import CubeRoot, NoiseSchedule, Schedule
 
 __all__ = ["DPSGHMC"]
-
-Schedule = Callable[[int], float]
-
-#: Noise multipliers are charged for as the next smaller number of a geometric grid with this ratio, so
-#: that a long schedule has few costs: 1/2 % of the noise on average.
-_RATIO = 1.01
-
-
-@dataclass(frozen=True)
-class _CubeRoot:
-    """``beta * t**(-1/3)``."""
-
-    beta: float
-
-    def __call__(self, draw: int) -> float:
-        return float(self.beta * draw ** (-1 / 3))
-
-
-@dataclass(frozen=True)
-class _Accesses:
-    """What each draw accesses, as the budget learns it.
-
-    It does not know the step: a budget is pickled among the arguments that a step is made anew
-    from, before there is a step.
-    """
-
-    step_size: Schedule
-    added: float  # variance of the noise on the momentum, per unit of time
-    temperature: float
-    sensitivity: float
-    n_steps: int
-    probability: float
-    sampling: Sampling
-    adjacency: Adjacency | None
-
-    def step_size_at(self, draw: int) -> float:
-        """Step size of a draw, which has to be one."""
-        step_size = float(self.step_size(draw))
-        if not (math.isfinite(step_size) and step_size > 0):
-            raise ValueError(
-                f"step_size must be positive and finite, got {step_size!r} for draw {draw}."
-            )
-        return step_size
-
-    def noise_sd(self, draw: int) -> float:
-        """Standard deviation of the noise, on the sum of the batch."""
-        added = self.added / self.step_size_at(draw)
-        return math.sqrt(added) * self.probability / self.temperature
-
-    def __call__(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
-        """Accesses of draw 1, 2, ...; none where there is no noise or no clip bound."""
-        noise = self.noise_sd(draw) / self.sensitivity
-        if noise == 0:
-            return ()
-        noise = min(noise, _RATIO ** math.floor(math.log(noise) / math.log(_RATIO)))
-        release: Mechanism = Gaussian(noise)
-        if self.probability < 1:
-            assert self.adjacency is not None
-            release = SampledGaussian(noise, self.probability, self.sampling, self.adjacency)
-        return ((release, self.n_steps),)
 
 
 class DPSGHMC(DPStep):
@@ -236,7 +176,7 @@ class DPSGHMC(DPStep):
             vars, budget=budget, records=records, reproducible=reproducible, model=model, blocked=blocked,
             rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
-        self.step_size: Schedule = step_size if callable(step_size) else _CubeRoot(float(step_size))
+        self.step_size: Schedule = step_size if callable(step_size) else CubeRoot(float(step_size))
         self.n_steps, self.temperature = operator.index(n_steps), float(temperature)
         self.gradient_clip_bound = float(gradient_clip_bound)
         self.friction, self.noise_estimate = float(friction), float(noise_estimate)
@@ -297,8 +237,8 @@ class DPSGHMC(DPStep):
         """The noise multiplier follows the step size."""
         return self._terms()
 
-    def _terms(self) -> _Accesses:
-        return _Accesses(
+    def _terms(self) -> NoiseSchedule:
+        return NoiseSchedule(
             self.step_size, 2 * (self.friction - self.noise_estimate), self.temperature, self._sides * self.gradient_clip_bound,
             self.n_steps, self.sampling_probability, Sampling.WITHOUT_REPLACEMENT if self.batch_size else Sampling.POISSON,
             self.budget.adjacency if self.budget is not None else None,
