@@ -28,7 +28,8 @@ from pymc_dp.model.clipping import grid
 from pymc_dp.model.table_gradients import TableGradients
 from tests.model import test_indexing
 from tests.model.families import FAMILIES, N
-from tests.model.test_records import PYTHON, QUICK, linear, thetas
+from tests.model.test_indexing import QUICK
+from tests.model.test_records import PYTHON, linear, thetas
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -190,7 +191,7 @@ def test_where_softplus_was_rewritten_with_kinks(mode):
 # --- records of several rows --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_persons_with_rows_in_several_tables(mode):
     rng = np.random.default_rng(1)
     persons = rng.permutation(np.repeat(np.arange(12), rng.integers(1, 9, size=12)))

@@ -73,7 +73,7 @@ class TestSharingOut:
         assert total > max_draws(step.mechanisms, epsilon, delta) - chains
 
     @given(epsilon=st.floats(0.5, 8), chains=st.integers(1, 5), seed=st.integers(0, 100))
-    @settings(max_examples=4, deadline=None)
+    @settings(max_examples=2, deadline=None)
     def test_varying_cost(self, epsilon, chains, seed):
         """Chains that draw their own proposals: the composition of all that was charged is within the budget."""
         step, delta = varying(), 1e-6
