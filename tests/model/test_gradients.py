@@ -28,7 +28,6 @@ from pymc_dp.model.clipping import grid
 from pymc_dp.model.table_gradients import TableGradients
 from tests.model import test_indexing
 from tests.model.families import FAMILIES, N
-from tests.model.test_indexing import QUICK
 from tests.model.test_records import PYTHON, linear, thetas
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
@@ -123,7 +122,7 @@ def test_every_record_as_if_it_were_alone(family):
 
 @pytest.mark.parametrize(
     "family",
-    [f if f.name in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
+    [f if f.name == "logistic" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
     ids=lambda f: f.name,
 )
 def test_every_record_as_if_it_were_alone_compiled(family):
@@ -385,7 +384,12 @@ def test_impossible_records_count_as_none(mode):
 
 
 @pytest.mark.parametrize(
-    ("mode", "records"), [(PYTHON, None), (PYTHON, np.arange(60) // 5), ("NUMBA", None)]
+    ("mode", "records"),
+    [
+        (PYTHON, None),
+        (PYTHON, np.arange(60) // 5),
+        pytest.param("NUMBA", None, marks=pytest.mark.slow),
+    ],
 )
 def test_full_price_with_one_warning(mode, records):
     with pm.Model() as model:
