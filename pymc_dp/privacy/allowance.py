@@ -98,6 +98,7 @@ class Allowance:
 
     def __post_init__(self) -> None:
         self.filter = None if self.share is None else RenyiFilter(self.share, self.prices)
+        self._left = dict(self.claim)
 
     def fresh(self) -> Allowance:
         """Return the same allowance, unused."""
@@ -107,9 +108,21 @@ class Allowance:
         """Pay for one iteration; False, now and ever after, if the allowance does not cover it."""
         if self.used >= self.iterations:
             return False
-        if self.filter is not None and not self.filter.grant(accesses):
-            return False
-        self.used += 1
+        if self.filter is not None:
+            granted = self.filter.grant(accesses)
+        else:
+            granted = self.iterations == math.inf or self._take(accesses)
+        if granted:
+            self.used += 1
+        return granted
+
+    def _take(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
+        """Take accesses out of what was claimed: a schedule that has changed its mind is not covered."""
+        for mechanism, count in accesses:
+            self._left[mechanism] = self._left.get(mechanism, 0) - count
+            if self._left[mechanism] < 0:
+                self.used = int(self.iterations)
+                return False
         return True
 
     def epsilon_spent(self) -> float:

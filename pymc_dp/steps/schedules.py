@@ -68,7 +68,12 @@ class NoiseSchedule:
 
     def step_size_at(self, draw: int) -> float:
         """Step size of a draw, which has to be one."""
-        step_size = float(self.step_size(draw))
+        step_size, again = float(self.step_size(draw)), float(self.step_size(draw))
+        if step_size != again and not math.isnan(step_size):
+            raise ValueError(
+                f"step_size must be a function of the draw alone, as it is planned with, but gave {step_size!r} and then {again!r} "
+                f"for draw {draw}."
+            )
         if not (math.isfinite(step_size) and step_size > 0):
             raise ValueError(
                 f"step_size must be positive and finite, got {step_size!r} for draw {draw}."

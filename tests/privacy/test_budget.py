@@ -158,6 +158,19 @@ class TestSharingOut:
             assert allowance.epsilon_spent() >= spent(t) * (1 - 1e-9)
         assert not allowance.charge(schedule(plan.iterations + 1))
 
+    def test_a_schedule_that_changes_its_mind_is_not_covered(self):
+        """What is charged for must be what was claimed, not only as often."""
+
+        def schedule(t):
+            return ((Gaussian(20.0), 2),)
+
+        step = access(schedule(1), "S[x]", ("x",), schedule=schedule)
+        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 1, "accountant": "best"}
+        allowance = share_out({"S[x]": step}, **terms)["S[x]"].fresh()
+        assert allowance.charge(schedule(1))
+        assert not allowance.charge(((Gaussian(10.0), 2),))
+        assert not allowance.charge(schedule(3))
+
     def test_report_of_a_schedule(self):
         """Says what comes once and what changes, and does not list hundreds of costs."""
         budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=1)

@@ -1016,6 +1016,7 @@ def test_what_leaves_the_numbers_is_a_draw_that_stays():
         ({"record_trajectories": True}, "budget=None"),
         ({"step_size": 0.0}, "step_size"),
         ({"step_size": lambda t: math.nan}, "for draw 1"),
+        ({"step_size": lambda t: np.random.default_rng().uniform(0.1, 0.2)}, "draw alone"),
         ({"batch_size": 10, "sampling_probability": 0.1}, "Give batch_size"),
         ({"batch_size": None, "sampling_probability": None}, "Give batch_size"),
         ({"sampling_probability": 0.0}, "sampling_probability"),
