@@ -17,6 +17,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
+    from pymc_dp.distributions import DiscreteGaussian, DiscreteLaplace, RandomizedResponse
     from pymc_dp.errors import (
         LedgerError,
         PerformanceWarning,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pymc_dp.privacy.mechanisms import Adjacency
     from pymc_dp.privacy.report import PrivacyReport
     from pymc_dp.sampling import sample
+    from pymc_dp.steps.augmentation import PrivatizedRecords
     from pymc_dp.steps.barker import DPBarker
     from pymc_dp.steps.fast_mh import DPFastMH, TunaMH
     from pymc_dp.steps.hmc import DPHMC
@@ -47,6 +49,8 @@ _HOME = {
     "DPHMC": "steps.hmc",
     "DPPenalty": "steps.penalty",
     "DPSGHMC": "steps.sghmc",
+    "DiscreteGaussian": "distributions",
+    "DiscreteLaplace": "distributions",
     "GuidedWalk": "steps.proposals",
     "Lazy": "acceptance",
     "Ledger": "privacy.ledger",
@@ -60,8 +64,10 @@ _HOME = {
     "PrivacyLeak": "errors",
     "PrivacyLeakWarning": "errors",
     "PrivacyReport": "privacy.report",
+    "PrivatizedRecords": "steps.augmentation",
     "PymcDPError": "errors",
     "RandomWalk": "steps.proposals",
+    "RandomizedResponse": "distributions",
     "RecordLikelihood": "model.records",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
