@@ -39,7 +39,7 @@ from pytensor.tensor.type_other import SliceType
 from pymc_dp.model.parameter_checks import SELECTIONS
 from pymc_dp.model.roots import is_array_root, stored
 
-__all__ = ["SOLVE", "Blocked", "Gathered", "RowWalk", "rows_at"]
+__all__ = ["SOLVE", "Blocked", "Gathered", "RowWalk", "rows_at", "subtensor_entries"]
 
 SOLVE = "(m,m),(m,n)->(m,n)"  # of all solvers: for the columns of the right-hand side, one by one
 
@@ -239,7 +239,7 @@ class RowWalk:
     @_through.register
     def _(self, op: IncSubtensor, node: Apply, axis: int, index: Variable) -> Variable:
         x, y, *indices = node.inputs
-        entries = _entries(op, x, indices)
+        entries = subtensor_entries(op, x, indices)
         if _bounds(op, entries[axis], x.type.shape[axis]) != (0, x.type.shape[axis], 1):
             _block(op)
         target = self(x, axis, index)[tuple(entries)]
@@ -250,7 +250,7 @@ class RowWalk:
     @_through.register(SELECTIONS)
     def _(self, op: Op, node: Apply, axis: int, index: Variable) -> Variable:
         x, *indices = node.inputs
-        entries = _entries(op, x, indices)
+        entries = subtensor_entries(op, x, indices)
         slices = [k for k, entry in enumerate(entries) if isinstance(entry, slice)]
         others = [k for k in range(x.ndim) if k not in slices]
         # NumPy puts the axes of index arrays in their place, or in front if slices are in between.
@@ -313,7 +313,7 @@ def _block(op: Op) -> NoReturn:
     raise Blocked(type(op).__name__)
 
 
-def _entries(op: Op, x: Variable, indices: Sequence[Variable]) -> list[Any]:
+def subtensor_entries(op: Op, x: Variable, indices: Sequence[Variable]) -> list[Any]:
     """What stands between the brackets: a slice or an array of integers for each axis of `x`."""
     entries = [
         e.data if isinstance(e, Constant) and isinstance(e.type, SliceType) else e

@@ -1,0 +1,224 @@
+"""A model of records that nobody has seen, and of what was released about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+
+from pymc.logprob.utils import replace_rvs_by_values
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.additive import additive, with_constants
+from pymc_dp.model.compiling import freeze
+from pymc_dp.model.drawing import Drawing
+from pymc_dp.model.parameter_checks import strip_checks
+from pymc_dp.model.roots import INTERPRETED, downstream
+
+__all__ = ["LatentRecords"]
+
+_COMPILED = {"mode": "NUMBA", "on_unused_input": "ignore"}
+
+Point = Mapping[str, np.ndarray]  # values of the model's variables, as PyMC passes them to steps
+
+
+class LatentRecords:
+    """Records as unobserved variables, on which all that is observed depends through sums.
+
+    Records come and go as values: what PyMC calls so, transformed to the whole line where a
+    distribution has bounds.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    values : sequence of Variable
+        Value variables of the records.
+    terms : sequence of str
+        Names of Deterministics with a row for each record, whose sums enter the release.
+
+    Attributes
+    ----------
+    names : tuple of str
+        The value variables of the records.
+    n_records : int
+    outer : callable
+        Compiled function of the sums of all terms, and of `parameters`: log-probability of all that
+        depends on the records, up to a constant.
+    parameters : tuple of str
+
+    Raises
+    ------
+    ValueError
+        If the variables have different numbers of rows, or there is no such Deterministic.
+    UnsupportedModel
+        If records are not independent given the parameters; if nothing depends on them, or does so
+        other than through sums over records.
+    """
+
+    def __init__(self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str]) -> None:
+        start = model.initial_point(random_seed=0)
+        self.names = tuple(v.name for v in values)
+        self.n_records = _n_records({model.values_to_rvs[v].name: start[v.name] for v in values})
+        self._inputs = tuple(start)
+        inputs = {
+            name: pt.tensor(name, dtype=value.dtype, shape=np.shape(value))
+            for name, value in start.items()
+        }
+        records = [inputs[name] for name in self.names]
+        self._draw = Drawing([*inputs.values()], _draws(model, values, inputs))
+        self._check_rows(model, values, inputs, start)
+
+        stand_ins = _stand_ins(model, terms, inputs, self.n_records)
+        total = _log_probability(model, values, inputs, stand_ins)
+        split = additive(total, [*records, *stand_ins], self.n_records)
+        (matrix,) = graph_replace([split.terms], stand_ins, strict=False)
+        others = [v for v in inputs.values() if v not in records]
+        self.parameters = tuple(v.name for v in others if v in set(ancestors([split.outer])))
+        self.outer = pytensor.function(
+            [split.sums, *(inputs[name] for name in self.parameters)], split.outer, **_COMPILED
+        )
+        proposed = [v.clone() for v in records]
+        pair = [
+            matrix,
+            *graph_replace([matrix], dict(zip(records, proposed, strict=True)), strict=False),
+        ]
+        self._terms = pytensor.function([*inputs.values(), *proposed], freeze(pair), **_COMPILED)
+        self._terms.trust_input = True
+
+    def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
+        """What `draw` takes its random numbers from."""
+        return self._draw.generators(rng)
+
+    def draw(self, point: Point, generators: list[np.random.Generator]) -> list[np.ndarray]:
+        """Values of all records, given the parameters: one array for each of `names`."""
+        return self._draw(generators, [point[name] for name in self._inputs])
+
+    def terms(self, point: Point, proposed: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What each record adds to the sums, now and as proposed: shape ``(n_records, k)`` each."""
+        return self._terms(*(point[name] for name in self._inputs), *proposed)
+
+    def _check_rows(
+        self,
+        model: pm.Model,
+        values: Sequence[Variable],
+        inputs: Mapping[str, Variable],
+        start: Point,
+    ) -> None:
+        """Try out that each record's probability is a function of this record."""
+        graphs = model.logp(vars=[model.values_to_rvs[v] for v in values], sum=False)
+        graphs = _in_terms_of(model, graphs, inputs)
+        logp = pytensor.function(
+            [*inputs.values()], graphs, mode=INTERPRETED, on_unused_input="ignore"
+        )
+        rng = np.random.default_rng(20240219)  # fixed: refusals must not differ between runs
+        generators = self.generators(rng)
+        one, other = (
+            dict(zip(self.names, self.draw(start, generators), strict=True)) for _ in "ab"
+        )
+        stay = rng.permutation(self.n_records) % 2 == 0
+        mixed = {k: np.where(_along(stay, v), v, other[k]) for k, v in one.items()}
+        before, after = (
+            logp(*({**start, **x}[name] for name in self._inputs)) for x in (one, mixed)
+        )
+        for value, a, b in zip(values, before, after, strict=True):
+            if len(np.atleast_1d(a)) != self.n_records or not np.allclose(
+                a[stay], b[stay], rtol=1e-9, atol=1e-9, equal_nan=True
+            ):
+                raise UnsupportedModel(
+                    f"the records of {model.values_to_rvs[value].name!r} are not independent given "
+                    "the parameters: the probability of some changes with others. Only what is "
+                    "drawn row by row, along its leading axis, can be a variable of the records."
+                )
+
+
+def _n_records(arrays: Point) -> int:
+    shapes = {name: np.shape(array) for name, array in arrays.items()}
+    lengths = {shape[0] if shape else 0 for shape in shapes.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            "the variables of the records need a leading axis that runs over the records, of the "
+            f"same length; they have shapes {shapes}"
+        )
+    return lengths.pop()
+
+
+def _along(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """A mask of records, to be broadcast with an array of records."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _in_terms_of(
+    model: pm.Model, graphs: Sequence[Variable], inputs: Mapping[str, Variable]
+) -> list[Variable]:
+    return graph_replace(list(graphs), {v: inputs[v.name] for v in model.value_vars}, strict=False)
+
+
+def _draws(
+    model: pm.Model, values: Sequence[Variable], inputs: Mapping[str, Variable]
+) -> list[Variable]:
+    """Graphs of draws from the model of the records, as values, given the other variables."""
+    rvs = [model.values_to_rvs[v] for v in values]
+    known = {rv: value for rv, value in model.rvs_to_values.items() if rv not in rvs}
+    draws = replace_rvs_by_values(
+        rvs,
+        rvs_to_values=known,
+        rvs_to_transforms={rv: model.rvs_to_transforms.get(rv) for rv in known},
+    )
+    outputs = []
+    for value, rv, draw in zip(values, rvs, draws, strict=True):
+        transform = model.rvs_to_transforms[rv]
+        if transform is not None:
+            draw = transform.forward(draw, *draw.owner.inputs)
+        outputs.append(draw.astype(value.dtype))
+    return _in_terms_of(model, outputs, inputs)
+
+
+def _stand_ins(
+    model: pm.Model, names: Sequence[str], inputs: Mapping[str, Variable], n_records: int
+) -> dict[Variable, Variable]:
+    """Inputs in place of named terms, with the graphs of these."""
+    unknown = [name for name in names if name not in [d.name for d in model.deterministics]]
+    if unknown:
+        raise ValueError(f"terms must be names of pm.Deterministic variables; {unknown} are not")
+    graphs = model.replace_rvs_by_values([model[name] for name in names])
+    graphs = with_constants(_in_terms_of(model, graphs, inputs)) if names else []
+    for name, graph in zip(names, graphs, strict=True):
+        if graph.type.shape[:1] != (n_records,):
+            raise ValueError(f"{name!r} must have a row for each of {n_records} records")
+    return {
+        pt.tensor(name, dtype=graph.dtype, shape=graph.type.shape): graph
+        for name, graph in zip(names, graphs, strict=True)
+    }
+
+
+def _log_probability(
+    model: pm.Model,
+    values: Sequence[Variable],
+    inputs: Mapping[str, Variable],
+    stand_ins: Mapping[Variable, Variable],
+) -> Variable:
+    """The sum of everything that depends on records, but for their own probabilities."""
+    if stand_ins:
+        shapes = {v.name: np.zeros(v.type.shape, dtype=v.dtype) for v in stand_ins}
+        model = pm.do(model, shapes, make_interventions_shared=True)
+    own = {v.name for v in values}
+    factors = [rv for rv in model.basic_RVs if model.rvs_to_values[rv].name not in own]
+    graphs = model.logp(vars=[*factors, *model.potentials], sum=False)
+    graphs = _in_terms_of(model, graphs, inputs)
+    graphs = graph_replace(graphs, {model[v.name]: v for v in stand_ins}, strict=False)
+    records = [*(inputs[name] for name in own), *stand_ins]
+    dependent = downstream(graphs, records)
+    graphs = [graph for graph in graphs if graph in dependent]
+    if not graphs:
+        raise UnsupportedModel(
+            f"nothing that is observed depends on {sorted(own)}: the release should be an observed "
+            "variable with a statistic of the records among its parameters."
+        )
+    graphs, _ = strip_checks(graphs, dependent, [*inputs.values(), *stand_ins])
+    return with_constants([sum(graph.astype("float64").sum() for graph in graphs)])[0]

@@ -1,0 +1,264 @@
+"""Inference from data that were privatized before: the confidential records are latent."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from pymc.model import modelcontext
+from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+
+from pymc_dp.model.latent_records import LatentRecords
+
+__all__ = ["PrivatizedRecords"]
+
+MAX_START = 50  # sweeps that look for records which fit the release
+
+PointType = dict[str, np.ndarray]
+
+
+class PrivatizedRecords(BlockedStep):
+    r"""Data augmentation for inference from a privatized release, where no record is known.
+
+    The model says how records come about and what was released about them. Records are unobserved
+    variables, the release is an observed one, with a statistic of the records among its
+    parameters; its distribution is the privacy mechanism, clamping included [1]_. This step draws
+    the records given the parameters and the release. The parameters get other steps, as always:
+    NUTS by default. Together they sample the exact posterior, at no cost in privacy: only what was
+    released is used.
+
+    Parameters
+    ----------
+    vars : list of variables
+        The records: free variables with a leading axis that runs over the records, independent of
+        each other given the parameters. They may be discrete, have any shape behind that axis, and
+        depend on each other within a record, like an outcome on predictors.
+    terms : str or list of str, optional
+        Names of :class:`pymc.Deterministic` variables that hold, for each record, what the release
+        uses the sum of. By default sums over records are found in the graph: those written as
+        ``sum`` or ``mean`` over the leading axis, as matrix products, or as counts
+        ``table[categories].inc(1)``. Needed only for operations that are not known, which an error
+        tells.
+    epsilon : float, optional
+        The guarantee of the release, if it is pure differential privacy under substitution of a
+        record. Each change of a record that is tried is checked against it. This finds
+        mechanisms that were written down wrongly: too little noise, forgotten clamping.
+    model : pm.Model, optional
+        The model, else the one on the context stack.
+    blocked : bool
+        Must be True, as for all steps here.
+    rng : optional
+        Seed or generator; ``pm.sample(random_seed=...)`` sets it.
+
+    Raises
+    ------
+    ValueError
+        If `vars` have different numbers of rows, `terms` are unknown, or `epsilon` is not positive;
+        in sampling, if the release contradicts `epsilon`.
+    UnsupportedModel
+        If records are not independent given the parameters, or the release is no function of sums
+        over records.
+
+    Notes
+    -----
+    A sweep proposes each record in turn from its distribution given the parameters,
+    :math:`x_i^* \sim f(\cdot \mid \theta)`, and accepts it with probability
+
+    .. math:: \min\{1, g(s_{dp}, t - t_i + t_i^*) / g(s_{dp}, t)\},
+
+    where :math:`t = \sum_i t_i` are the sums that the release depends on and :math:`g` is all that
+    depends on them (Algorithm 1 in [1]_). This takes a number of operations for each record that
+    does not depend on how many there are. If the release is :math:`\epsilon`-differentially
+    private, no such probability is below :math:`e^{-\epsilon}` (Proposition 3.1): the more noise,
+    the better records mix. Observed variables, potentials and latent variables that depend on
+    single records (a public covariate, an answer by randomized response) are part of :math:`g`,
+    too.
+
+    The release has to be possible, with positive probability, whatever the records. Mechanisms that
+    select an output, such as the exponential mechanism and objective perturbation, are written as a
+    ``pm.CustomDist`` with a ``logp`` of your own, if their normalizing constant is a function of
+    sums over records, too.
+
+    A chain starts with sweeps that take only what makes the release more probable, until that does
+    not change much: parameters are not moved before the records go with the release.
+
+    Statistics: ``record_accepted`` (for each record), ``record_acceptance_rate`` (mean acceptance
+    probability in a sweep), ``min_record_acceptance`` (the lowest acceptance probability). They are
+    as public as the release. Records are stored with each draw like any variable; where that is too
+    much, pass ``var_names=`` to ``pm.sample``.
+
+    References
+    ----------
+    .. [1] Ju, N., Awan, J. A., Gong, R. and Rao, V. A. (2022). Data augmentation MCMC for Bayesian
+       inference from privatized data. Advances in Neural Information Processing Systems 35.
+       https://arxiv.org/abs/2206.00710
+
+    Examples
+    --------
+    How many of 100 people have a trait, if the count was released with discrete Laplace noise?
+
+    >>> import pymc as pm, pymc_dp as dp
+    >>> with pm.Model():
+    ...     p = pm.Beta("p", 1, 1)
+    ...     trait = pm.Bernoulli("trait", p, shape=100)
+    ...     released = dp.DiscreteLaplace("released", trait.sum(), scale=1.0, observed=37)
+    ...     step = dp.PrivatizedRecords([trait], epsilon=1.0)
+    ...     idata = pm.sample(step=step)  # doctest: +SKIP
+    """
+
+    name = "privatized_records"
+    default_blocked = True
+    default_tune_steps = 0
+    stats_dtypes_shapes: dict[str, tuple[Any, list]] = {
+        "record_accepted": (bool, []),  # of an axis, once it is known how long that is
+        "record_acceptance_rate": (np.float64, []),
+        "min_record_acceptance": (np.float64, []),
+    }
+    _state_class = StepMethodState
+
+    def __init__(
+        self,
+        vars: Sequence[Any],
+        *,
+        terms: str | Sequence[str] = (),
+        epsilon: float | None = None,
+        model: Any = None,
+        blocked: bool = True,
+        rng: Any = None,
+    ):
+        if not blocked:
+            raise ValueError("A record is updated with all its variables: leave blocked=True.")
+        if epsilon is not None and not 0 < epsilon < math.inf:
+            raise ValueError(f"epsilon must be positive and finite, or None, not {epsilon}.")
+        model = modelcontext(model)
+        self.vars = get_value_vars_from_user_vars(vars, model)
+        self.blocked = True
+        self.epsilon = epsilon
+        self.records = LatentRecords(model, self.vars, [terms] if isinstance(terms, str) else terms)
+        n = self.records.n_records
+        self.stats_dtypes_shapes = self.stats_dtypes_shapes | {"record_accepted": (bool, [n])}
+        # From types alone PyMC makes the arrays that it keeps in memory, an entry for each draw.
+        self.stats_dtypes = [
+            {
+                name: np.dtype((kind, tuple(shape)))
+                for name, (kind, shape) in self.stats_dtypes_shapes.items()
+            }
+        ]
+        self._compiled: Callable | None = None
+        self.set_rng(rng)
+
+    def set_rng(self, rng: Any) -> None:
+        """Start a chain (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._generators = self.records.generators(self.rng)
+        self._started = False
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Start a chain (PyMC 6)."""
+        self.set_rng(rng)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_compiled": None}  # for another process to compile itself
+
+    def step(self, point: PointType) -> tuple[PointType, list[dict[str, Any]]]:
+        """Sweep over all records once."""
+        if not self._started:
+            point = self._fitted(point)
+            self._started = True
+        point, sweep = self._sweep(point, np.log(self.rng.random(self.records.n_records)))
+        return point, [
+            {
+                "record_accepted": sweep.accepted,
+                "record_acceptance_rate": sweep.rate,
+                "min_record_acceptance": min(1.0, math.exp(sweep.lowest)),
+            }
+        ]
+
+    def _fitted(self, point: PointType) -> PointType:
+        """Records that go with the release: sweeps that take whatever makes it more probable."""
+        for _ in range(MAX_START):
+            point, sweep = self._sweep(point, np.zeros(self.records.n_records))
+            if not sweep.gain >= 1:
+                break
+        return point
+
+    def _sweep(self, point: PointType, log_uniforms: np.ndarray) -> tuple[PointType, _Sweep]:
+        if self._compiled is None:
+            self._compiled = _compile(self.records.outer.vm.jit_fn)
+        proposed = self.records.draw(point, self._generators)
+        terms = self.records.terms(point, proposed)
+        parameters = tuple(point[name] for name in self.records.parameters)
+        sweep = _Sweep(*self._compiled(parameters, *terms, log_uniforms))
+        self._check(sweep)
+        point = dict(point)
+        for name, values in zip(self.records.names, proposed, strict=True):
+            mask = sweep.accepted.reshape(-1, *[1] * (values.ndim - 1))
+            point[name] = np.where(mask, values, point[name])
+        return point, sweep
+
+    def _check(self, sweep: _Sweep) -> None:
+        worst = max(-sweep.lowest, sweep.highest)
+        if self.epsilon is not None and worst > self.epsilon * (1 + 1e-6):
+            raise ValueError(
+                f"The release, as written in the model, is not {self.epsilon}-differentially "
+                f"private: a change of one record changed its probability by exp({worst:.4g}). "
+                "Its noise, or the clamping of the records, differs from what that guarantee "
+                "needs, and the posterior would be another one. Mend the model, or leave epsilon "
+                "out if the release has another guarantee (such as delta > 0)."
+            )
+
+
+class _Sweep(NamedTuple):
+    """What happened in a sweep.
+
+    `lowest` and `highest` of the finite log-ratios of probabilities, proposal over present; `rate`
+    is the mean acceptance probability, `gain` what was gained in log-probability.
+    """
+
+    accepted: np.ndarray
+    gain: float
+    rate: float
+    lowest: float
+    highest: float
+
+
+def _compile(outer: Callable) -> Callable:
+    """Compile the sweep around the log-probability of the release, a function of sums."""
+
+    @numba.njit(error_model="numpy")
+    def sweep(
+        parameters: tuple, current: np.ndarray, proposed: np.ndarray, log_uniforms: np.ndarray
+    ) -> tuple[np.ndarray, float, float, float, float]:
+        n, width = current.shape
+        accepted = np.zeros(n, dtype=np.bool_)
+        gain, rate, lowest, highest = 0.0, 0.0, 0.0, 0.0
+        sums = np.zeros(width)
+        for i in range(n):
+            for j in range(width):
+                sums[j] += current[i, j]
+        value = outer(sums, *parameters)[0].item()
+        new = np.empty(width)
+        for i in range(n):
+            for j in range(width):
+                new[j] = sums[j] + (proposed[i, j] - current[i, j])
+            new_value = outer(new, *parameters)[0].item()
+            log_ratio = new_value - value
+            if math.isnan(log_ratio):
+                log_ratio = -math.inf
+            if log_uniforms[i] < log_ratio:
+                accepted[i] = True
+                gain += log_ratio
+                value = new_value
+                for j in range(width):
+                    sums[j] = new[j]
+            rate += min(1.0, math.exp(log_ratio))
+            lowest, highest = min(lowest, log_ratio), max(highest, log_ratio)
+        return accepted, gain, rate / n, lowest, highest
+
+    return sweep
