@@ -32,6 +32,12 @@ if TYPE_CHECKING:
     from pymc_dp.privacy.ledger import Ledger
     from pymc_dp.privacy.mechanisms import Adjacency
     from pymc_dp.privacy.report import PrivacyReport
+    from pymc_dp.privacy.sensitivity import (
+        Sensitivity,
+        quadratic_exponents,
+        sensitivity_of,
+        sensitivity_of_table,
+    )
     from pymc_dp.sampling import sample
     from pymc_dp.steps.augmentation import PrivatizedRecords
     from pymc_dp.steps.barker import DPBarker
@@ -69,9 +75,13 @@ _HOME = {
     "RandomWalk": "steps.proposals",
     "RandomizedResponse": "distributions",
     "RecordLikelihood": "model.records",
+    "Sensitivity": "privacy.sensitivity",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
+    "quadratic_exponents": "privacy.sensitivity",
     "sample": "sampling",
+    "sensitivity_of": "privacy.sensitivity",
+    "sensitivity_of_table": "privacy.sensitivity",
 }
 
 __all__ = [*_HOME, "release"]

@@ -12,6 +12,10 @@ from pymc_dp.privacy.mechanisms import Decision, Gaussian, Mechanism
 from pymc_dp.privacy.minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.published import BarkerRelease, MinibatchRelease
 from pymc_dp.privacy.sampled import SampledDecision, SampledGaussian, Sampling
+from pymc_dp.privacy.sensitivity import Sensitivity as Sensitivity  # documented at the top
+from pymc_dp.privacy.sensitivity import quadratic_exponents as quadratic_exponents
+from pymc_dp.privacy.sensitivity import sensitivity_of as sensitivity_of
+from pymc_dp.privacy.sensitivity import sensitivity_of_table as sensitivity_of_table
 
 __all__ = [
     "BarkerRelease",
