@@ -59,7 +59,20 @@ def _softplus_without_branches(_: FunctionGraph, node: Apply) -> list[Variable] 
     return [pt.maximum(x, 0.0) + pt.log1p(pt.exp(-pt.abs(x)))]
 
 
+@node_rewriter([Elemwise])
+def _reciprocals_of_constants(_: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """``x / c -> x * (1 / c)`` for arrays: wide likelihoods and their gradients wait for divisions."""
+    if not isinstance(node.op.scalar_op, ps.TrueDiv) or node.outputs[0].dtype != "float64":
+        return None
+    x, c = node.inputs
+    if not isinstance(c, Constant) or stored(c).size <= 1:
+        return None
+    with np.errstate(divide="ignore"):
+        return [x * pt.constant(1.0 / stored(c).astype("float64"))]
+
+
 _ADDITIONAL = SequentialGraphRewriter(
+    in2out(_reciprocals_of_constants, name="reciprocals_of_constants"),
     in2out(_lift_from_switch, name="lift_from_switch"),
     in2out(_softplus_without_branches, name="softplus_without_branches"),
 )

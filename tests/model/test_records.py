@@ -17,6 +17,7 @@ from numba.core.event import install_recorder
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
+from scipy import stats
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
@@ -173,6 +174,21 @@ def test_compiled_code_holds_no_data():
     roots = [v for v in function.maker.fgraph.variables if v.owner is None]
     assert any(isinstance(v, SharedVariable) and v.get_value().size == 50 for v in roots)
     assert all(v.data.size < 50 for v in roots if isinstance(v, Constant))
+
+
+def test_constant_divisors_become_factors():
+    scales, y = np.linspace(0.5, 20, 12), np.random.default_rng(3).normal(size=(30, 12))
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("t", shape=12), scales, observed=y)
+    likelihood = RecordLikelihood(model, compile_kwargs={"mode": PYTHON})
+    theta = np.linspace(-1, 1, 12)
+    expected = stats.norm(theta, scales).logpdf(y).sum(axis=1)
+    np.testing.assert_allclose(likelihood.logp(theta), expected, rtol=1e-13)
+    found = likelihood.clipped_grad(theta, np.inf)
+    np.testing.assert_allclose(found, ((y - theta) / scales**2).sum(axis=0), rtol=1e-12)
+    functions = likelihood._logp, likelihood._gradients._tables[0]._function.function
+    for node in (n for f in functions for n in f.maker.fgraph.toposort()):
+        assert "true_div" not in str(node.op)
 
 
 # --- parameter checks ---------------------------------------------------------------------------
