@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytensor.scalar as ps
@@ -19,7 +19,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor import subtensor
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.math import Dot
@@ -57,13 +57,28 @@ class Additive:
     outer: Variable
 
 
-def with_constants(graphs: Sequence[Variable]) -> list[Variable]:
-    """Graphs with shared variables as constants, simplified, so that shapes are known."""
-    shared = [v for v in ancestors(graphs) if is_array_root(v) and not isinstance(v, Constant)]
-    constants = {v: pt.constant(stored(v).copy()) for v in shared}
-    if constants:
-        graphs = graph_replace(list(graphs), constants, strict=False)
-    return rewrite_graph(list(graphs), include=("ShapeOpt", "canonicalize"))
+def with_constants(
+    graphs: Sequence[Variable], known: Mapping[Variable, Variable] | None = None
+) -> list[Variable]:
+    """Simplified graphs with shared variables as constants, so that shapes are known.
+
+    Parameters
+    ----------
+    graphs : sequence of Variable
+    known : mapping of Variable to Variable, optional
+        Further replacements, for instance inputs of known shape.
+    """
+    new = dict(known or {})
+    for variable in ancestors(graphs):
+        if is_array_root(variable) and not isinstance(variable, Constant) and variable not in new:
+            new[variable] = pt.constant(stored(variable).copy())
+    # Nodes are made anew, since they remember the shapes that were known when they were made.
+    for node in toposort(graphs):
+        inputs = [new.get(v, v) for v in node.inputs]
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            made = node.op.make_node(*inputs).outputs
+            new.update((v, w) for v, w in zip(node.outputs, made, strict=True) if v not in new)
+    return rewrite_graph([new.get(g, g) for g in graphs], include=("ShapeOpt", "canonicalize"))
 
 
 def additive(total: Variable, records: Sequence[Variable], n_records: int) -> Additive:

@@ -57,7 +57,7 @@ class Drawing:
         #: Names of methods of a generator, and shapes.
         self._standard = [(kind, v.type.shape) for v, kind in drawn.items()]
         self._n_generators = 0
-        if not find_rng_nodes(graphs):
+        if drawn and not find_rng_nodes(graphs):
             self._function = pytensor.function(
                 [*drawn, *inputs], freeze(graphs), mode="NUMBA", on_unused_input="ignore"
             )

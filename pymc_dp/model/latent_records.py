@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pymc as pm
@@ -62,33 +66,47 @@ class LatentRecords:
     """
 
     def __init__(self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str]) -> None:
-        start = model.initial_point(random_seed=0)
-        self.names = tuple(v.name for v in values)
-        self.n_records = _n_records({model.values_to_rvs[v].name: start[v.name] for v in values})
-        self._inputs = tuple(start)
+        with warnings.catch_warnings():
+            # PyTensor may say that BLAS is missing, and Numba that it is not used well.
+            warnings.simplefilter("ignore")
+            start = model.initial_point(random_seed=0)
+            self.names = tuple(v.name for v in values)
+            self.n_records = _n_records(
+                {model.values_to_rvs[v].name: start[v.name] for v in values}
+            )
+            self._inputs = tuple(start)
+            self._compile(model, values, terms, start)
+            self._check_rows(model, values, terms, start)
+
+    def _compile(
+        self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str], start: Point
+    ) -> None:
         inputs = {
             name: pt.tensor(name, dtype=value.dtype, shape=np.shape(value))
             for name, value in start.items()
         }
         records = [inputs[name] for name in self.names]
         self._draw = Drawing([*inputs.values()], _draws(model, values, inputs))
-        self._check_rows(model, values, inputs, start)
-
+        graphs = model.logp(vars=[model.values_to_rvs[v] for v in values], sum=False)
+        self._own = pytensor.function(
+            [*inputs.values()],
+            _in_terms_of(model, graphs, inputs),
+            mode=INTERPRETED,
+            on_unused_input="ignore",
+        )
         stand_ins = _stand_ins(model, terms, inputs, self.n_records)
-        total = _log_probability(model, values, inputs, stand_ins)
+        total = _log_probability(model, values, inputs, [*stand_ins])
         split = additive(total, [*records, *stand_ins], self.n_records)
         (matrix,) = graph_replace([split.terms], stand_ins, strict=False)
-        others = [v for v in inputs.values() if v not in records]
-        self.parameters = tuple(v.name for v in others if v in set(ancestors([split.outer])))
+        above = set(ancestors([split.outer]))
+        self.parameters = tuple(name for name, v in inputs.items() if v in above)
         self.outer = pytensor.function(
             [split.sums, *(inputs[name] for name in self.parameters)], split.outer, **_COMPILED
         )
         proposed = [v.clone() for v in records]
-        pair = [
-            matrix,
-            *graph_replace([matrix], dict(zip(records, proposed, strict=True)), strict=False),
-        ]
-        self._terms = pytensor.function([*inputs.values(), *proposed], freeze(pair), **_COMPILED)
+        swap = dict(zip(records, proposed, strict=True))
+        pair = freeze([matrix, *graph_replace([matrix], swap, strict=False)])
+        self._terms = pytensor.function([*inputs.values(), *proposed], pair, **_COMPILED)
         self._terms.trust_input = True
 
     def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
@@ -104,37 +122,39 @@ class LatentRecords:
         return self._terms(*(point[name] for name in self._inputs), *proposed)
 
     def _check_rows(
-        self,
-        model: pm.Model,
-        values: Sequence[Variable],
-        inputs: Mapping[str, Variable],
-        start: Point,
+        self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str], start: Point
     ) -> None:
-        """Try out that each record's probability is a function of this record."""
-        graphs = model.logp(vars=[model.values_to_rvs[v] for v in values], sum=False)
-        graphs = _in_terms_of(model, graphs, inputs)
-        logp = pytensor.function(
-            [*inputs.values()], graphs, mode=INTERPRETED, on_unused_input="ignore"
-        )
+        """Try out that each record's probability and terms are functions of this record."""
         rng = np.random.default_rng(20240219)  # fixed: refusals must not differ between runs
         generators = self.generators(rng)
-        one, other = (
-            dict(zip(self.names, self.draw(start, generators), strict=True)) for _ in "ab"
-        )
+        one, other = (self.draw(start, generators) for _ in range(2))
         stay = rng.permutation(self.n_records) % 2 == 0
-        mixed = {k: np.where(_along(stay, v), v, other[k]) for k, v in one.items()}
+        mixed = [np.where(along(stay, v), v, w) for v, w in zip(one, other, strict=True)]
         before, after = (
-            logp(*({**start, **x}[name] for name in self._inputs)) for x in (one, mixed)
+            self._own(*({**start, **dict(zip(self.names, x, strict=True))}.values()))
+            for x in (one, mixed)
         )
         for value, a, b in zip(values, before, after, strict=True):
-            if len(np.atleast_1d(a)) != self.n_records or not np.allclose(
-                a[stay], b[stay], rtol=1e-9, atol=1e-9, equal_nan=True
-            ):
+            if len(np.atleast_1d(a)) != self.n_records or not _same(a[stay], b[stay]):
                 raise UnsupportedModel(
                     f"the records of {model.values_to_rvs[value].name!r} are not independent given "
                     "the parameters: the probability of some changes with others. Only what is "
                     "drawn row by row, along its leading axis, can be a variable of the records."
                 )
+        if not _same(*(self.terms(start, x)[1][stay] for x in (one, mixed))):
+            raise UnsupportedModel(
+                f"the terms {list(terms)} of some records change with other records: each row must "
+                "be computed from one record."
+            )
+
+
+def along(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """A mask of records, to be broadcast with an array of records."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.allclose(one, other, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 def _n_records(arrays: Point) -> int:
@@ -146,11 +166,6 @@ def _n_records(arrays: Point) -> int:
             f"same length; they have shapes {shapes}"
         )
     return lengths.pop()
-
-
-def _along(mask: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """A mask of records, to be broadcast with an array of records."""
-    return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def _in_terms_of(
@@ -182,15 +197,19 @@ def _draws(
 def _stand_ins(
     model: pm.Model, names: Sequence[str], inputs: Mapping[str, Variable], n_records: int
 ) -> dict[Variable, Variable]:
-    """Inputs in place of named terms, with the graphs of these."""
+    """Inputs in place of named terms, and what these are."""
     unknown = [name for name in names if name not in [d.name for d in model.deterministics]]
     if unknown:
         raise ValueError(f"terms must be names of pm.Deterministic variables; {unknown} are not")
+    known = {v: inputs[v.name] for v in model.value_vars}
     graphs = model.replace_rvs_by_values([model[name] for name in names])
-    graphs = with_constants(_in_terms_of(model, graphs, inputs)) if names else []
+    graphs = with_constants(graphs, known) if names else []
     for name, graph in zip(names, graphs, strict=True):
         if graph.type.shape[:1] != (n_records,):
-            raise ValueError(f"{name!r} must have a row for each of {n_records} records")
+            raise ValueError(
+                f"the terms {name!r} must have a row for each of {n_records} records, but have "
+                f"shape {graph.type.shape}"
+            )
     return {
         pt.tensor(name, dtype=graph.dtype, shape=graph.type.shape): graph
         for name, graph in zip(names, graphs, strict=True)
@@ -201,24 +220,23 @@ def _log_probability(
     model: pm.Model,
     values: Sequence[Variable],
     inputs: Mapping[str, Variable],
-    stand_ins: Mapping[Variable, Variable],
+    stand_ins: Sequence[Variable],
 ) -> Variable:
     """The sum of everything that depends on records, but for their own probabilities."""
     if stand_ins:
-        shapes = {v.name: np.zeros(v.type.shape, dtype=v.dtype) for v in stand_ins}
-        model = pm.do(model, shapes, make_interventions_shared=True)
-    own = {v.name for v in values}
+        zeros = {v.name: np.zeros(v.type.shape, dtype=v.dtype) for v in stand_ins}
+        model = pm.do(model, zeros, make_interventions_shared=True)
+    own = [v.name for v in values]
     factors = [rv for rv in model.basic_RVs if model.rvs_to_values[rv].name not in own]
     graphs = model.logp(vars=[*factors, *model.potentials], sum=False)
-    graphs = _in_terms_of(model, graphs, inputs)
-    graphs = graph_replace(graphs, {model[v.name]: v for v in stand_ins}, strict=False)
-    records = [*(inputs[name] for name in own), *stand_ins]
-    dependent = downstream(graphs, records)
+    known = {v: inputs[v.name] for v in model.value_vars} | {model[v.name]: v for v in stand_ins}
+    graphs = graph_replace(graphs, known, strict=False)
+    dependent = downstream(graphs, [*(inputs[name] for name in own), *stand_ins])
     graphs = [graph for graph in graphs if graph in dependent]
     if not graphs:
         raise UnsupportedModel(
-            f"nothing that is observed depends on {sorted(own)}: the release should be an observed "
+            f"nothing that is observed depends on {own}: the release should be an observed "
             "variable with a statistic of the records among its parameters."
         )
     graphs, _ = strip_checks(graphs, dependent, [*inputs.values(), *stand_ins])
-    return with_constants([sum(graph.astype("float64").sum() for graph in graphs)])[0]
+    return with_constants([reduce(add, [g.astype("float64").sum() for g in graphs])])[0]

@@ -14,7 +14,7 @@ from pymc.model import modelcontext
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
-from pymc_dp.model.latent_records import LatentRecords
+from pymc_dp.model.latent_records import LatentRecords, along
 
 __all__ = ["PrivatizedRecords"]
 
@@ -198,8 +198,7 @@ class PrivatizedRecords(BlockedStep):
         self._check(sweep)
         point = dict(point)
         for name, values in zip(self.records.names, proposed, strict=True):
-            mask = sweep.accepted.reshape(-1, *[1] * (values.ndim - 1))
-            point[name] = np.where(mask, values, point[name])
+            point[name] = np.where(along(sweep.accepted, values), values, point[name])
         return point, sweep
 
     def _check(self, sweep: _Sweep) -> None:
