@@ -139,7 +139,7 @@ class DiscreteLaplace(Discrete):
         """Log-probability; minus infinity if ``value`` is not an integer."""
         # log1mexp keeps the digits of log(1 - a) where a is near 1, log1p those of log(1 + a) near 0.
         norm = pt.log1mexp(-1 / scale) - pt.log1p(pt.exp(-1 / scale))
-        res = pt.switch(_is_whole(value), norm - abs(_widened(value) - mu) / scale, -math.inf)
+        res = pt.switch(_is_whole(value), norm - abs(value - mu) / scale, -math.inf)
         return check_parameters(res, scale > 0, msg="scale > 0")
 
     @staticmethod
@@ -220,7 +220,7 @@ class DiscreteGaussian(Discrete):
         log_t = pt.log(2 * math.pi * sigma**2)
         terms = sum(pt.exp(-math.pi * j**2 * pt.exp(abs(log_t))) for j in (1, 2, 3))
         norm = (log_t + abs(log_t)) / 4 + pt.log1p(2 * terms)
-        res = -(((_widened(value) - mu) / sigma) ** 2) / 2
+        res = -(((value - mu) / sigma) ** 2) / 2
         res = pt.switch(_is_whole(value), res - norm, -math.inf)
         return check_parameters(res, sigma > 0, msg="sigma > 0")
 

@@ -257,6 +257,16 @@ def test_draws_of_noise_follow_the_probabilities(distribution):
     assert len(np.unique(draws[:, -1])) > 5000  # independent draws, not one that is repeated
 
 
+def test_rejection_is_exact():
+    """Many draws where rounding matters most: an acceptance probability above 1 would shift them by 1 %."""
+    sigmas = np.array([0.35, 0.5, 1.0])
+    variable = dp.DiscreteGaussian.dist(0, sigmas, shape=(20_000, 3))
+    draws = pm.draw(variable, 10, random_seed=23).reshape(-1, 3)
+    for sigma, column in zip(sigmas, draws.T, strict=True):
+        k = around(sigma)
+        assert p_value(column, k, np.exp(logp(dp.DiscreteGaussian, k, 0, sigma))) > 1e-4
+
+
 def test_draws_with_hardly_any_noise():
     """P(noise is not 0) is 4e-9 for Laplace and 3e-87 for Gaussian noise."""
     for distribution in NOISE:
