@@ -22,6 +22,18 @@ from pymc_dp.model.compiling import freeze
 
 __all__ = ["Drawing"]
 
+FEW = 30  # categories up to which a comparison with each is written out, which compiles fast
+
+
+def _category(u: Variable, p: Variable) -> Variable:
+    """How many of the cumulative probabilities, without the last, a number is not below."""
+    n = p.type.shape[-1]
+    if n is None or n > FEW:
+        return (u[..., None] >= pt.cumsum(p, -1)[..., :-1]).sum(-1)
+    below = [sum(p[..., i] for i in range(k + 1)) for k in range(n - 1)]
+    return sum((u >= c).astype("int64") for c in below) if below else pt.zeros_like(u)
+
+
 # What NumPy draws, and what becomes of it: functions of parameters and of draws that have none.
 _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
     ptr.NormalRV: ("standard_normal", lambda z, mu, sigma: mu + sigma * z),
@@ -30,8 +42,8 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
     ptr.ExponentialRV: ("standard_exponential", lambda e, scale: scale * e),
     ptr.UniformRV: ("random", lambda u, low, high: low + (high - low) * u),
     ptr.BernoulliRV: ("random", lambda u, p: u < p),
-    ptr.CategoricalRV: ("random", lambda u, p: (u[..., None] >= pt.cumsum(p, -1)[..., :-1]).sum(-1)),
-}  # fmt: skip
+    ptr.CategoricalRV: ("random", _category),
+}
 
 # For all others: NumPy draws, node by node. Where PyTensor 2.38 draws in Numba, Cauchy variables
 # come out with location and scale mixed up.

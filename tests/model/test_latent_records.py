@@ -379,6 +379,19 @@ def test_draws_of_other_distributions():
     assert abs(np.corrcoef(z[:-1].ravel(), z[1:].ravel())[0, 1]) < 0.08  # each time anew
 
 
+@pytest.mark.parametrize("n", [2, 30, 31])
+def test_draws_of_few_and_many_categories(n):
+    p = np.random.default_rng(n).dirichlet(np.ones(n))
+    with pm.Model() as model:
+        x = pm.Categorical("x", p, shape=500)
+        pm.Laplace("s", x.sum(), 2.0, observed=1.5)
+    counts_ = np.bincount(drawn(model, ["x"], {"x": np.zeros(500, int)}, 20)["x"].ravel())
+    assert len(counts_) <= n
+    common = p > 2e-3
+    found = np.append(counts_[: len(p)], np.zeros(n - len(counts_[: len(p)])))[common]
+    assert stats.chisquare(found, p[common] / p[common].sum() * found.sum()).pvalue > 1e-4
+
+
 def test_draws_are_repeated_from_a_seed_and_after_pickling():
     model = build(bounded)
     records = latent(model, ["x", "y"])
