@@ -17,6 +17,7 @@ __all__ = ["Terms", "distance", "evaluate", "farthest_pair"]
 Terms = list[tuple[Fraction, list[int]]]
 
 _LARGEST = 2**25  # Bernstein coefficients to start from: 256 MB
+_OVERHEAD = 1000  # coefficients that take as long as setting up a piece
 
 _Polynomial = list[tuple[float, list[int], list[int]]]  # weights, exponents of z and of z'
 _Powers = dict[int, tuple[float, float, np.ndarray]]
@@ -57,9 +58,10 @@ def farthest_pair(
         Floats, within the box.
     """
     # Columns are scaled into [-1, 1], those that cannot move become factors, terms that cannot move cancel.
-    moving = [j for j, (a, b) in enumerate(zip(low, high)) if a < b]
     size = [max(abs(a), abs(b)) for a, b in zip(low, high)]
     factors = [abs(f) for f in evaluate(terms, size)]
+    used = [any(es[j] for f, (_, es) in zip(factors, terms) if f > 0) for j in range(len(low))]
+    moving = [j for j, (a, b) in enumerate(zip(low, high)) if a < b and used[j]]
     kept = [(f, [es[j] for j in moving]) for f, (_, es) in zip(factors, terms)]
     kept = [(f, es) for f, es in kept if f > 0 and any(es)]
     if not kept:
@@ -77,9 +79,10 @@ def farthest_pair(
     n_coefficients = len(polynomials) * math.prod(
         (column.degree + 1) ** choices[0].count(_FREE) for column, choices in zip(columns, ends)
     )
-    if n_pieces * n_coefficients > _LARGEST:
+    n_numbers = n_pieces * max(n_coefficients, _OVERHEAD)
+    if n_numbers > _LARGEST:
         raise ValueError(
-            f"{len(kept)} terms of {len(moving)} columns are too many: the search starts from {n_pieces * n_coefficients:.1e} "
+            f"{len(kept)} terms of {len(moving)} columns are too many: the search starts from {n_numbers:.1e} "
             f"numbers, the limit is {_LARGEST:.1e}. Split the terms into parts: sensitivities of parts (for order 2, their "
             "squares) add up to an upper bound."
         )

@@ -304,6 +304,12 @@ def test_parts_without_a_common_column_add_up():
         np.testing.assert_allclose(whole, sum(parts), rtol=4e-9)
 
 
+def test_columns_that_do_not_occur_cost_nothing():
+    s = sensitivity_of(np.eye(1, 40, dtype=int), 0, 1)
+    assert 1 <= s.value <= 1 + 1e-13
+    assert s.records.shape == (2, 40)
+
+
 def test_what_cannot_move_does_not_count():
     exponents = [[1, 0], [0, 1], [1, 1], [0, 0], [2, 2]]
     s = sensitivity_of(exponents, [-1, 3], [1, 3])
@@ -360,7 +366,7 @@ def naive_bayes(features):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
 def test_counts_of_naive_bayes(k):
     one, two = (sensitivity_of_table(naive_bayes(k), order=order) for order in (1, 2))
     assert one.value == one.attained == 2 * k
@@ -381,6 +387,25 @@ def test_tables_against_rational_numbers(scale, order):
     truth = max(sum(abs(x - y) ** order for x, y in zip(a, b)) for a, b in combinations(exact, 2))
     assert Fraction(s.attained) ** order <= truth <= Fraction(s.value) ** order
     assert s.value <= s.attained * (1 + 1e-14)
+
+
+def test_a_row_that_rounding_makes_look_smaller():
+    """Added in floating point, the larger row is 1, and the other is found instead: the value allows for that."""
+    table = [[1, 2.0**-53, 2.0**-53, 2.0**-53], [1 + 2.0**-52, 0, 0, 0]]
+    s = sensitivity_of_table(table, adjacency="add_remove")
+    assert s.attained == 1 + 2.0**-52
+    assert Fraction(s.value) >= 1 + 3 * Fraction(2) ** -53
+
+
+@pytest.mark.parametrize("n", range(1, 30))
+def test_roots_are_rounded_outwards(n):
+    s = sensitivity_of(np.eye(n, dtype=int)[:1], 0, 1, order=2, weights=math.sqrt(n))
+    table = sensitivity_of_table(
+        np.eye(n, 2 * n, dtype=int).sum(axis=0)[None], order=2, adjacency="add_remove"
+    )
+    assert Fraction(table.attained) ** 2 <= n <= Fraction(table.value) ** 2
+    assert table.value <= math.nextafter(table.attained, 99)
+    assert Fraction(s.attained) <= Fraction(math.sqrt(n)) <= Fraction(s.value)
 
 
 def test_a_table_of_a_grid_is_less_than_the_box():
