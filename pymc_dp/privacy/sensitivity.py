@@ -121,7 +121,8 @@ def sensitivity_of(
 
     For all moments up to order two of 2 or 3 columns this takes some ten milliseconds, of 4 columns a quarter of a second, of 5
     columns two seconds. For 6 columns order 2 takes up to ten seconds, and order 1 stops at ``max_boxes`` after half a
-    minute, with a relative gap of 1e-4; 7 columns are refused in boxes that are not symmetric. Then split the statistic:
+    minute, with a relative gap of 1e-4; 7 columns are refused in boxes that are not symmetric. It can also stop early where
+    the farthest pairs form a curve, as for ``x * y`` and ``(x * y)**2``. A statistic that is too large can be split:
     sensitivities of parts (for order 2, their squares) add up to an upper bound, exactly so for parts without a common
     column.
 
