@@ -1,4 +1,4 @@
-"""Log-likelihoods of a batch of records, at the price of the batch."""
+"""Log-likelihoods of a batch of records, at the price of the batch, or of all records in blocks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_dp.errors import PerformanceWarning
-from pymc_dp.model.compiling import compile_frozen
-from pymc_dp.model.indexing import Blocked, Gathered, rows_at
+from pymc_dp.model.blocks import LARGE, RowFunction, compiled_loop, is_numba
+from pymc_dp.model.indexing import Blocked, rows_at
 from pymc_dp.model.roots import stored
 
 __all__ = ["BatchLikelihood", "RowsOfRecords", "checked_index", "group_by_label"]
 
 N_TRIALS = 3  # random points at which batches are compared with the full vector
+WIDE = 8  # numbers per record, beyond which arrays on the way are larger than the result
 
 
 def checked_index(index: np.ndarray, n_records: int) -> np.ndarray:
@@ -81,17 +84,41 @@ class BatchLikelihood:
     ) -> None:
         self._full, self._start, self._n_records = full, start, n_records
         self._graphs: tuple | None = theta, rows, labels, options
+        numbers = sum(stored(v).size for v in ancestors(rows) if isinstance(v, SharedVariable))
+        one_each = all(np.array_equal(label, np.arange(n_records)) for label in labels)
+        large = numbers > max(LARGE, WIDE * n_records)
+        self._tries_blocks = large and one_each and is_numba(full)
+        self._in_blocks = False
         self._tables: list[_Table] = []  # stays empty if batches come from the full vector
+        self._obstacle = ""  # why, until the first batch
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are trusted."""
         if self._graphs is not None:
             self._build()
+        if self._obstacle:
+            warnings.warn(
+                "The log-likelihood of a batch of records will be right, but take as long as that of "
+                f"all records: {self._obstacle}, between the data and the likelihood, works on all "
+                "rows at once, as far as can be told. Compute it in NumPy if no parameters are "
+                "involved; otherwise use elementwise operations, matrix products and indexing.",
+                PerformanceWarning,
+                stacklevel=3,
+            )
+            self._obstacle = ""
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
         if not self._tables:
             return [self._full(theta)[index] for theta in thetas]
         return _totals(self._tables, thetas, index)
+
+    def all_records(self, theta: np.ndarray) -> np.ndarray:
+        """Log-likelihoods of all records: in blocks, if there would be large arrays on the way."""
+        if self._tries_blocks and self._graphs is not None:
+            self._build()
+        if self._in_blocks:
+            return self._tables[0].all_rows(theta)
+        return self._full(theta)
 
     def _build(self) -> None:
         assert self._graphs is not None
@@ -102,23 +129,18 @@ class BatchLikelihood:
                 # Numba says where it cannot compile, or not well, which is no reason to give up.
                 warnings.simplefilter("ignore")
                 tables = _tables(theta, rows, labels, self._n_records, options)
-                agrees = self._agrees(lambda theta, index: _totals(tables, [theta], index)[0])
-            if agrees:
+                if not self._agrees(lambda theta, index: _totals(tables, [theta], index)[0]):
+                    self._obstacle = "some operation that gives a row other values when it is alone"
+                    return
                 self._tables = tables
-                return
-            obstacle = "some operation that gives a row other values when it is alone"
+                if self._tries_blocks and tables[0].has_loop:
+                    self._in_blocks = self._agrees(
+                        lambda theta, index: tables[0].all_rows(theta)[index]
+                    )
         except Blocked as error:
-            obstacle = f"the operation {error}"
+            self._obstacle = f"the operation {error}"
         except Exception as error:  # batches are there to save time, and must not end a run
-            obstacle = f"some operation (there was a {type(error).__name__})"
-        warnings.warn(
-            "The log-likelihood of a batch of records will be right, but take as long as that of "
-            f"all records: {obstacle}, between the data and the likelihood, works on all rows at "
-            "once, as far as can be told. Compute it in NumPy if no parameters are involved; "
-            "otherwise use elementwise operations, matrix products and indexing.",
-            PerformanceWarning,
-            stacklevel=4,
-        )
+            self._obstacle = f"some operation (there was a {type(error).__name__})"
 
     def _agrees(self, batch: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> bool:
         # Fixed: whether batches are cheap must not differ between runs.
@@ -143,6 +165,7 @@ class RowsOfRecords:
     """
 
     def __init__(self, label: np.ndarray, n_records: int) -> None:
+        self.n_records = n_records
         self.one_each = np.array_equal(label, np.arange(n_records))  # and in this order
         if not self.one_each:  # where each record's rows are, once rows are sorted by record
             self._order = np.argsort(label, kind="stable")
@@ -162,20 +185,28 @@ class _Table:
 
     Parameters
     ----------
-    function : callable
-        Log-likelihoods of some rows, given theta, the numbers of the rows, and what is gathered.
-    gathered : sequence of Gathered
+    members : sequence of Variable
+        Log-likelihoods of all rows, as functions of `theta`.
+    theta : Variable
     label : integer array
         The record each row belongs to.
     n_records : int
+    options : dict
     """
 
     def __init__(
-        self, function: Callable, gathered: Sequence[Gathered], label: np.ndarray, n_records: int
+        self,
+        members: Sequence[Variable],
+        theta: Variable,
+        label: np.ndarray,
+        n_records: int,
+        options: dict[str, Any],
     ) -> None:
-        self._function = function
-        self._data = [(stored(g.data), g.axis) for g in gathered]
         self._find = RowsOfRecords(label, n_records)
+        index = pt.vector("index", dtype="int64")
+        graphs, gathered = rows_at(members, index)
+        n_rows = n_records if self._find.one_each else 0  # or else they are asked for by numbers
+        self._function = RowFunction([theta], index, gathered, reduce(add, graphs), n_rows, options)
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         if self._find.one_each:
@@ -190,8 +221,19 @@ class _Table:
         ]
 
     def _rows(self, thetas: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
-        gathered = [data.take(rows, axis) for data, axis in self._data]
-        return [self._function(theta, rows, *gathered) for theta in thetas]
+        gathered = self._function.gather(rows)
+        return [self._function([theta], gathered) for theta in thetas]
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether there is a quicker way, `all_rows`, to the log-likelihoods of all records."""
+        return self._function.has_loop
+
+    def all_rows(self, theta: np.ndarray) -> np.ndarray:
+        """Log-likelihoods of all records, by a compiled loop."""
+        logp = np.empty(self._find.n_records)
+        self._function.loop(_fill, [theta], self._function.width, logp)
+        return logp
 
 
 def group_by_label(
@@ -216,15 +258,31 @@ def _tables(
     n_records: int,
     options: dict[str, Any],
 ) -> list[_Table]:
-    index = pt.vector("index", dtype="int64")
     options = options | {"on_unused_input": "ignore"}  # not everything observed has parameters
-    tables = []
-    for label, members in group_by_label(rows, labels):
-        graphs, gathered = rows_at(members, index)
-        inputs = [theta, index, *(g.rows for g in gathered)]
-        function = compile_frozen(inputs, reduce(add, graphs), options)
-        tables.append(_Table(function, gathered, label, n_records))
-    return tables
+    return [
+        _Table(members, theta, label, n_records, options)
+        for label, members in group_by_label(rows, labels)
+    ]
+
+
+@compiled_loop
+def _fill(
+    function: Callable,
+    before: tuple,
+    after: tuple,
+    begin: int,
+    end: int,
+    length: int,
+    logp: np.ndarray,
+) -> None:
+    """Put in each record's log-likelihood, ``-inf`` where it is not a number: see `RowFunction.loop`."""
+    for a in range(begin, end, length):
+        b = min(a + length, end)
+        (values,) = function(*before, np.array(a), np.array(b), *after)
+        logp[a:b] = values
+        for i in range(a, b):
+            if np.isnan(logp[i]):
+                logp[i] = -np.inf
 
 
 def _totals(

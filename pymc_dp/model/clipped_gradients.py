@@ -92,8 +92,8 @@ class ClippedGradients:
 
         What is exact is the sum, given the vectors. These are floating-point results, and a matrix
         product may round a row in its last bit by its place among the others: in another order of
-        records a vector may round to a neighbouring step. Replacing a record leaves all others in
-        their places, and their vectors the same.
+        records, or in a batch, a vector may round to a neighbouring step. Replacing a record leaves
+        all others in their places, and their vectors the same, whatever the number of threads.
 
         References
         ----------

@@ -10,7 +10,6 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-import numba
 import numpy as np
 import pytensor.tensor as pt
 
@@ -22,6 +21,7 @@ from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dp.errors import PerformanceWarning
 from pymc_dp.model.batches import group_by_label
+from pymc_dp.model.clipped_vectors import add_columns, add_rows
 from pymc_dp.model.clipping import grid
 from pymc_dp.model.compiling import compile_frozen
 from pymc_dp.model.indexing import Blocked
@@ -108,7 +108,7 @@ class RecordGradients:
         exponent, limit = grid(bound)
         n_columns = len(theta) if directions is None else directions.shape[-1]
         steps = np.zeros(n_columns, dtype=np.int64)
-        if limit == 0:
+        if limit == 0 or n_columns == 0:
             return steps, exponent
         unit, length = math.ldexp(1.0, -exponent), math.ldexp(bound, -exponent)
         # The norm comes out of n squares and as many additions, a root, a division and two products
@@ -117,6 +117,10 @@ class RecordGradients:
         length *= 1 - (n_columns + 16) * 2.0**-52
         extreme = abs(exponent) > MAX_EXPONENT
         left = 1.0 if extreme else unit
+        if self._graphs is not None:
+            self._build()
+        if index is None and not extreme and len(self._tables) == 1 and self._tables[0].has_loop:
+            return self._tables[0].clipped_sum(theta, directions, unit, length), exponent
         for vectors in self._vectors(theta, index, directions):
             factors, total = np.empty(len(vectors)), np.zeros(n_columns)
             if extreme:
@@ -124,9 +128,9 @@ class RecordGradients:
                     vectors = vectors * unit
             # By what the model is like, never by chunk, as the two differ in rounding.
             if self._by_column:
-                _add_columns(np.ascontiguousarray(vectors.T), left, length, factors, total)
+                add_columns(np.ascontiguousarray(vectors.T), left, length, factors, total)
             else:
-                _add_rows(np.ascontiguousarray(vectors), left, length, factors, total)
+                add_rows(np.ascontiguousarray(vectors), left, length, factors, total)
             steps += total.astype(np.int64)
         return steps, exponent
 
@@ -135,6 +139,8 @@ class RecordGradients:
     ) -> np.ndarray:
         """Sum of all finite gradients."""
         total = np.zeros(len(theta) if directions is None else directions.shape[-1])
+        if self._graphs is not None:
+            self._build()
         for vectors in self._vectors(theta, index, directions):
             finite = np.isfinite(vectors).all(axis=1)
             with np.errstate(over="ignore", invalid="ignore"):
@@ -145,8 +151,6 @@ class RecordGradients:
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> Iterator[np.ndarray]:
         """``directions.T @ gradient`` of some records after others, as rows of a matrix."""
-        if self._graphs is not None:
-            self._build()
         n_records = self._n_records if index is None else len(index)
         if n_records == 0:
             return
@@ -203,7 +207,7 @@ class RecordGradients:
             "no parameters are involved; otherwise use elementwise operations, matrix products and "
             "indexing.",
             PerformanceWarning,
-            stacklevel=5,
+            stacklevel=4,
         )
 
     def _agrees(self) -> bool:
@@ -274,54 +278,3 @@ def _directional(
     matrix = np.stack(columns, axis=1) if columns else np.zeros((0, 0))
     for begin in range(0, len(matrix), MAX_ROWS):
         yield matrix[begin : begin + MAX_ROWS]
-
-
-# The same operations for each vector: what it adds does not depend on its place. Several passes over
-# what is in the cache, as compilers make more of simple loops. They may regroup sums and products,
-# alike for all vectors: so `unit` must not be near the end of the range of numbers.
-_compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
-
-
-@_compiled
-def _to_factors(squares: np.ndarray, unit: float, length: float) -> None:
-    """From squared norms to what takes vectors to units, and to `length` if longer; 0 if not finite."""
-    for i in range(len(squares)):
-        norm = math.sqrt(squares[i])
-        squares[i] = unit * (length / max(norm, length)) if norm < math.inf else 0.0
-
-
-@_compiled
-def _add_rows(
-    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
-) -> None:
-    """Add vectors in whole units, clipped; `factors` is for working in."""
-    n, width = vectors.shape
-    for i in range(n):
-        square = 0.0
-        for j in range(width):
-            square += (vectors[i, j] * unit) ** 2
-        factors[i] = square
-    _to_factors(factors, unit, length)
-    for i in range(n):
-        factor = factors[i]
-        if factor != 0.0:
-            for j in range(width):
-                total[j] += np.trunc(vectors[i, j] * factor)
-
-
-@_compiled
-def _add_columns(
-    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
-) -> None:
-    """Add vectors that are columns: quicker if they are short."""
-    width, n = vectors.shape
-    factors[:] = 0.0
-    for j in range(width):
-        for i in range(n):
-            factors[i] += (vectors[j, i] * unit) ** 2
-    _to_factors(factors, unit, length)
-    for j in range(width):
-        part = 0.0
-        for i in range(n):
-            part += np.trunc(vectors[j, i] * factors[i]) if factors[i] != 0.0 else 0.0
-        total[j] += part

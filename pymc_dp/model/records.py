@@ -144,7 +144,7 @@ class RecordLikelihood(ClippedGradients):
             warnings.simplefilter("ignore")
             zeros = np.zeros(n_records)
             self._log_prior(self.ravel(start))
-            if self._logp(self.ravel(start)).shape != (n_records,):
+            if self.logp(self.ravel(start)).shape != (n_records,):
                 raise UnsupportedModel("the likelihood does not have one entry per record.")
             self.clipped_sum(zeros, zeros, 1.0)
 
@@ -173,7 +173,7 @@ class RecordLikelihood(ClippedGradients):
         array of float64, shape (n_records,)
             Sum over everything observed of a record; ``-inf`` where it is not a number.
         """
-        return self._logp(self._checked(theta))
+        return self._batch.all_records(self._checked(theta))
 
     def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Log-likelihood of some records, for which no other record's data are read.

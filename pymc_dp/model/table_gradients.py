@@ -19,8 +19,17 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.model.batches import RowsOfRecords
-from pymc_dp.model.compiling import compile_frozen
-from pymc_dp.model.roots import INTERPRETED, stored
+from pymc_dp.model.blocks import RowFunction
+from pymc_dp.model.clipped_vectors import (
+    add_columns,
+    add_rows,
+    columns_times_matrix,
+    sum_of_blocks,
+    times_matrix,
+    times_scales,
+    unchanged,
+)
+from pymc_dp.model.roots import INTERPRETED
 from pymc_dp.model.row_gradients import RowGradients
 
 __all__ = ["TableGradients"]
@@ -50,23 +59,29 @@ class TableGradients:
         options: dict[str, Any],
     ) -> None:
         options = options | {"on_unused_input": "ignore"}
-        # Numba compiles again for read-only arrays, and for other layouts.
-        self._data = [(np.require(stored(g.data), None, ["C", "W"]), g.axis) for g in rows.gathered]
         self._rows = RowsOfRecords(label, n_records)
-        self._numbers = np.arange(n_records if self._rows.one_each else 0)
-        inputs = [theta, index, *rows.inputs, *(g.rows for g in rows.gathered)]
-        self._function = compile_frozen(inputs, rows.gradients, options)
+        n_rows = n_records if self._rows.one_each else 0  # or else they are asked for by numbers
+        inputs = [theta, *rows.inputs]
+        self._function = RowFunction(inputs, index, rows.gathered, rows.gradients, n_rows, options)
         self.by_column = rows.by_column
         self._quantities = _Quantities(rows, theta, options)
-        per_row = sum(data.size // data.shape[axis] for data, axis in self._data)
-        n_rows = max(1, math.ceil(len(label) / n_records))
-        self.width = max(1, per_row, self._quantities.size) * n_rows
+        self.width = max(self._function.width, self._quantities.size)
+        self.width *= max(1, math.ceil(len(label) / n_records))
 
     def at(
         self, theta: np.ndarray, directions: np.ndarray | None
     ) -> Callable[[slice | np.ndarray], np.ndarray]:
         """Function of records, given by numbers or as a slice, to ``directions.T @ gradient``."""
-        values, chain = self._quantities(theta, directions)
+        values, jacobian = self._quantities(theta, directions)
+
+        def chain(gradients: np.ndarray) -> np.ndarray:
+            if jacobian is None:
+                return gradients
+            if jacobian.ndim == 1:
+                return gradients * jacobian
+            if self.by_column:  # as they lie in memory
+                return (jacobian.T @ gradients.T).T
+            return gradients @ jacobian
 
         def vectors(records: slice | np.ndarray) -> np.ndarray:
             if self._rows.one_each:
@@ -78,19 +93,36 @@ class TableGradients:
 
         return vectors
 
+    @property
+    def has_loop(self) -> bool:
+        """Whether there is a quicker way, `clipped_sum`, to the sum over all records."""
+        return self._quantities.size > 0 and self._function.has_loop
+
+    def clipped_sum(
+        self, theta: np.ndarray, directions: np.ndarray | None, unit: float, bound: float
+    ) -> np.ndarray:
+        """Sum over all records in whole steps, by a compiled loop: see `sum_of_blocks`."""
+        values, jacobian = self._quantities(theta, directions)
+        n_columns = self._quantities.size if jacobian is None else jacobian.shape[-1]
+        if jacobian is None:
+            convert, jacobian = unchanged, np.empty(0)
+        elif self.by_column:
+            convert = columns_times_matrix
+            jacobian = np.diag(jacobian).copy() if jacobian.ndim == 1 else jacobian
+        else:
+            convert = times_scales if jacobian.ndim == 1 else times_matrix
+        add = add_columns if self.by_column else add_rows
+        orders = convert, jacobian, add, n_columns, unit, bound
+        parts = self._function.loop(sum_of_blocks, [theta, *values], self.width, *orders)
+        return np.sum(parts, axis=0)
+
     def _gradients(
         self, theta: np.ndarray, values: list[np.ndarray], rows: slice | np.ndarray
     ) -> np.ndarray:
-        if isinstance(rows, slice):
-            index = self._numbers[rows]
-            gathered = [
-                data[rows] if axis == 0 else data.take(index, axis) for data, axis in self._data
-            ]
-        else:
-            index, gathered = rows, [data.take(rows, axis) for data, axis in self._data]
-        if len(index) == 0:  # compiled functions need not stand empty arrays
+        if not isinstance(rows, slice) and len(rows) == 0:
+            # Compiled functions need not stand empty arrays.
             return np.zeros((0, self._quantities.size))
-        gradients = self._function(theta, index, *values, *gathered)
+        gradients = self._function([theta, *values], self._function.gather(rows))
         return gradients.T if self.by_column else gradients
 
 
@@ -101,7 +133,6 @@ class _Quantities:
         sizes = [math.prod(v.type.shape) for v in rows.inputs]
         ends = np.cumsum([0, *sizes])
         self.size, (n_dim,) = int(ends[-1]), theta.type.shape
-        self._by_column = rows.by_column
         self._jacobian = np.zeros((self.size, n_dim))
         self._computed = np.ones(self.size, dtype=bool)
         others = []
@@ -127,24 +158,20 @@ class _Quantities:
 
     def __call__(
         self, theta: np.ndarray, directions: np.ndarray | None
-    ) -> tuple[list[np.ndarray], Callable[[np.ndarray], np.ndarray]]:
-        """Values, and the function that takes gradients with respect to them to ours."""
+    ) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Values, and their derivatives: a matrix, the diagonal of one, or None for the identity."""
         # Copies: Numba compiles again for other layouts.
         values = [np.array(value, order="C") for value in self._function(theta, self._each)]
         derivatives = values.pop() if len(self._each) else None
         if self._is_identity and (directions is None or directions.ndim == 1):
-            if directions is None:
-                return values, lambda gradients: gradients
-            return values, lambda gradients: gradients * directions
+            return values, directions
         jacobian = self._jacobian
         if derivatives is not None:
             jacobian = jacobian.copy()
             jacobian[self._computed] = derivatives
         if directions is not None:
             jacobian = jacobian * directions if directions.ndim == 1 else jacobian @ directions
-        if self._by_column:  # as they lie in memory
-            return values, lambda gradients: (jacobian.T @ gradients.T).T
-        return values, lambda gradients: gradients @ jacobian
+        return values, np.ascontiguousarray(jacobian)
 
 
 def _is_selection(quantity: Variable, theta: Variable) -> bool:

@@ -148,13 +148,11 @@ class NoisyGradient:
         self._likelihood, self._coordinates = likelihood, coordinates
         self._clip_bound, self._temperature = clip_bound, temperature
 
-    def compile(self) -> None:
-        """Compile now what would else be compiled in every worker."""
+    def compile(self, index: np.ndarray | None) -> None:
+        """Compile now, for all records or batches, what would else be compiled in every worker."""
         theta = np.zeros(self._likelihood.n_dim)
         self._likelihood.grad_log_prior(theta)
-        self._likelihood.clipped_grad(
-            theta, 1.0, np.zeros(1, dtype=int), directions=self._coordinates.directions
-        )
+        self._likelihood.clipped_grad(theta, 1.0, index, directions=self._coordinates.directions)
 
     def __call__(
         self,

@@ -211,7 +211,7 @@ class DPHMC(DecidingStep):
         self._gradient = NoisyGradient(
             self.likelihood, self.coordinates, self.gradient_clip_bound, self.temperature
         )
-        self._gradient.compile()
+        self._gradient.compile(None)
         self._rule = rule if rule is None or laziness == 1 else Lazy(rule, laziness)
         bounded = math.isfinite(self.clip_bound) and not isinstance(rule, Metropolis)
         self.family = (

@@ -189,7 +189,7 @@ class DPSGHMC(DPStep):
         self._gradient = NoisyGradient(
             self.likelihood, self.coordinates, self.gradient_clip_bound, self.temperature
         )
-        self._gradient.compile()
+        self._gradient.compile(np.zeros(1, dtype=int))
         #: Paths in the order they were made, if `record_trajectories`.
         self.trajectories: list[Trajectory] | None = [] if record_trajectories else None
         self._register()

@@ -1,9 +1,10 @@
 """What an iteration of DPHMC costs in time, next to one written by hand in NumPy.
 
 ``python -m tests.benchmarks.test_hmc_cost`` prints a table, with the parts of an iteration. Measurements alternate in one
-process and medians are compared, since machines differ and are shared; BLAS has one thread, as in a chain among others. By
-hand means: a matrix with a gradient for each record, norms, clipping and floating-point sums, NumPy's normal numbers, and a
-decision from clipped log-ratios. As tests they run by name only (``pytest tests/benchmarks``) and assert nothing on time.
+process and medians are compared, since machines differ and are shared; BLAS has one thread, as in a chain among others,
+or two in one column: sums of gradients, and likelihoods, take as many if they are large. By hand means: a matrix with a
+gradient for each record, norms, clipping and floating-point sums, NumPy's normal numbers, and a decision from clipped
+log-ratios. As tests they run by name only (``pytest tests/benchmarks``) and assert nothing on time.
 """
 
 from __future__ import annotations
@@ -228,23 +229,24 @@ def main(rounds: int = 60) -> int:
     """Print the table."""
     print(f"medians in milliseconds; PyMC {pm.__version__}, Python {sys.version.split()[0]}")
     print(
-        f"{'':30s}{'aim':>6s}{'DPHMC':>8s}{'by hand':>9s}{'ratio':>7s}   mean of gradients, noise, decision, rest"
+        f"{'':30s}{'aim':>6s}{'DPHMC':>8s}{'2 threads':>11s}{'by hand':>9s}{'ratio':>7s}   mean of gradients, noise, decision, rest"
     )
     for name, make in CASES.items():
         with threadpool_limits(1):
             case = make()
             step, iterate = prepare(case)
-            calls = iterate, by_hand(case)
-            times = np.empty((rounds, 2))
+            calls = (1, iterate), (2, iterate), (1, by_hand(case))
+            times = np.empty((rounds, 3))
             for row in times:
-                for k, call in enumerate(calls):
-                    begin = time.perf_counter()
-                    call()
-                    row[k] = time.perf_counter() - begin
-            ours, hand = np.median(times, axis=0) * 1e3
+                for k, (n_threads, call) in enumerate(calls):
+                    with threadpool_limits(n_threads):
+                        begin = time.perf_counter()
+                        call()
+                        row[k] = time.perf_counter() - begin
+            ours, two, hand = np.median(times, axis=0) * 1e3
             shares = parts(step, iterate, rounds)
         print(
-            f"{name:30s}{case.aim:6.0f}{ours:8.2f}{hand:9.2f}{ours / hand:7.2f}   "
+            f"{name:30s}{case.aim:6.0f}{ours:8.2f}{two:11.2f}{hand:9.2f}{ours / hand:7.2f}   "
             + ", ".join(f"{t * 1e3:.2f}" for t in shares.values())
         )
     return 0

@@ -250,7 +250,7 @@ def free(vectors: np.ndarray) -> RecordLikelihood:
 
 def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
     (table,) = likelihood._gradients._tables
-    ((data, _),) = table._data
+    ((data, _),) = table._function.data
     data[:] = vectors.reshape(data.shape)
 
 
@@ -567,7 +567,7 @@ def test_compiled_code_holds_no_data():
     likelihood = regression(mode="NUMBA")
     likelihood.clipped_grad(np.zeros(5), 1.0)
     (table,) = likelihood._gradients._tables
-    for function in (table._function, table._quantities._function):
+    for function in (table._function.function, table._quantities._function):
         for root in function.maker.fgraph.variables:
             if root.owner is None:
                 assert not isinstance(root, Constant) or np.size(root.data) < 50
@@ -580,7 +580,7 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
     theta, index = np.full(5, 0.2), [11, 2]
     before = likelihood.clipped_grad(theta, 1.0, index)
     (table,) = likelihood._gradients._tables
-    for data, axis in table._data:
+    for data, axis in table._function.data:
         assert axis == 0
         data[~np.isin(persons, index)] = np.nan
     np.testing.assert_array_equal(likelihood.clipped_grad(theta, 1.0, index), before)

@@ -59,7 +59,7 @@ def check_cheap(likelihood: RecordLikelihood, model: pm.Model) -> None:
     check(likelihood, model)
     assert likelihood._batch._tables
     for table in likelihood._batch._tables:
-        for variable in table._function.maker.fgraph.variables:
+        for variable in table._function.function.maker.fgraph.variables:
             assert N not in getattr(variable.type, "shape", ()), variable.owner
 
 
@@ -345,7 +345,7 @@ def test_persons_with_rows_here_and_there(mode):
     # Visits and lengths have their rows found once.
     assert len(likelihood._batch._tables) == 3
     for table in likelihood._batch._tables:
-        for variable in table._function.maker.fgraph.variables:
+        for variable in table._function.function.maker.fgraph.variables:
             assert n not in getattr(variable.type, "shape", ())
 
 
@@ -357,8 +357,8 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
     theta, index = thetas(likelihood, model, 1)[0], [11, 2]
     before = likelihood.logp_at(theta, index)
     (table,) = likelihood._batch._tables
-    assert len(table._data) == 2
-    for data, axis in table._data:
+    assert len(table._function.data) == 2
+    for data, axis in table._function.data:
         assert axis == 0
         data[~np.isin(persons, index)] = np.nan
     np.testing.assert_array_equal(likelihood.logp_at(theta, index), before)
@@ -504,6 +504,6 @@ def test_data_are_kept_once():
     likelihood, model = simple()
     check(likelihood, model)
     kept = [v.get_value(borrow=True) for v in likelihood._logp.get_shared()]
-    for data, _ in likelihood._batch._tables[0]._data:
+    for data, _ in likelihood._batch._tables[0]._function.data:
         assert any(np.shares_memory(data, array) for array in kept)
     assert likelihood._batch._graphs is None

@@ -1,0 +1,148 @@
+"""Functions of rows, compiled, and loops over blocks of rows that stay in the cache."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
+from typing import Any
+
+import numba
+import numpy as np
+import pytensor.tensor as pt
+
+from numba.core.registry import CPUDispatcher
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from threadpoolctl import ThreadpoolController
+
+from pymc_dp.model.compiling import compile_frozen
+from pymc_dp.model.indexing import Gathered
+from pymc_dp.model.roots import stored
+
+__all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
+
+BLOCK = 2**13  # numbers per block: a core's nearest cache holds some such arrays
+LARGE = 2**17  # numbers from which on a loop over blocks is worth compiling
+PER_THREAD = 2**20  # numbers that take much longer than starting a thread
+
+# Without flags: what a loop calls would inherit them.
+compiled_loop = numba.njit(nogil=True)
+
+
+class RowFunction:
+    """A graph of some rows, compiled.
+
+    Parameters
+    ----------
+    inputs : list of Variable
+        Inputs of the graph that have no rows.
+    index : Variable
+        Vector of row numbers that the graph is a function of.
+    gathered : sequence of Gathered
+        Further inputs: rows of the data.
+    output : Variable
+    n_rows : int
+        0 if rows are only asked for by their numbers: then there is no loop.
+    options : dict
+    """
+
+    def __init__(
+        self,
+        inputs: list[Variable],
+        index: Variable,
+        gathered: Sequence[Gathered],
+        output: Variable,
+        n_rows: int,
+        options: dict[str, Any],
+    ) -> None:
+        begin, end = pt.lscalars("begin", "end")
+        numbers, arrays = index.type(), [g.rows.type() for g in gathered]
+        rows = {index: numbers[begin:end]}
+        for g, array in zip(gathered, arrays, strict=True):
+            rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
+        inputs = [*inputs, begin, end, numbers, *arrays]
+        output = graph_replace(output, rows, strict=False)
+        self.function: Any = compile_frozen(inputs, output, options)
+        # Numba compiles again for read-only arrays, and for other layouts.
+        self.data = [(np.require(stored(g.data), None, ["C", "W"]), g.axis) for g in gathered]
+        self._n_rows, self._n_inputs = n_rows, len(inputs)
+        #: Numbers of data in a row, at least 1.
+        self.width = max(1, sum(data.size // data.shape[axis] for data, axis in self.data))
+
+    def gather(self, rows: slice | np.ndarray) -> list[np.ndarray]:
+        """Some rows of the data, by their numbers or as a slice, as the function wants them."""
+        if isinstance(rows, slice):
+            limits, numbers = (rows.start, rows.stop), _numbers(self._n_rows)
+            arrays = [data for data, _ in self.data]
+        else:
+            limits, numbers = (0, len(rows)), rows
+            arrays = [data.take(rows, axis) for data, axis in self.data]
+        return [*map(np.asarray, limits), numbers, *arrays]
+
+    def __call__(self, values: Sequence[np.ndarray], gathered: list[np.ndarray]) -> np.ndarray:
+        """The output for values of the inputs, and for rows from `gather`."""
+        return self.function(*values, *gathered)
+
+    @property
+    def has_loop(self) -> bool:
+        """Whether there are so many rows that a loop pays, and it can be compiled."""
+        return self._n_rows * self.width > LARGE and is_numba(self.function)
+
+    def loop(
+        self, loop: Callable, values: Sequence[np.ndarray], width: int, *arguments: Any
+    ) -> list[Any]:
+        """Results of a `compiled_loop` over all rows, in blocks, spread over threads.
+
+        Blocks and what is computed for each are the same for any number of threads.
+
+        Parameters
+        ----------
+        loop : callable
+            Called with the compiled function, what it takes before and after the limits of a block,
+            the first row and the one to end before, the length of blocks, and `arguments`.
+        values : sequence of array
+            Of the inputs.
+        width : int
+            Numbers that a row takes.
+        """
+        # Multiples of 64, so that rows have the same place in vector instructions in all blocks.
+        length = max(64, BLOCK // width // 64 * 64)
+        n_threads = max(1, min(blas_threads(), self._n_rows * width // PER_THREAD))
+        share = math.ceil(self._n_rows / (length * n_threads)) * length
+        data, numbers = [array for array, _ in self.data], _numbers(self._n_rows)
+        hidden = [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
+        what = self.function.vm.jit_fn, tuple(values), (numbers, *data, *hidden)
+
+        def run(begin: int) -> Any:
+            return loop(*what, begin, min(begin + share, self._n_rows), length, *arguments)
+
+        first, *others = range(0, self._n_rows, share)
+        if not others:
+            return [run(first)]
+        # Threads that live on would be in the way of forks.
+        with ThreadPoolExecutor(len(others)) as pool:
+            results = [pool.submit(run, begin) for begin in others]
+            return [run(first), *(result.result() for result in results)]
+
+
+def is_numba(function: Any) -> bool:
+    """Whether Numba has compiled a function of PyTensor's into one that a loop may call."""
+    return isinstance(getattr(function.vm, "jit_fn", None), CPUDispatcher)
+
+
+@lru_cache(maxsize=4)
+def _numbers(n: int) -> np.ndarray:
+    return np.arange(n)
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")  # takes milliseconds
+
+
+def blas_threads() -> int:
+    """How many threads BLAS may use: PyMC shares out the cores among chains in this way."""
+    return min((library["num_threads"] for library in _blas().info()), default=1)
