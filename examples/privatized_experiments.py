@@ -78,27 +78,29 @@ class LogLinear:
             release(pm.Laplace.dist, table, shape)
 
     def records(self, rng):
+        """Make up the confidential survey."""
         y = rng.choice(self.classes, size=self.n, p=self.truth)
         x = (rng.random((self.n, self.questions, 1)) > self.probabilities[y].cumsum(-1)).sum(-1)
         return {"y": y, "x": np.minimum(x, self.answers - 1)}
 
-    def table(self, y, x):
+    def statistic(self, y, x):
+        """Count people by class and answer."""
         cells = (y[:, None] * self.questions + np.arange(self.questions)) * self.answers + x
         shape = (self.classes, self.questions, self.answers)
         return np.bincount(cells.ravel(), minlength=math.prod(shape)).reshape(shape)
 
-    statistic = table
-
     def update(self, point, rng):
         """Draw the parameters given the records: Dirichlet distributions."""
-        q = rng.standard_gamma(2.0 + self.table(point["y"], point["x"]))
+        q = rng.standard_gamma(2.0 + self.statistic(point["y"], point["x"]))
         p = rng.standard_gamma(2.0 + np.bincount(point["y"], minlength=self.classes))
         return {"p": p / p.sum(), "q": q / q.sum(-1, keepdims=True)}
 
     def parameters(self, point):
+        """Pick what the paper reports."""
         return point["p"]
 
     def confidential(self, y, x):
+        """Posterior mean from the confidential survey."""
         counts = 2.0 + np.bincount(y, minlength=self.classes)
         return counts / counts.sum()
 
@@ -124,16 +126,19 @@ class Regression:
             release(pm.Laplace.dist, (z.T @ z)[self.pairs], 9)
 
     def records(self, rng):
+        """Make up the confidential data."""
         x = rng.normal(self.centre, 1, size=(self.n, 2))
         mean = self.truth[0] + x @ self.truth[1:]
         return {"x": x, "y": rng.normal(mean, math.sqrt(self.variance))}
 
     def statistic(self, x, y):
+        """Moments of clamped and scaled data, without noise."""
         z = np.clip(np.column_stack([x, y]), -self.bound, self.bound) / self.bound
         z = np.column_stack([np.ones(self.n), z])
         return (z.T @ z)[self.pairs]
 
     def posterior(self, x, y):
+        """Mean and covariance of the coefficients given the confidential data."""
         x = np.column_stack([np.ones(self.n), x])
         covariance = np.linalg.inv(x.T @ x / self.variance + np.eye(3) / self.prior**2)
         return covariance @ x.T @ y / self.variance, covariance
@@ -144,9 +149,11 @@ class Regression:
         return {"beta": mean + np.linalg.cholesky(covariance) @ rng.standard_normal(3)}
 
     def parameters(self, point):
+        """Pick what the paper reports."""
         return point["beta"]
 
     def confidential(self, x, y):
+        """Posterior mean from the confidential data."""
         return self.posterior(x, y)[0]
 
 
@@ -221,7 +228,9 @@ def table(results, kind):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parameters", type=Path, help="the authors' file for the log-linear model")
+    parser.add_argument(
+        "--parameters", type=Path, help="the authors' file for the log-linear model"
+    )
     parser.add_argument("--quick", action="store_true", help="in small, nothing stored")
     parser.add_argument("--print", action="store_true", help="print tables from the stored results")
     parser.add_argument("--only", choices=["loglinear", "regression"], help="one of the models")
@@ -235,7 +244,9 @@ def main():
         return
     probabilities = None
     if arguments.parameters is not None:  # (question, answer, class) there
-        probabilities = np.transpose(json.loads(arguments.parameters.read_text())["pijk"], (2, 0, 1))
+        probabilities = np.transpose(
+            json.loads(arguments.parameters.read_text())["pijk"], (2, 0, 1)
+        )
     cases = {"loglinear": lambda: LogLinear(probabilities), "regression": Regression}
     size = (2, 2, 200) if arguments.quick else (REPLICATES, REPEATS, ITERATIONS)
     results = json.loads(file.read_text()) if file.exists() and arguments.only else {}

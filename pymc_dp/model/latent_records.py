@@ -141,7 +141,10 @@ class LatentRecords:
                     "the parameters: the probability of some changes with others. Only what is "
                     "drawn row by row, along its leading axis, can be a variable of the records."
                 )
-        if not _same(*(self.terms(start, x)[1][stay] for x in (one, mixed))):
+        now, then = (self.terms(start, x)[1] for x in (one, mixed))
+        # Here, so that Numba compiles it where its warnings are not shown.
+        self.outer(now.sum(axis=0), *(start[name] for name in self.parameters))
+        if not _same(now[stay], then[stay]):
             raise UnsupportedModel(
                 f"the terms {list(terms)} of some records change with other records: each row must "
                 "be computed from one record."

@@ -85,6 +85,8 @@ class PrivatizedRecords(BlockedStep):
     ``pm.CustomDist`` with a ``logp`` of your own, if their normalizing constant is a function of
     sums over records, too.
 
+    The model and its data are read when the step is built: after ``pm.set_data`` build it anew.
+
     A chain starts with sweeps that take only what makes the release more probable, until that does
     not change much: parameters are not moved before the records go with the release.
 

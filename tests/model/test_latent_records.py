@@ -219,13 +219,20 @@ def ranks():
     pm.Laplace("s", (pt.sort(x) * WEIGHTS).sum(), 2.0, observed=1.5)
 
 
+def pairs():
+    x = pm.Normal("x", shape=N)
+    pm.Laplace("s", pt.exp(-((x[:, None] - x[None, :]) ** 2)).sum(), 2.0, observed=1.5)
+
+
 def first_record():
     x = pm.Normal("x", shape=N)
     pm.Laplace("s", x[0], 2.0, observed=1.5)
 
 
 @pytest.mark.parametrize(
-    "function", [maximum, variance, neighbours, ranks, first_record], ids=lambda f: f.__name__
+    "function",
+    [maximum, variance, neighbours, ranks, pairs, first_record],
+    ids=lambda f: f.__name__,
 )
 def test_what_is_no_function_of_sums_is_refused(function):
     with pytest.raises(UnsupportedModel, match="no function of sums over records"):
