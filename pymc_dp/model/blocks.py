@@ -110,7 +110,8 @@ class RowFunction:
         """
         # Multiples of 64, so that rows have the same place in vector instructions in all blocks.
         length = max(64, BLOCK // width // 64 * 64)
-        n_threads = max(1, min(blas_threads(), self._n_rows * width // PER_THREAD))
+        n_threads = self._n_rows * width // PER_THREAD
+        n_threads = min(n_threads, blas_threads()) if n_threads > 1 else 1
         share = math.ceil(self._n_rows / (length * n_threads)) * length
         data, numbers = [array for array, _ in self.data], _numbers(self._n_rows)
         hidden = [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
@@ -145,4 +146,4 @@ def _blas() -> ThreadpoolController:
 
 def blas_threads() -> int:
     """How many threads BLAS may use: PyMC shares out the cores among chains in this way."""
-    return min((library["num_threads"] for library in _blas().info()), default=1)
+    return min((library["num_threads"] or 1 for library in _blas().info()), default=1)
