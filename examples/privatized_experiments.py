@@ -212,10 +212,11 @@ def experiment(case, seed, replicates, repeats, iterations):
 
 
 def table(results, kind):
-    """Coverage beside the paper's, as Markdown."""
+    """Coverage beside the paper's, as in docs/privatized.md."""
     names = {"loglinear": LogLinear, "regression": Regression}[kind].names
     replicates = results["replicates"]
-    lines = ["| epsilon | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
+    lines = [f"<!-- {kind}: python examples/privatized_experiments.py --print -->", ""]
+    lines += ["| epsilon | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
     for epsilon in EPSILONS:
         ours = results[kind][str(epsilon)]["covered"]
         cells = (
@@ -223,7 +224,7 @@ def table(results, kind):
             for c, p in zip(ours, PUBLISHED[kind][str(epsilon)], strict=True)
         )
         lines.append(f"| {epsilon:g} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "<!-- end -->"])
 
 
 def main():
@@ -239,8 +240,7 @@ def main():
     if arguments.print:
         results = json.loads(file.read_text())
         for kind in PUBLISHED:
-            print(f"<!-- {kind}: python examples/privatized_experiments.py --print -->")
-            print(table(results, kind), "<!-- end -->", sep="\n\n", end="\n\n")
+            print(table(results, kind), end="\n\n")
         return
     probabilities = None
     if arguments.parameters is not None:  # (question, answer, class) there
@@ -254,15 +254,13 @@ def main():
         started = time.perf_counter()
         results[kind] = experiment(cases[kind](), 20240401, *size)
         results[kind]["minutes"] = round((time.perf_counter() - started) / 60, 1)
-        results["replicates"] = size[0]
+        results |= {"replicates": size[0], "published": PUBLISHED}
         results["versions"] = {name: version(name) for name in ("pymc", "pytensor", "numpy")} | {
             "python": platform.python_version()
         }
         if not arguments.quick:
             file.write_text(json.dumps(results, indent=1) + "\n")
-    for kind in results:
-        if kind in PUBLISHED:
-            print(table(results, kind), "\n")
+    print(*(table(results, kind) for kind in PUBLISHED if kind in results), sep="\n\n")
 
 
 if __name__ == "__main__":

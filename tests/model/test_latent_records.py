@@ -15,6 +15,8 @@ import pytest
 
 from scipy import stats
 
+import pymc_dp as dp
+
 from pymc_dp import UnsupportedModel
 from pymc_dp.model.drawing import Drawing
 from pymc_dp.model.latent_records import LatentRecords
@@ -94,6 +96,14 @@ def randomized_response():
     pm.Bernoulli("s", 0.25 + 0.5 * x, observed=[0, 1, 1, 1, 0, 0, 1])
 
 
+def discrete_noise():
+    x = pm.Bernoulli("x", pm.Beta("p", 1, 1), shape=N)
+    y = pm.Categorical("y", np.ones(3) / 3, shape=N)
+    dp.DiscreteLaplace("s", x.sum(), scale=1.5, observed=4)
+    dp.DiscreteGaussian("t", pt.eq(y[:, None], np.arange(3)).sum(0), sigma=3.0, observed=[1, 2, 3])
+    dp.RandomizedResponse("u", y, epsilon=1.0, n_categories=3, observed=[0, 1, 2, 2, 1, 0, 0])
+
+
 def public_outcome():
     x = pm.Normal("x", pm.Normal("mu", shape=3)[GROUP], 1, shape=N)
     pm.Poisson("y", pt.exp(pm.Normal("b") * x + WEIGHTS), observed=np.arange(N))
@@ -133,7 +143,7 @@ def multivariate():
 MODELS = {
     total: ["x"], mean: ["x"], clamped_moments: ["x"], outer_products: ["x", "y"],
     vector_products: ["x", "y"], function_of_sums: ["x"], counts: ["x"], table: ["x", "y"],
-    weighted_table: ["x", "y"], randomized_response: ["x"], public_outcome: ["x"], potential: ["x"],
+    weighted_table: ["x", "y"], randomized_response: ["x"], discrete_noise: ["x", "y"], public_outcome: ["x"], potential: ["x"],
     downstream_parameter: ["x"], bounded: ["x", "y"], with_dims: ["x"], multivariate: ["x"],
 }  # fmt: skip
 
@@ -158,7 +168,15 @@ def random_point(model: pm.Model, seed: int) -> dict[str, np.ndarray]:
     return point
 
 
-@pytest.mark.parametrize("function", MODELS, ids=lambda f: f.__name__)
+# Each takes seconds to compile.
+FIRST = {clamped_moments, function_of_sums, table, bounded, with_dims}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [f if f in FIRST else pytest.param(f, marks=pytest.mark.slow) for f in MODELS],
+    ids=lambda f: f.__name__,
+)
 def test_parts_make_up_the_log_probability(function):
     model, names = build(function), MODELS[function]
     records = latent(model, names)
@@ -386,6 +404,7 @@ def test_draws_of_other_distributions():
     assert abs(np.corrcoef(z[:-1].ravel(), z[1:].ravel())[0, 1]) < 0.08  # each time anew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 30, 31])
 def test_draws_of_few_and_many_categories(n):
     p = np.random.default_rng(n).dirichlet(np.ones(n))

@@ -76,6 +76,7 @@ def test_binary_counts_with_geometric_noise(epsilon):
     assert lowest.min() >= np.exp(-epsilon) * (1 - 1e-6)
 
 
+@pytest.mark.slow
 def test_tolerances_would_show_a_wrong_noise_scale():
     """Negative control: sampled with half the epsilon."""
     idata = sampled(binary_count(12, 0.5, 9), ["x"])
@@ -159,6 +160,7 @@ def test_categorical_records_by_enumeration():
     check_mean(idata.posterior["p"].values[..., 1], mean)
 
 
+@pytest.mark.slow
 def test_randomized_response():
     """Each answer is released; given p, these are independent."""
     answers = np.array([0, 1, 1, 1, 0, 1, 1, 1, 0, 1])
@@ -395,6 +397,7 @@ def test_statistics_of_a_sweep():
     assert abs(difference.mean()) < 4 * difference.std() / np.sqrt(len(difference))
 
 
+@pytest.mark.slow
 def test_a_step_survives_pickling():
     model = binary_count()
     step = dp.PrivatizedRecords([model["x"]], model=model, rng=3)
