@@ -15,6 +15,7 @@ import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dp.errors import PerformanceWarning
 from pymc_dp.model.blocks import LARGE, RowFunction, compiled_loop, is_numba
@@ -84,10 +85,13 @@ class BatchLikelihood:
     ) -> None:
         self._full, self._start, self._n_records = full, start, n_records
         self._graphs: tuple | None = theta, rows, labels, options
-        numbers = sum(stored(v).size for v in ancestors(rows) if isinstance(v, SharedVariable))
+        above = set(ancestors(rows))
+        numbers = sum(stored(v).size for v in above if isinstance(v, SharedVariable))
+        # Matrix products of the data leave no wide arrays behind.
+        wide = any(v.owner and isinstance(v.owner.op, Elemwise) and v.type.ndim > 1 for v in above)
         one_each = all(np.array_equal(label, np.arange(n_records)) for label in labels)
-        large = numbers > max(LARGE, WIDE * n_records)
-        self._tries_blocks = large and one_each and is_numba(full)
+        large = wide and one_each and numbers > max(LARGE, WIDE * n_records)
+        self._tries_blocks = large and is_numba(full)
         self._in_blocks = False
         self._tables: list[_Table] = []  # stays empty if batches come from the full vector
         self._obstacle = ""  # why, until the first batch

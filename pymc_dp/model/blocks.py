@@ -24,7 +24,7 @@ from pymc_dp.model.roots import stored
 
 __all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
 
-BLOCK = 2**13  # numbers per block: a core's nearest cache holds some such arrays
+BLOCK = 2**14  # numbers per block: the cache of a core holds some such arrays
 LARGE = 2**17  # numbers from which on a loop over blocks is worth compiling
 PER_THREAD = 2**20  # numbers that take much longer than starting a thread
 
