@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 
@@ -13,6 +13,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
+from pymc.distributions.distribution import support_point
 from pymc.logprob.utils import replace_rvs_by_values
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
@@ -45,6 +46,9 @@ class LatentRecords:
         Value variables of the records.
     terms : sequence of str
         Names of Deterministics with a row for each record, whose sums enter the release.
+    nearness : bool
+        Let `outer` tell how near what is observed is to where its distribution is centred, which
+        makes sense where its probability is 0, too.
 
     Attributes
     ----------
@@ -55,6 +59,8 @@ class LatentRecords:
         Compiled function of the sums of all terms, and of `parameters`: log-probability of all that
         depends on the records, up to a constant.
     parameters : tuple of str
+    start : dict of str to array
+        PyMC's initial values.
 
     Raises
     ------
@@ -65,7 +71,13 @@ class LatentRecords:
         other than through sums over records.
     """
 
-    def __init__(self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: pm.Model,
+        values: Sequence[Variable],
+        terms: Sequence[str],
+        nearness: bool = False,
+    ) -> None:
         with warnings.catch_warnings():
             # PyTensor may say that BLAS is missing, and Numba that it is not used well.
             warnings.simplefilter("ignore")
@@ -74,12 +86,18 @@ class LatentRecords:
             self.n_records = _n_records(
                 {model.values_to_rvs[v].name: start[v.name] for v in values}
             )
+            self.start: Point = start
             self._inputs = tuple(start)
-            self._compile(model, values, terms, start)
+            self._compile(model, values, terms, start, _nearness if nearness else _factors)
             self._check_rows(model, values, terms, start)
 
     def _compile(
-        self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str], start: Point
+        self,
+        model: pm.Model,
+        values: Sequence[Variable],
+        terms: Sequence[str],
+        start: Point,
+        objective: Callable[[pm.Model, Sequence[str]], list[Variable]],
     ) -> None:
         inputs = {
             name: pt.tensor(name, dtype=value.dtype, shape=np.shape(value))
@@ -95,7 +113,7 @@ class LatentRecords:
             on_unused_input="ignore",
         )
         stand_ins = _stand_ins(model, terms, inputs, self.n_records)
-        total = _log_probability(model, values, inputs, [*stand_ins])
+        total = _total(objective, model, values, inputs, [*stand_ins])
         split = additive(total, [*records, *stand_ins], self.n_records)
         (matrix,) = graph_replace([split.terms], stand_ins, strict=False)
         above = set(ancestors([split.outer]))
@@ -120,6 +138,25 @@ class LatentRecords:
     def terms(self, point: Point, proposed: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What each record adds to the sums, now and as proposed: shape ``(n_records, k)`` each."""
         return self._terms(*(point[name] for name in self._inputs), *proposed)
+
+    def is_possible(self, point: Point) -> bool:
+        """Whether what is observed has a positive probability."""
+        now, _ = self.terms(point, [point[name] for name in self.names])
+        value = self.outer(now.sum(axis=0), *(point[name] for name in self.parameters))
+        return bool(np.isfinite(value))
+
+    def set_initial(self, model: pm.Model, point: Point) -> None:
+        """Let chains of a model start with these records."""
+        values = [v for v in model.value_vars if v.name in self.names]
+        rvs = [model.values_to_rvs[v] for v in values]
+        untransformed = pytensor.function(
+            model.value_vars,
+            model.replace_rvs_by_values(rvs),
+            mode=INTERPRETED,
+            on_unused_input="ignore",
+        )
+        for rv, initial in zip(rvs, untransformed(*(point[n] for n in self._inputs)), strict=True):
+            model.set_initval(rv, initial)
 
     def _check_rows(
         self, model: pm.Model, values: Sequence[Variable], terms: Sequence[str], start: Point
@@ -219,21 +256,33 @@ def _stand_ins(
     }
 
 
-def _log_probability(
+def _factors(model: pm.Model, own: Sequence[str]) -> list[Variable]:
+    """Log-probabilities of everything but the records."""
+    others = [rv for rv in model.basic_RVs if model.rvs_to_values[rv].name not in own]
+    return model.logp(vars=[*others, *model.potentials], sum=False)
+
+
+def _nearness(model: pm.Model, own: Sequence[str]) -> list[Variable]:
+    """For all that is observed, minus its squared distance from where its distribution is centred."""
+    centres = model.replace_rvs_by_values([support_point(rv) for rv in model.observed_RVs])
+    values = (model.rvs_to_values[rv] for rv in model.observed_RVs)
+    return [-((v - centre) ** 2) for v, centre in zip(values, centres, strict=True)]
+
+
+def _total(
+    objective: Callable[[pm.Model, Sequence[str]], list[Variable]],
     model: pm.Model,
     values: Sequence[Variable],
     inputs: Mapping[str, Variable],
     stand_ins: Sequence[Variable],
 ) -> Variable:
-    """The sum of everything that depends on records, but for their own probabilities."""
+    """The sum of those graphs that depend on records."""
     if stand_ins:
         zeros = {v.name: np.zeros(v.type.shape, dtype=v.dtype) for v in stand_ins}
         model = pm.do(model, zeros, make_interventions_shared=True)
     own = [v.name for v in values]
-    factors = [rv for rv in model.basic_RVs if model.rvs_to_values[rv].name not in own]
-    graphs = model.logp(vars=[*factors, *model.potentials], sum=False)
     known = {v: inputs[v.name] for v in model.value_vars} | {model[v.name]: v for v in stand_ins}
-    graphs = graph_replace(graphs, known, strict=False)
+    graphs = graph_replace(objective(model, own), known, strict=False)
     dependent = downstream(graphs, [*(inputs[name] for name in own), *stand_ins])
     graphs = [graph for graph in graphs if graph in dependent]
     if not graphs:
@@ -241,5 +290,5 @@ def _log_probability(
             f"nothing that is observed depends on {own}: the release should be an observed "
             "variable with a statistic of the records among its parameters."
         )
-    graphs, _ = strip_checks(graphs, dependent, [*inputs.values(), *stand_ins])
+    graphs, _ = strip_checks(graphs, dependent, [*inputs.values(), *stand_ins], private=False)
     return with_constants([reduce(add, [g.astype("float64").sum() for g in graphs])])[0]

@@ -53,7 +53,10 @@ REALS: Interval = (-np.inf, np.inf)
 
 
 def strip_checks(
-    outputs: Sequence[Variable], data_dependent: set[Variable], parameters: Sequence[Variable]
+    outputs: Sequence[Variable],
+    data_dependent: set[Variable],
+    parameters: Sequence[Variable],
+    private: bool = True,
 ) -> tuple[list[Variable], list[Variable]]:
     """Take the parameter checks out of log-probability graphs.
 
@@ -65,6 +68,9 @@ def strip_checks(
         The variables in their graphs that depend on data, data included.
     parameters : sequence of Variable
         The value variables of the free parameters.
+    private : bool
+        Refuse checks that join the data of several records. Otherwise these make everything NaN
+        where they fail.
 
     Returns
     -------
@@ -91,9 +97,9 @@ def strip_checks(
                     conditions.append(condition)
                 elif leaf not in depends_on_parameters:
                     if not np.all(_evaluate(condition)):
-                        value = _guard(value, condition, node.op)
+                        value = _guard(value, condition, node.op, private)
                 elif not holds(leaf, data_dependent):
-                    value = _guard(value, condition, node.op)
+                    value = _guard(value, condition, node.op, private)
             replaced[node.outputs[0]] = value
         elif isinstance(node.op, HasInnerGraph) and _hides_checks(node.op):
             raise UnsupportedModel(
@@ -129,9 +135,10 @@ def _hides_checks(op: HasInnerGraph) -> bool:
     )
 
 
-def _guard(value: Variable, condition: Variable, op: CheckAndRaise) -> Variable:
-    """`value`, NaN where `condition` fails, entry by entry and never across records."""
-    if condition.ndim == 0 or value.ndim == 0 or value.dtype not in ("float64", "float32"):
+def _guard(value: Variable, condition: Variable, op: CheckAndRaise, private: bool) -> Variable:
+    """`value`, NaN where `condition` fails, entry by entry and never across records if private."""
+    joins = condition.ndim == 0 or value.ndim == 0 or value.dtype not in ("float64", "float32")
+    if private and joins:
         raise UnsupportedModel(
             f"the parameter check {op.msg!r} joins the data of several records, so that one record "
             "decides about the likelihood of all. Make each record's parameters depend on its own "

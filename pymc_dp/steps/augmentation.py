@@ -80,7 +80,7 @@ class PrivatizedRecords(BlockedStep):
     single records (a public covariate, an answer by randomized response) are part of :math:`g`,
     too.
 
-    The release has to be possible, with positive probability, whatever the records. Mechanisms that
+    Mechanisms that
     select an output, such as the exponential mechanism and objective perturbation, are written as a
     ``pm.CustomDist`` with a ``logp`` of your own, if their normalizing constant is a function of
     sums over records, too.
@@ -88,7 +88,10 @@ class PrivatizedRecords(BlockedStep):
     The model and its data are read when the step is built: after ``pm.set_data`` build it anew.
 
     A chain starts with sweeps that take only what makes the release more probable, until that does
-    not change much: parameters are not moved before the records go with the release.
+    not change much: parameters are not moved before the records go with the release. If the release
+    is impossible with the initial values of the records, as happens with bounded noise, the records
+    of the model are given others. (Such noise is outside the theory of [1]_: chains need not reach all
+    records that are possible.)
 
     Statistics: ``record_accepted`` (for each record), ``record_acceptance_rate`` (mean acceptance
     probability in a sweep), ``min_record_acceptance`` (the lowest acceptance probability). They are
@@ -141,8 +144,9 @@ class PrivatizedRecords(BlockedStep):
         model = modelcontext(model)
         self.vars = get_value_vars_from_user_vars(vars, model)
         self.blocked = True
-        self.epsilon = epsilon
-        self.records = LatentRecords(model, self.vars, [terms] if isinstance(terms, str) else terms)
+        self.epsilon: float | None = None
+        names = [terms] if isinstance(terms, str) else terms
+        self.records = LatentRecords(model, self.vars, names)
         n = self.records.n_records
         self.stats_dtypes_shapes = self.stats_dtypes_shapes | {"record_accepted": (bool, [n])}
         # From types alone PyMC makes the arrays that it keeps in memory, an entry for each draw.
@@ -154,6 +158,9 @@ class PrivatizedRecords(BlockedStep):
         ]
         self._compiled: Callable | None = None
         self.set_rng(rng)
+        if not self.records.is_possible(self.records.start):
+            self._make_possible(model, names)
+        self.epsilon = epsilon
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""
@@ -189,6 +196,27 @@ class PrivatizedRecords(BlockedStep):
             if not sweep.gain >= 1:
                 break
         return point
+
+    def _make_possible(self, model: Any, terms: Sequence[str]) -> None:
+        """Give records other initial values, as the release is impossible with those they have.
+
+        PyMC refuses to start otherwise, before any step is asked.
+        """
+        possible, self.records = self.records, LatentRecords(model, self.vars, terms, nearness=True)
+        point = dict(possible.start)
+        for _ in range(MAX_START):
+            point, _ = self._sweep(point, np.zeros(self.records.n_records))
+            if possible.is_possible(point):
+                break
+        else:
+            raise ValueError(
+                "The release is impossible with the initial values of the records, and none were "
+                "found with which it is not. Set initval= of parameters and records, so that the "
+                "release has a positive probability; and look whether the model fits it."
+            )
+        possible.set_initial(model, point)
+        self.records, self._compiled = possible, None
+        self.set_rng(self.rng)
 
     def _sweep(self, point: PointType, log_uniforms: np.ndarray) -> tuple[PointType, _Sweep]:
         if self._compiled is None:

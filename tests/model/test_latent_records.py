@@ -73,6 +73,11 @@ def function_of_sums():
     pm.Laplace("s", ratio * pm.HalfNormal("scale"), 2.0, observed=1.5)
 
 
+def noise_by_sums():
+    x = pm.Normal("x", pm.Normal("mu"), 1, shape=N)
+    pm.Normal("s", x.sum(), (x**2).mean(), observed=1.5)  # PyMC checks that the latter is positive
+
+
 def counts():
     x = pm.Categorical("x", pm.Dirichlet("p", np.ones(3)), shape=N)
     pm.Laplace("s", pt.eq(x[:, None], np.arange(3)).sum(axis=0), 2.0, observed=[1.0, 2.0, 4.0])
@@ -142,7 +147,7 @@ def multivariate():
 
 MODELS = {
     total: ["x"], mean: ["x"], clamped_moments: ["x"], outer_products: ["x", "y"],
-    vector_products: ["x", "y"], function_of_sums: ["x"], counts: ["x"], table: ["x", "y"],
+    vector_products: ["x", "y"], function_of_sums: ["x"], noise_by_sums: ["x"], counts: ["x"], table: ["x", "y"],
     weighted_table: ["x", "y"], randomized_response: ["x"], discrete_noise: ["x", "y"], public_outcome: ["x"], potential: ["x"],
     downstream_parameter: ["x"], bounded: ["x", "y"], with_dims: ["x"], multivariate: ["x"],
 }  # fmt: skip

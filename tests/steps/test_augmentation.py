@@ -351,6 +351,39 @@ def test_a_chain_starts_with_records_that_go_with_the_release():
         assert abs(new["x"].sum() - 12) <= 2
 
 
+def bounded_noise() -> pm.Model:
+    with pm.Model() as model:
+        top = pm.Uniform("top", 1, 3)
+        x = pm.Bernoulli("x", pm.Beta("p", 1, 1), shape=30)
+        y = pm.Uniform("y", 0, top, shape=30)
+        count, total = x.sum(), y.sum()
+        pm.DiscreteUniform("count", count - 2, count + 2, observed=5)
+        pm.Uniform("total", total - 1, total + 1, observed=43.0)
+    return model
+
+
+@pytest.mark.slow
+def test_records_are_given_initial_values_with_which_the_release_is_possible():
+    """Without noise tails PyMC refuses to start from its own initial values, all ones here."""
+    model = bounded_noise()
+    with pytest.raises(pm.exceptions.SamplingError):
+        model.check_start_vals(model.initial_point())
+    idata = sampled(model, ["x", "y"], draws=2000)
+    count = idata.posterior["x"].values.sum(-1)
+    assert abs(count - 5).max() == 2
+    assert abs(idata.posterior["y"].values.sum(-1) - 43).max() <= 1
+    # Given a count between 3 and 7 all are equally probable, with p integrated out.
+    check_probabilities(count, [0, 0, 0] + 5 * [0.2])
+
+
+def test_a_release_that_no_records_make_possible():
+    with pm.Model() as model:
+        x = pm.Bernoulli("x", 0.5, shape=5)
+        pm.DiscreteUniform("count", x.sum() - 2, x.sum() + 2, observed=9)
+    with pytest.raises(ValueError, match="impossible with the initial values"):
+        dp.PrivatizedRecords([x], model=model)
+
+
 # ---------------------------------------------------------------------- PyMC as a host
 
 
