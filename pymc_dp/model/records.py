@@ -250,7 +250,7 @@ class RecordLikelihood(ClippedGradients):
 
         References
         ----------
-        .. [1] Casacuberta, S., Shoate, M., Vadhan, S. and Wagaman, C. (2022). Widespread
+        .. [1] Casacuberta, S., Shoemate, M., Vadhan, S. and Wagaman, C. (2022). Widespread
            underestimation of sensitivity in differentially private libraries and how to fix it.
            CCS '22. https://doi.org/10.1145/3548606.3560708
         """
