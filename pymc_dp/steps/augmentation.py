@@ -180,7 +180,7 @@ class PrivatizedRecords(BlockedStep):
         if not self._started:
             point = self._fitted(point)
             self._started = True
-        point, sweep = self._sweep(point, np.log(self.rng.random(self.records.n_records)))
+        point, sweep = self._sweep(point, np.log1p(-self.rng.random(self.records.n_records)))
         return point, [
             {
                 "record_accepted": sweep.accepted,
