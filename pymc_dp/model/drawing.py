@@ -18,7 +18,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.link.vm import VMLinker
 
 from pymc_dp.model.additive import with_constants
-from pymc_dp.model.compiling import freeze
+from pymc_dp.model.compiling import NumbaFunction, freeze
 
 __all__ = ["Drawing"]
 
@@ -70,9 +70,7 @@ class Drawing:
         self._standard = [(kind, v.type.shape) for v, kind in drawn.items()]
         self._n_generators = 0
         if drawn and not find_rng_nodes(graphs):
-            self._function = pytensor.function(
-                [*drawn, *inputs], freeze(graphs), mode="NUMBA", on_unused_input="ignore"
-            )
+            self._function: Callable = NumbaFunction([*drawn, *inputs], freeze(graphs))
         else:
             self._standard = []
             shared = find_rng_nodes(outputs)
@@ -85,8 +83,8 @@ class Drawing:
                 [*graphs, *(updates[g] for g in generators)],
                 mode=_INTERPRETED,
                 on_unused_input="ignore",
+                trust_input=True,
             )
-        self._function.trust_input = True
 
     def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
         """What a chain of draws takes its random numbers from."""
@@ -94,7 +92,7 @@ class Drawing:
 
     def __call__(
         self, generators: list[np.random.Generator], arguments: Sequence[np.ndarray]
-    ) -> list[np.ndarray]:
+    ) -> Sequence[np.ndarray]:
         """Draw once. The list may hold other generators afterwards."""
         if self._standard:
             (rng,) = generators

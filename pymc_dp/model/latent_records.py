@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.additive import additive, with_constants
-from pymc_dp.model.compiling import freeze
+from pymc_dp.model.compiling import NumbaFunction, freeze
 from pymc_dp.model.drawing import Drawing
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.roots import INTERPRETED, downstream
@@ -124,20 +124,19 @@ class LatentRecords:
         proposed = [v.clone() for v in records]
         swap = dict(zip(records, proposed, strict=True))
         pair = freeze([matrix, *graph_replace([matrix], swap, strict=False)])
-        self._terms = pytensor.function([*inputs.values(), *proposed], pair, **_COMPILED)
-        self._terms.trust_input = True
+        self._terms = NumbaFunction([*inputs.values(), *proposed], pair)
 
     def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
         """What `draw` takes its random numbers from."""
         return self._draw.generators(rng)
 
-    def draw(self, point: Point, generators: list[np.random.Generator]) -> list[np.ndarray]:
+    def draw(self, point: Point, generators: list[np.random.Generator]) -> Sequence[np.ndarray]:
         """Values of all records, given the parameters: one array for each of `names`."""
-        return self._draw(generators, [point[name] for name in self._inputs])
+        return self._draw(generators, [np.asarray(point[name]) for name in self._inputs])
 
-    def terms(self, point: Point, proposed: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def terms(self, point: Point, proposed: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """What each record adds to the sums, now and as proposed: shape ``(n_records, k)`` each."""
-        return self._terms(*(point[name] for name in self._inputs), *proposed)
+        return self._terms(*(np.asarray(point[name]) for name in self._inputs), *proposed)
 
     def is_possible(self, point: Point) -> bool:
         """Whether what is observed has a positive probability."""

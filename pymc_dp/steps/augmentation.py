@@ -223,7 +223,7 @@ class PrivatizedRecords(BlockedStep):
             self._compiled = _compile(self.records.outer.vm.jit_fn)
         proposed = self.records.draw(point, self._generators)
         terms = self.records.terms(point, proposed)
-        parameters = tuple(point[name] for name in self.records.parameters)
+        parameters = tuple(np.asarray(point[name]) for name in self.records.parameters)
         sweep = _Sweep(*self._compiled(parameters, *terms, log_uniforms))
         self._check(sweep)
         point = dict(point)

@@ -415,6 +415,17 @@ def test_parameters_by_metropolis():
     check_mean(idata.posterior["p"].values, mean)
 
 
+def test_points_may_hold_numbers():
+    """In place of arrays without dimensions."""
+    with pm.Model() as model:
+        scale = pm.Flat("scale")
+        x = pm.Normal("x", pm.Flat("mu"), 1, shape=5)
+        pm.Laplace("released", x.sum(), scale, observed=1.0)
+    step = dp.PrivatizedRecords([x], model=model, rng=1)
+    new, _ = step.step({"scale": 2.0, "mu": np.float64(1.0), "x": np.zeros(5)})
+    assert new["x"].shape == (5,)
+
+
 def test_statistics_of_a_sweep():
     model = binary_count()
     step = dp.PrivatizedRecords([model["x"]], model=model, rng=3)
