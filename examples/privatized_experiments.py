@@ -163,7 +163,7 @@ def release(noise, statistic, shape):
     So one compilation serves all releases. For a single one, write ``pm.Laplace("released",
     statistic, scale, observed=...)``, as the notebooks do.
     """
-    released, scale = pm.Flat("released", shape=shape), pm.Flat("scale")
+    released, scale = pm.Flat("released", shape=shape), pm.Flat("scale", initval=1.0)
     pm.Potential("mechanism", pm.logp(noise(statistic, scale), released).sum())
 
 

@@ -200,21 +200,15 @@ class PrivatizedRecords(BlockedStep):
     def _make_possible(self, model: Any, terms: Sequence[str]) -> None:
         """Give records other initial values, as the release is impossible with those they have.
 
-        PyMC refuses to start otherwise, before any step is asked.
+        PyMC refuses to start otherwise, before any step is asked. If none are found it says so.
         """
         possible, self.records = self.records, LatentRecords(model, self.vars, terms, nearness=True)
         point = dict(possible.start)
         for _ in range(MAX_START):
             point, _ = self._sweep(point, np.zeros(self.records.n_records))
             if possible.is_possible(point):
+                possible.set_initial(model, point)
                 break
-        else:
-            raise ValueError(
-                "The release is impossible with the initial values of the records, and none were "
-                "found with which it is not. Set initval= of parameters and records, so that the "
-                "release has a positive probability; and look whether the model fits it."
-            )
-        possible.set_initial(model, point)
         self.records, self._compiled = possible, None
         self.set_rng(self.rng)
 

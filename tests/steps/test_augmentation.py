@@ -378,10 +378,10 @@ def test_records_are_given_initial_values_with_which_the_release_is_possible():
 
 def test_a_release_that_no_records_make_possible():
     with pm.Model() as model:
-        x = pm.Bernoulli("x", 0.5, shape=5)
+        x = pm.Bernoulli("x", pm.Beta("p", 1, 1), shape=5)
         pm.DiscreteUniform("count", x.sum() - 2, x.sum() + 2, observed=9)
-    with pytest.raises(ValueError, match="impossible with the initial values"):
-        dp.PrivatizedRecords([x], model=model)
+    with pytest.raises(pm.exceptions.SamplingError, match="count"):
+        sampled(model, ["x"])
 
 
 # ---------------------------------------------------------------------- PyMC as a host
