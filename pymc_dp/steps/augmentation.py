@@ -178,6 +178,12 @@ class PrivatizedRecords(BlockedStep):
     def step(self, point: PointType) -> tuple[PointType, list[dict[str, Any]]]:
         """Sweep over all records once."""
         if not self._started:
+            if not self.records.is_possible(point):
+                raise ValueError(
+                    "The release is impossible with the records and parameters that the chain "
+                    "starts from, and no records were found with which it is not. Set initval= of "
+                    "both, so that it has a positive probability; and look whether the model fits it."
+                )
             point = self._fitted(point)
             self._started = True
         point, sweep = self._sweep(point, np.log1p(-self.rng.random(self.records.n_records)))
@@ -200,7 +206,7 @@ class PrivatizedRecords(BlockedStep):
     def _make_possible(self, model: Any, terms: Sequence[str]) -> None:
         """Give records other initial values, as the release is impossible with those they have.
 
-        PyMC refuses to start otherwise, before any step is asked. If none are found it says so.
+        NUTS refuses to start otherwise. If none are found, the first sweep says so.
         """
         possible, self.records = self.records, LatentRecords(model, self.vars, terms, nearness=True)
         point = dict(possible.start)
