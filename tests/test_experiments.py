@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -282,3 +283,47 @@ def test_privatized_chains_give_the_prior_back(privatized, kind):
         means = found.mean(axis=1)
         error = means.std(axis=0, ddof=1) / math.sqrt(20)
         assert (abs(means.mean(axis=0) - expected) < 4.5 * error).all()
+
+
+RELEASE = ROOT.parent / "shared" / "data" / "dataaug" / "linearregression_N100p2.npz"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RELEASE.exists(), reason=f"needs the reference data {RELEASE.name}")
+def test_privatized_release_of_the_authors(privatized):
+    """Their release at epsilon 10, by our sampler and by a plain Gibbs sampler in NumPy and Numba."""
+    from tests.benchmarks.test_augmentation_cost import PAIRS, SPREAD, _loop, conjugate
+
+    file = np.load(RELEASE)
+    moments = np.zeros((4, 4))
+    moments[:3, :3], moments[:3, 3], moments[3, 3] = (
+        file["sdp_XtX"],
+        file["sdp_XtY"],
+        file["sdp_YtY"],
+    )
+    released, scale = moments[PAIRS], float(file["deltaa"] / file["eps"])
+    case = privatized.Regression()
+    step = privatized.dp.PrivatizedRecords([case.model["y"], case.model["x"]], model=case.model)
+    rng = np.random.default_rng(5)
+    ours = privatized.chain(case, step, released, scale, rng, 240_000)[0]
+
+    loop, n = numba.njit(_loop), case.n
+    point = {
+        "x": rng.normal(case.centre, 1, size=(n, 2)),
+        "y": rng.normal(size=n),
+        "beta": np.zeros(3),
+    }
+    plain = np.empty((120_000, 3))
+    for k in range(-10_000, len(plain)):
+        x = rng.normal(case.centre, 1, size=(n, 2))
+        y = rng.normal(point["beta"][0] + x @ point["beta"][1:], SPREAD)
+        loop(point["x"], point["y"], x, y, rng.random(n), released, scale, *PAIRS)
+        point["beta"] = conjugate(point, rng)
+        plain[max(k, 0)] = point["beta"]
+    for moment in (1, 2):
+        one, other = ((d.reshape(20, -1, 3) ** moment).mean(axis=1) for d in (ours, plain))
+        error = np.sqrt((one.var(axis=0, ddof=1) + other.var(axis=0, ddof=1)) / 20)
+        assert (abs(one.mean(axis=0) - other.mean(axis=0)) < 4.5 * error).all()
+        assert (
+            error < 0.25 * ours.std(axis=0) * (1 + abs(ours).mean(axis=0)) ** (moment - 1)
+        ).all()

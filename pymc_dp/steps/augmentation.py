@@ -60,7 +60,7 @@ class PrivatizedRecords(BlockedStep):
     ------
     ValueError
         If `vars` have different numbers of rows, `terms` are unknown, or `epsilon` is not positive;
-        in sampling, if the release contradicts `epsilon`.
+        in sampling, if the release contradicts `epsilon` or is impossible where a chain starts.
     UnsupportedModel
         If records are not independent given the parameters, or the release is no function of sums
         over records.

@@ -218,6 +218,42 @@ def test_exponential_mechanism():
 
 
 @pytest.mark.slow
+def test_objective_perturbation():
+    """The minimum of a ridge logistic loss plus noise times the parameter: density by change of variables.
+
+    Of the released minimum the noise is a function, with a derivative: both are of sums over records,
+    of gradients and of second derivatives of the loss (Chaudhuri, Monteleoni and Sarwate 2011).
+    """
+    n, ridge, scale, released = 6, 1.0, 0.8, 0.6
+    sides = np.array([-1.0, 0.4, 1.0])  # label times feature, of three kinds of people
+
+    def density(value, gradients, curvatures):
+        noise = -(gradients + ridge * value)
+        return pm.logp(pm.Laplace.dist(0, scale), noise) + pt.log(curvatures + ridge)
+
+    with pm.Model() as model:
+        tilt = pm.Normal("tilt")
+        x = pm.Categorical("x", pm.math.softmax(tilt * np.arange(3.0)), shape=n)
+        side = pt.as_tensor(sides)[x]
+        chance = pm.math.sigmoid(-side * released)
+        sums = (-side * chance).sum(), (side**2 * chance * (1 - chance)).sum()
+        pm.CustomDist("released", *sums, logp=density, observed=released)
+    idata = sampled(model, ["x"])
+    kinds = np.array(list(itertools.product(range(3), repeat=n)))
+    side = sides[kinds]
+    chance = special.expit(-side * released)
+    noise = (side * chance).sum(1) - ridge * released
+    curvature = (side**2 * chance * (1 - chance)).sum(1) + ridge
+    mechanism = stats.laplace.pdf(noise, scale=scale) * curvature
+    grid = np.linspace(-5, 5, 101)
+    law = special.softmax(grid[:, None] * np.arange(3), axis=1)
+    weights = stats.norm.pdf(grid)[:, None] * np.prod(law[:, kinds], axis=2) * mechanism
+    weights /= weights.sum()
+    check_mean(idata.posterior["tilt"].values, weights.sum(1) @ grid)
+    check_mean(idata.posterior["x"].values.sum(-1), weights.sum(0) @ kinds.sum(1))
+
+
+@pytest.mark.slow
 def test_records_with_bounds_that_depend_on_a_parameter():
     """Uniform records on (0, top) that PyMC transforms; one record, by quadrature."""
     released, scale = 1.2, 0.5
