@@ -18,6 +18,7 @@ from pymc_dp.model.latent_records import LatentRecords, along
 
 __all__ = ["PrivatizedRecords"]
 
+MANY = 10_000  # records from which on it is not stored, draw by draw, which were accepted
 MAX_START = 50  # sweeps that look for records which fit the release
 
 PointType = dict[str, np.ndarray]
@@ -93,7 +94,7 @@ class PrivatizedRecords(BlockedStep):
     of the model are given others. (Such noise is outside the theory of [1]_: chains need not reach all
     records that are possible.)
 
-    Statistics: ``record_accepted`` (for each record), ``record_acceptance_rate`` (mean acceptance
+    Statistics: ``record_accepted`` (for each of up to 10 000 records), ``record_acceptance_rate`` (mean acceptance
     probability in a sweep), ``min_record_acceptance`` (the lowest acceptance probability). They are
     as public as the release. Records are stored with each draw like any variable; where that is too
     much, pass ``var_names=`` to ``pm.sample``.
@@ -121,7 +122,6 @@ class PrivatizedRecords(BlockedStep):
     default_blocked = True
     default_tune_steps = 0
     stats_dtypes_shapes: dict[str, tuple[Any, list]] = {
-        "record_accepted": (bool, []),  # of an axis, once it is known how long that is
         "record_acceptance_rate": (np.float64, []),
         "min_record_acceptance": (np.float64, []),
     }
@@ -148,7 +148,8 @@ class PrivatizedRecords(BlockedStep):
         names = [terms] if isinstance(terms, str) else terms
         self.records = LatentRecords(model, self.vars, names)
         n = self.records.n_records
-        self.stats_dtypes_shapes = self.stats_dtypes_shapes | {"record_accepted": (bool, [n])}
+        if n <= MANY:
+            self.stats_dtypes_shapes = self.stats_dtypes_shapes | {"record_accepted": (bool, [n])}
         # From types alone PyMC makes the arrays that it keeps in memory, an entry for each draw.
         self.stats_dtypes = [
             {
@@ -187,13 +188,13 @@ class PrivatizedRecords(BlockedStep):
             point = self._fitted(point)
             self._started = True
         point, sweep = self._sweep(point, np.log1p(-self.rng.random(self.records.n_records)))
-        return point, [
-            {
-                "record_accepted": sweep.accepted,
-                "record_acceptance_rate": sweep.rate,
-                "min_record_acceptance": min(1.0, math.exp(sweep.lowest)),
-            }
-        ]
+        stats: dict[str, Any] = {
+            "record_acceptance_rate": sweep.rate,
+            "min_record_acceptance": math.exp(sweep.lowest),
+        }
+        if "record_accepted" in self.stats_dtypes_shapes:
+            stats["record_accepted"] = sweep.accepted
+        return point, [stats]
 
     def _fitted(self, point: PointType) -> PointType:
         """Records that go with the release: sweeps that take whatever makes it more probable."""

@@ -479,6 +479,17 @@ def test_statistics_of_a_sweep():
 
 
 @pytest.mark.slow
+def test_many_records_are_not_listed_with_each_draw():
+    model = binary_count(n=10_001, released=7000)
+    with model:
+        step = dp.PrivatizedRecords([model["x"]])
+        idata = pm.sample(20, tune=0, chains=1, step=step, var_names=["p"], random_seed=1, **QUIET)
+    assert "record_acceptance_rate" in idata.sample_stats
+    assert "record_accepted" not in idata.sample_stats
+    assert list(idata.posterior.data_vars) == ["p"]
+
+
+@pytest.mark.slow
 def test_a_step_survives_pickling():
     model = binary_count()
     step = dp.PrivatizedRecords([model["x"]], model=model, rng=3)
