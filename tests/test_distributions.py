@@ -180,6 +180,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("distribution", "value", "location", "scale", "others"), CASES)
 def test_gradients_and_numba(distribution, value, location, scale, others):
     """Central differences; the default mode and Numba agree."""
@@ -317,6 +318,7 @@ def model():
     return model
 
 
+@pytest.mark.slow
 def test_posterior_of_latent_records(model):
     """Log-densities of all 8 data sets, by hand."""
     density = model.compile_logp(jacobian=False)

@@ -75,7 +75,9 @@ def some(n: int, d: int) -> np.ndarray:
     return vectors
 
 
-@pytest.fixture(scope="module", params=[3, 12], ids=["columns", "rows"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(3, marks=pytest.mark.slow), 12], ids=["columns", "rows"]
+)
 def likelihood(request):
     with pytest.MonkeyPatch.context() as patch:
         for module in (batches, blocks):

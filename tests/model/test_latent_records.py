@@ -174,7 +174,7 @@ def random_point(model: pm.Model, seed: int) -> dict[str, np.ndarray]:
 
 
 # Each takes seconds to compile.
-FIRST = {clamped_moments, function_of_sums, table, bounded, with_dims}
+FIRST = {clamped_moments, function_of_sums, with_dims}
 
 
 @pytest.mark.parametrize(
@@ -363,6 +363,7 @@ def drawn(model: pm.Model, names, point, n: int) -> dict[str, np.ndarray]:
     return {name: np.array(values) for name, values in zip(records.names, zip(*draws), strict=True)}
 
 
+@pytest.mark.slow
 def test_draws_follow_the_model():
     with pm.Model() as model:
         mu = pm.Normal("mu")

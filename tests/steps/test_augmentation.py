@@ -363,6 +363,7 @@ def test_a_release_with_too_little_noise_contradicts_its_epsilon():
         sampled(binary_count(12, 1.0, 7), ["x"], epsilon=0.5)
 
 
+@pytest.mark.slow
 def test_forgotten_clamping_contradicts_its_epsilon():
     with pm.Model() as model:
         x = pm.Normal("x", pm.Normal("mu"), 5, shape=30)
