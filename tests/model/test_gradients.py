@@ -115,7 +115,13 @@ def check_family(family, mode):
     assert likelihood._gradients._tables
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+def one_in_three(cases):
+    """The others with the slow tests."""
+    slow = pytest.mark.slow
+    return [pytest.param(c, marks=[slow] if k % 3 else []) for k, c in enumerate(cases)]
+
+
+@pytest.mark.parametrize("family", one_in_three(FAMILIES), ids=lambda f: f.name)
 def test_every_record_as_if_it_were_alone(family):
     check_family(family, PYTHON)
 
@@ -139,7 +145,9 @@ def check_model(fill, mode):
     assert likelihood._gradients._tables
 
 
-@pytest.mark.parametrize("fill", test_indexing.MODELS.values(), ids=test_indexing.MODELS)
+@pytest.mark.parametrize(
+    "fill", one_in_three(test_indexing.MODELS.values()), ids=test_indexing.MODELS
+)
 def test_models(fill):
     check_model(fill, PYTHON)
 
