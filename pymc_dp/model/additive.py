@@ -164,7 +164,7 @@ class _Split:
         node = variable.owner
         if node is None:
             raise Blocked("")
-        terms = self._terms(node)
+        terms = None if None in variable.type.shape else self._terms(node)
         if terms is not None:
             self.terms.append(terms)
             self.parts.append(pt.tensor(dtype="float64", shape=variable.type.shape))

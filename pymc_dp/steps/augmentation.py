@@ -81,10 +81,9 @@ class PrivatizedRecords(BlockedStep):
     single records (a public covariate, an answer by randomized response) are part of :math:`g`,
     too.
 
-    Mechanisms that
-    select an output, such as the exponential mechanism and objective perturbation, are written as a
-    ``pm.CustomDist`` with a ``logp`` of your own, if their normalizing constant is a function of
-    sums over records, too.
+    Mechanisms that select an output, such as the exponential mechanism and objective perturbation,
+    are written as a ``pm.CustomDist`` with a ``logp`` of your own, if their normalizing constant is a
+    function of sums over records, too.
 
     The model and its data are read when the step is built: after ``pm.set_data`` build it anew.
 
@@ -94,10 +93,10 @@ class PrivatizedRecords(BlockedStep):
     of the model are given others. (Such noise is outside the theory of [1]_: chains need not reach all
     records that are possible.)
 
-    Statistics: ``record_accepted`` (for each of up to 10 000 records), ``record_acceptance_rate`` (mean acceptance
-    probability in a sweep), ``min_record_acceptance`` (the lowest acceptance probability). They are
-    as public as the release. Records are stored with each draw like any variable; where that is too
-    much, pass ``var_names=`` to ``pm.sample``.
+    Statistics: ``record_accepted`` (for each of up to 10 000 records), ``record_acceptance_rate``
+    (mean acceptance probability in a sweep), ``min_record_acceptance`` (the lowest acceptance
+    probability). They are as public as the release. Records are stored with each draw like any
+    variable; where that is too much, pass ``var_names=`` to ``pm.sample``.
 
     References
     ----------
@@ -247,7 +246,7 @@ class PrivatizedRecords(BlockedStep):
 class _Sweep(NamedTuple):
     """What happened in a sweep.
 
-    `lowest` and `highest` of the finite log-ratios of probabilities, proposal over present; `rate`
+    `lowest` and `highest` of 0 and the log-ratios of probabilities, proposal over present; `rate`
     is the mean acceptance probability, `gain` what was gained in log-probability.
     """
 
