@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import reduce
 from operator import add
 from typing import Any
@@ -59,7 +60,7 @@ class BatchLikelihood:
     Parameters
     ----------
     full : callable
-        The log-likelihood of all records as a function of theta.
+        The log-likelihood of all records as a function of theta: an attribute, too.
     start : array of shape (n_dim,)
         Point near which batches are tried out.
     theta : Variable
@@ -83,7 +84,7 @@ class BatchLikelihood:
         n_records: int,
         options: dict[str, Any],
     ) -> None:
-        self._full, self._start, self._n_records = full, start, n_records
+        self.full, self._start, self._n_records = full, start, n_records
         self._graphs: tuple | None = theta, rows, labels, options
         above = set(ancestors(rows))
         numbers = sum(stored(v).size for v in above if isinstance(v, SharedVariable))
@@ -91,8 +92,8 @@ class BatchLikelihood:
         wide = any(v.owner and isinstance(v.owner.op, Elemwise) and v.type.ndim > 1 for v in above)
         one_each = all(np.array_equal(label, np.arange(n_records)) for label in labels)
         large = wide and one_each and numbers > max(LARGE, WIDE * n_records)
-        self._tries_blocks = large and is_numba(full)
-        self._in_blocks = False
+        self._prefers_blocks = large and is_numba(full)
+        self._in_blocks: bool | None = None  # whether that is possible, once it was tried
         self._tables: list[_Table] = []  # stays empty if batches come from the full vector
         self._obstacle = ""  # why, until the first batch
 
@@ -113,16 +114,35 @@ class BatchLikelihood:
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
         if not self._tables:
-            return [self._full(theta)[index] for theta in thetas]
+            return [self.full(theta)[index] for theta in thetas]
         return _totals(self._tables, thetas, index)
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records: in blocks, if there would be large arrays on the way."""
-        if self._tries_blocks and self._graphs is not None:
-            self._build()
-        if self._in_blocks:
+        if self._prefers_blocks and self._has_blocks():
             return self._tables[0].all_rows(theta)
-        return self._full(theta)
+        return self.full(theta)
+
+    def filling(self, theta: np.ndarray, logp: np.ndarray) -> tuple[Callable, tuple] | None:
+        """A compiled function of the limits of a block, and its further arguments, to fill in `logp`.
+
+        For another loop over blocks of all records, which has read their data; None if there are no
+        blocks.
+        """
+        return self._tables[0].filling(theta, logp) if self._has_blocks() else None
+
+    def _has_blocks(self) -> bool:
+        if self._graphs is not None:
+            self._build()
+        if self._in_blocks is None:
+            self._in_blocks = False
+            if len(self._tables) == 1 and (table := self._tables[0]).has_loop:
+                with warnings.catch_warnings(), suppress(Exception):
+                    warnings.simplefilter("ignore")  # see `_build`
+                    self._in_blocks = self._agrees(
+                        lambda theta, index: table.all_rows(theta)[index]
+                    )
+        return self._in_blocks
 
     def _build(self) -> None:
         assert self._graphs is not None
@@ -137,10 +157,6 @@ class BatchLikelihood:
                     self._obstacle = "some operation that gives a row other values when it is alone"
                     return
                 self._tables = tables
-                if self._tries_blocks and tables[0].has_loop:
-                    self._in_blocks = self._agrees(
-                        lambda theta, index: tables[0].all_rows(theta)[index]
-                    )
         except Blocked as error:
             self._obstacle = f"the operation {error}"
         except Exception as error:  # batches are there to save time, and must not end a run
@@ -152,7 +168,7 @@ class BatchLikelihood:
         for _ in range(N_TRIALS):
             theta = self._start + rng.normal(scale=0.3, size=self._start.shape)
             index = np.append(rng.integers(self._n_records, size=30), [self._n_records - 1, 0])
-            expected = self._full(theta)[index]
+            expected = self.full(theta)[index]
             if not np.allclose(batch(theta, index), expected, rtol=1e-9, atol=1e-9):
                 return False
         return True
@@ -236,8 +252,12 @@ class _Table:
     def all_rows(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, by a compiled loop."""
         logp = np.empty(self._find.n_records)
-        self._function.loop(_fill, [theta], self._function.width, logp)
+        self._function.loop(_fill_all, [theta], self._function.width, logp)
         return logp
+
+    def filling(self, theta: np.ndarray, logp: np.ndarray) -> tuple[Callable, tuple]:
+        """Function of the limits of a block, and of further arguments, that fills in `logp`."""
+        return _fill, (logp, *self._function.compiled([theta]))
 
 
 def group_by_label(
@@ -271,6 +291,18 @@ def _tables(
 
 @compiled_loop
 def _fill(
+    begin: int, end: int, logp: np.ndarray, function: Callable, before: tuple, after: tuple
+) -> None:
+    """Put in the log-likelihood of each record of a block, ``-inf`` where it is not a number."""
+    (values,) = function(*before, np.array(begin), np.array(end), *after)
+    logp[begin:end] = values
+    for i in range(begin, end):
+        if np.isnan(logp[i]):
+            logp[i] = -np.inf
+
+
+@compiled_loop
+def _fill_all(
     function: Callable,
     before: tuple,
     after: tuple,
@@ -279,14 +311,9 @@ def _fill(
     length: int,
     logp: np.ndarray,
 ) -> None:
-    """Put in each record's log-likelihood, ``-inf`` where it is not a number: see `RowFunction.loop`."""
+    """All records: see `RowFunction.loop`."""
     for a in range(begin, end, length):
-        b = min(a + length, end)
-        (values,) = function(*before, np.array(a), np.array(b), *after)
-        logp[a:b] = values
-        for i in range(a, b):
-            if np.isnan(logp[i]):
-                logp[i] = -np.inf
+        _fill(a, min(a + length, end), logp, function, before, after)
 
 
 def _totals(

@@ -91,6 +91,12 @@ class RowFunction:
         """Whether there are so many rows that a loop pays, and it can be compiled."""
         return self._n_rows * self.width > LARGE and is_numba(self.function)
 
+    def compiled(self, values: Sequence[np.ndarray]) -> tuple[CPUDispatcher, tuple, tuple]:
+        """What a `compiled_loop` calls, with what it takes before and after the limits of a block."""
+        hidden = [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
+        after = _numbers(self._n_rows), *(array for array, _ in self.data), *hidden
+        return self.function.vm.jit_fn, tuple(values), after
+
     def loop(
         self, loop: Callable, values: Sequence[np.ndarray], width: int, *arguments: Any
     ) -> list[Any]:
@@ -101,8 +107,8 @@ class RowFunction:
         Parameters
         ----------
         loop : callable
-            Called with the compiled function, what it takes before and after the limits of a block,
-            the first row and the one to end before, the length of blocks, and `arguments`.
+            Called with what `compiled` returns, the first row and the one to end before, the length
+            of blocks, and `arguments`.
         values : sequence of array
             Of the inputs.
         width : int
@@ -113,9 +119,7 @@ class RowFunction:
         n_threads = self._n_rows * width // PER_THREAD
         n_threads = min(n_threads, blas_threads()) if n_threads > 1 else 1
         share = math.ceil(self._n_rows / (length * n_threads)) * length
-        data, numbers = [array for array, _ in self.data], _numbers(self._n_rows)
-        hidden = [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
-        what = self.function.vm.jit_fn, tuple(values), (numbers, *data, *hidden)
+        what = self.compiled(values)
 
         def run(begin: int) -> Any:
             return loop(*what, begin, min(begin + share, self._n_rows), length, *arguments)

@@ -42,6 +42,7 @@ class ClippedGradients:
         index: np.ndarray | None = None,
         *,
         directions: np.ndarray | None = None,
+        logp: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
         r"""Sum over records of clipped gradients of their log-likelihoods, in whole steps of a grid.
 
@@ -102,7 +103,7 @@ class ClippedGradients:
            CCS '22. https://doi.org/10.1145/3548606.3560708
         """
         arguments = self._arguments(theta, index, directions)
-        return self._gradients.clipped_steps(bound, *arguments)
+        return self._gradients.clipped_steps(bound, *arguments, logp)
 
     def clipped_grad(
         self,

@@ -15,6 +15,7 @@ __all__ = [
     "add_columns",
     "add_rows",
     "columns_times_matrix",
+    "nothing",
     "sum_of_blocks",
     "times_matrix",
     "times_scales",
@@ -111,6 +112,11 @@ def columns_times_matrix(gradients: np.ndarray, matrix: np.ndarray) -> np.ndarra
 
 
 @compiled_loop
+def nothing(begin: int, end: int) -> None:
+    """For `sum_of_blocks`: nothing else to do."""
+
+
+@compiled_loop
 def sum_of_blocks(
     function: Callable,
     before: tuple,
@@ -124,6 +130,8 @@ def sum_of_blocks(
     n_columns: int,
     unit: float,
     bound: float,
+    also: Callable,
+    arguments: tuple,
 ) -> np.ndarray:
     """Steps of the sum of rows' vectors.
 
@@ -139,6 +147,8 @@ def sum_of_blocks(
         Length of vectors.
     unit, bound : float
         See `add`.
+    also : callable
+        Called with the limits of each block, while its data are in the cache, and `arguments`.
     """
     steps, total = np.zeros(n_columns, dtype=np.int64), np.empty(n_columns)
     factors = np.empty(length)
@@ -150,4 +160,5 @@ def sum_of_blocks(
         add(vectors, unit, bound, factors[: b - a], total)
         for j in range(n_columns):
             steps[j] += np.int64(total[j])
+        also(a, b, *arguments)
     return steps

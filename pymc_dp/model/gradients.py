@@ -20,7 +20,7 @@ from pytensor.scalar import ScalarMaximum
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dp.errors import PerformanceWarning
-from pymc_dp.model.batches import group_by_label
+from pymc_dp.model.batches import BatchLikelihood, group_by_label
 from pymc_dp.model.clipped_vectors import add_columns, add_rows
 from pymc_dp.model.clipping import grid
 from pymc_dp.model.compiling import compile_frozen
@@ -47,8 +47,7 @@ class RecordGradients:
 
     Parameters
     ----------
-    full : callable
-        The log-likelihood of all records as a function of theta.
+    likelihood : BatchLikelihood
     start : array of shape (n_dim,)
         Point near which gradients are tried out.
     theta : Variable
@@ -65,7 +64,7 @@ class RecordGradients:
 
     def __init__(
         self,
-        full: Callable[[np.ndarray], np.ndarray],
+        likelihood: BatchLikelihood,
         start: np.ndarray,
         theta: Variable,
         log_prior: Variable,
@@ -74,7 +73,7 @@ class RecordGradients:
         n_records: int,
         options: dict[str, Any],
     ) -> None:
-        self._full, self._start, self._n_records = full, start, n_records
+        self._likelihood, self._start, self._n_records = likelihood, start, n_records
         self._graphs: tuple | None = theta, rows, labels, options
         self._tables: list[TableGradients] = []
         self._by_column = False
@@ -101,6 +100,7 @@ class RecordGradients:
         theta: np.ndarray,
         index: np.ndarray | None,
         directions: np.ndarray | None,
+        logp: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
         """`RecordLikelihood.clipped_grad_steps`; arguments are trusted, except for the bound."""
         if not 0 <= bound < math.inf:
@@ -108,19 +108,27 @@ class RecordGradients:
         exponent, limit = grid(bound)
         n_columns = len(theta) if directions is None else directions.shape[-1]
         steps = np.zeros(n_columns, dtype=np.int64)
-        if limit == 0 or n_columns == 0:
+        nothing, extreme = limit == 0 or n_columns == 0, abs(exponent) > MAX_EXPONENT
+        if self._graphs is not None:
+            self._build()
+        in_blocks = index is None and not nothing and not extreme
+        in_blocks = in_blocks and len(self._tables) == 1 and self._tables[0].has_loop
+        also = None
+        if logp is not None:
+            also = self._likelihood.filling(theta, logp) if in_blocks else None
+            if also is None:
+                logp[:] = self._likelihood.all_records(theta)
+        if nothing:
             return steps, exponent
         unit, length = math.ldexp(1.0, -exponent), math.ldexp(bound, -exponent)
         # The norm comes out of n squares and as many additions, a root, a division and two products
         # with relative errors of 2**-53 each, which is less than (n / 2 + 5) * 2**-53 in all: with
         # this much to spare, twice that, no vector of whole numbers is longer than the bound.
         length *= 1 - (n_columns + 16) * 2.0**-52
-        extreme = abs(exponent) > MAX_EXPONENT
         left = 1.0 if extreme else unit
-        if self._graphs is not None:
-            self._build()
-        if index is None and not extreme and len(self._tables) == 1 and self._tables[0].has_loop:
-            return self._tables[0].clipped_sum(theta, directions, unit, length), exponent
+        if in_blocks:
+            steps = self._tables[0].clipped_sum(theta, directions, unit, length, also)
+            return steps, exponent
         for vectors in self._vectors(theta, index, directions):
             factors, total = np.empty(len(vectors)), np.zeros(n_columns)
             if extreme:
@@ -220,7 +228,8 @@ class RecordGradients:
             (found,) = self._vectors(theta, index, direction[:, None])
             with np.errstate(all="ignore"):
                 at = {
-                    h: self._full(theta + h * direction)[index] for h in (-2e-4, -1e-4, 1e-4, 2e-4)
+                    h: self._likelihood.full(theta + h * direction)[index]
+                    for h in (-2e-4, -1e-4, 1e-4, 2e-4)
                 }
                 near, far = (at[1e-4] - at[-1e-4]) / 2e-4, (at[2e-4] - at[-2e-4]) / 4e-4
                 # Differences of differences tell what they are worth; the last term is rounding.

@@ -136,7 +136,7 @@ class RecordLikelihood(ClippedGradients):
         (log_prior,) = freeze([log_prior])
         self._log_prior = compile_frozen([theta], log_prior, options)
         self._gradients = RecordGradients(
-            self._logp, self.ravel(start), theta, log_prior, rows, labels, n_records, options
+            self._batch, self.ravel(start), theta, log_prior, rows, labels, n_records, options
         )
         self._clipped_sum = compile_frozen(*quantized_sum(n_records), options)
         with warnings.catch_warnings():

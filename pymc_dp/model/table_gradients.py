@@ -24,6 +24,7 @@ from pymc_dp.model.clipped_vectors import (
     add_columns,
     add_rows,
     columns_times_matrix,
+    nothing,
     sum_of_blocks,
     times_matrix,
     times_scales,
@@ -99,7 +100,12 @@ class TableGradients:
         return self._quantities.size > 0 and self._function.has_loop
 
     def clipped_sum(
-        self, theta: np.ndarray, directions: np.ndarray | None, unit: float, bound: float
+        self,
+        theta: np.ndarray,
+        directions: np.ndarray | None,
+        unit: float,
+        bound: float,
+        also: tuple[Callable, tuple] | None,
     ) -> np.ndarray:
         """Sum over all records in whole steps, by a compiled loop: see `sum_of_blocks`."""
         values, jacobian = self._quantities(theta, directions)
@@ -112,7 +118,7 @@ class TableGradients:
         else:
             convert = times_scales if jacobian.ndim == 1 else times_matrix
         add = add_columns if self.by_column else add_rows
-        orders = convert, jacobian, add, n_columns, unit, bound
+        orders = convert, jacobian, add, n_columns, unit, bound, *(also or (nothing, ()))
         parts = self._function.loop(sum_of_blocks, [theta, *values], self.width, *orders)
         return np.sum(parts, axis=0)
 

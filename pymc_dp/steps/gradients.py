@@ -16,7 +16,14 @@ from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.noise import BitSource
 
-__all__ = ["Coordinates", "NoisyGradient", "Phase", "Trajectory", "leapfrog"]
+__all__ = [
+    "Coordinates",
+    "NoisyGradient",
+    "Phase",
+    "Trajectory",
+    "check_gradient_noise",
+    "leapfrog",
+]
 
 
 class Phase(NamedTuple):
@@ -152,7 +159,9 @@ class NoisyGradient:
         """Compile now, for all records or batches, what would else be compiled in every worker."""
         theta = np.zeros(self._likelihood.n_dim)
         self._likelihood.grad_log_prior(theta)
-        self._likelihood.clipped_grad(theta, 1.0, index, directions=self._coordinates.directions)
+        logp = np.empty(self._likelihood.n_records) if index is None else None
+        directions = self._coordinates.directions
+        self._likelihood.clipped_grad_steps(theta, 1.0, index, directions=directions, logp=logp)
 
     def __call__(
         self,
@@ -162,6 +171,7 @@ class NoisyGradient:
         *,
         index: np.ndarray | None = None,
         part: float = 1.0,
+        logp: np.ndarray | None = None,
     ) -> np.ndarray:
         """Draw one, at a point whose access has been charged.
 
@@ -177,6 +187,8 @@ class NoisyGradient:
             Records of a batch.
         part : float
             Part of the records that are expected in a batch.
+        logp : array of shape (n_records,), optional
+            Filled with the log-likelihood of each record, which is private.
 
         Returns
         -------
@@ -186,10 +198,12 @@ class NoisyGradient:
         if math.isinf(self._clip_bound):
             total = self._likelihood.clipped_grad(theta, math.inf, index, directions=directions)
             steps, exponent = np.zeros(len(total), dtype=np.int64), math.frexp(noise_sd)[1] - 40
+            if logp is not None:
+                logp[:] = self._likelihood.logp(theta)
         else:
             total = np.zeros(len(self._coordinates.part))
             steps, exponent = self._likelihood.clipped_grad_steps(
-                theta, self._clip_bound, index, directions=directions
+                theta, self._clip_bound, index, directions=directions, logp=logp
             )
         if noise_sd:
             total += noisy_sum(steps, exponent, noise_sd, bits)
@@ -201,22 +215,43 @@ class NoisyGradient:
 
 def leapfrog(
     start: Phase,
-    gradient_at: Callable[[np.ndarray], np.ndarray],
+    gradient_at: Callable[[np.ndarray, bool], np.ndarray],
     coordinates: Coordinates,
     step_size: float,
     n_steps: int,
 ) -> Iterator[Phase]:
     """Path of the leapfrog integrator: the phases after each step, one gradient each.
 
-    Ends early where it leaves the numbers.
+    Gradients are asked for with a position and whether it is the last one. Ends early where it
+    leaves the numbers.
     """
     phase = start
-    for _ in range(n_steps):
+    for step in range(1, n_steps + 1):
         with np.errstate(over="ignore", invalid="ignore"):
             momentum = phase.momentum + step_size / 2 * phase.gradient
             theta = coordinates.moved(phase.theta, step_size * momentum)
-            gradient = gradient_at(theta)
+            gradient = gradient_at(theta, step == n_steps)
             phase = Phase(theta, momentum + step_size / 2 * gradient, gradient)
         yield phase
         if not (np.isfinite(theta).all() and np.isfinite(phase.momentum).all()):
             return
+
+
+def check_gradient_noise(clip_bound: float, noise_multiplier: float, private: bool) -> None:
+    """Raise unless gradients are private, if they must be; clip bound and noise go together."""
+    if not (clip_bound > 0 and (math.isfinite(clip_bound) or not private)):
+        raise ValueError(
+            f"gradient_clip_bound must be positive and finite, got {clip_bound!r}: without it one record could move a gradient anywhere."
+        )
+    if not 0 <= noise_multiplier <= 1e6:  # noise is counted in steps, 2**31 to a clip bound
+        raise ValueError(
+            f"The noise multiplier of gradients must be positive, and at most 1e6, got {noise_multiplier!r}."
+        )
+    if private and noise_multiplier == 0:
+        raise ValueError(
+            "Gradients without noise are not private at any epsilon. Give a noise multiplier, or budget=None for a run without privacy."
+        )
+    if noise_multiplier and math.isinf(clip_bound):
+        raise ValueError(
+            "Noise relative to an infinite gradient_clip_bound: give a finite bound, or a noise multiplier of 0."
+        )

@@ -16,7 +16,14 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.mechanisms import Gaussian, Mechanism
 from pymc_dp.steps.accept_reject import DecidingStep, Move, State
-from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory, leapfrog
+from pymc_dp.steps.gradients import (
+    Coordinates,
+    NoisyGradient,
+    Phase,
+    Trajectory,
+    check_gradient_noise,
+    leapfrog,
+)
 
 __all__ = ["DPHMC"]
 
@@ -270,22 +277,30 @@ class DPHMC(DecidingStep):
         jitter = self.step_size_jitter
         step_size = self.step_size * (1 + jitter * self.rng.uniform(-1, 1) if jitter else 1)
         start = Phase(theta, self.rng.standard_normal(len(self.part)), old.gradient)
-        path = [
-            start,
-            *leapfrog(start, self._gradient_at, self.coordinates, step_size, self.leapfrog_steps),
-        ]
-        accepted, distance = self._decide_on(old, path)
+        records: np.ndarray | None = None
+
+        def gradient_at(position: np.ndarray, is_last: bool) -> np.ndarray:
+            nonlocal records
+            if is_last and 0 < self.coordinates.distance(theta, position) <= self.max_distance:
+                records = np.empty(self.likelihood.n_records)  # used once the decision is paid for
+            return self._gradient_at(position, records)
+
+        steps = leapfrog(start, gradient_at, self.coordinates, step_size, self.leapfrog_steps)
+        path = [start, *steps]
+        accepted, distance = self._decide_on(old, path, records)
         if self.trajectories is not None:
             self.trajectories.append(Trajectory(path, step_size, accepted))
         return (path[-1].theta if accepted else theta), accepted, distance
 
-    def _gradient_at(self, theta: np.ndarray) -> np.ndarray:
+    def _gradient_at(self, theta: np.ndarray, logp: np.ndarray | None = None) -> np.ndarray:
         noise_sd = 0.0
         if self.gradient_noise_multiplier:
             noise_sd = self.gradient_noise_multiplier * self._sides * self.gradient_clip_bound
-        return self._gradient(theta, noise_sd, self._bits)
+        return self._gradient(theta, noise_sd, self._bits, logp=logp)
 
-    def _decide_on(self, old: State, path: list[Phase]) -> tuple[bool, float]:
+    def _decide_on(
+        self, old: State, path: list[Phase], records: np.ndarray | None = None
+    ) -> tuple[bool, float]:
         first, last = path[0], path[-1]
         with np.errstate(over="ignore", invalid="ignore"):
             distance = self.coordinates.distance(first.theta, last.theta)
@@ -294,34 +309,14 @@ class DPHMC(DecidingStep):
             # Too far, or where there are no numbers any more, as is seen from released gradients.
             return False, 0.0
         prior = self.likelihood.log_prior(last.theta)
-        new = State(last.theta, prior, gradient=last.gradient)
+        new = State(last.theta, prior, records, last.gradient)
         return self.settle(Move(old, new, prior - old.prior + kinetic, distance)), distance
 
     def accept(self, move: Move, decision: Any) -> bool:
-        """Decide from all records; one likelihood evaluation, as the current state's is kept."""
+        """Decide from all records, whose log-likelihoods came with the path's last gradient."""
         rule = self._rule if decision is None else decision.rule
         assert rule is not None  # noise that follows the sensitivity needs decisions with a cost
         return self.decide(rule, self.log_ratio(move))
-
-
-def check_gradient_noise(clip_bound: float, noise_multiplier: float, private: bool) -> None:
-    """Raise unless gradients are private, if they must be; clip bound and noise go together."""
-    if not (clip_bound > 0 and (math.isfinite(clip_bound) or not private)):
-        raise ValueError(
-            f"gradient_clip_bound must be positive and finite, got {clip_bound!r}: without it one record could move a gradient anywhere."
-        )
-    if not 0 <= noise_multiplier <= 1e6:  # noise is counted in steps, 2**31 to a clip bound
-        raise ValueError(
-            f"The noise multiplier of gradients must be positive, and at most 1e6, got {noise_multiplier!r}."
-        )
-    if private and noise_multiplier == 0:
-        raise ValueError(
-            "Gradients without noise are not private at any epsilon. Give a noise multiplier, or budget=None for a run without privacy."
-        )
-    if noise_multiplier and math.isinf(clip_bound):
-        raise ValueError(
-            "Noise relative to an infinite gradient_clip_bound: give a finite bound, or a noise multiplier of 0."
-        )
 
 
 def _checked_rule(

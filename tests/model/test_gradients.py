@@ -510,7 +510,7 @@ def test_gradient_of_the_prior(mode):
         np.testing.assert_allclose(found, np.concatenate([np.ravel(p) for p in parts]), rtol=1e-9)
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_flat_priors(mode):
     with pm.Model() as model:
         t = pm.Flat("t", shape=2)

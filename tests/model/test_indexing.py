@@ -280,7 +280,7 @@ def test_models(fill):
     check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
 
 
-QUICK = {"logistic", "several observed", "hierarchical", "categorical softmax"}
+QUICK = {"logistic", "several observed", "hierarchical"}
 
 
 @pytest.mark.parametrize(

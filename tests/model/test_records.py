@@ -33,9 +33,7 @@ QUICK = {
     "several observed",
     "pm.Data",
     "custom logp",
-    "normal mixture",
     "hierarchical",
-    "categorical softmax",
 }
 PYTHON = Mode(linker="py", optimizer=None)  # the reference: no rewrites, no compiler
 

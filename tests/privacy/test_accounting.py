@@ -275,7 +275,7 @@ def test_order_does_not_matter_and_more_is_more(accesses):
     forward, backward = epsilon_of(accesses, 1e-5), epsilon_of(accesses[::-1], 1e-5)
     assert forward == pytest.approx(backward, rel=1e-12)
     # Bounds on a grid: one access more among many may be less than the grid's error.
-    assert epsilon_of([*accesses, accesses[0]], 1e-5) >= forward * (1 - 1e-4)
+    assert epsilon_of([*accesses, accesses[0]], 1e-5) >= forward * (1 - 1e-3)
     assert epsilon_of([*accesses, *accesses], 1e-5) > forward >= 0
     assert epsilon_of(accesses, 1e-7) >= forward
     assert delta_of(accesses, max(forward, 1e-9)) <= 1e-5 * (1 + 1e-6)

@@ -329,18 +329,20 @@ def leapfrog_with_friction(begin, gradient_at, coordinates, step_size, n_steps, 
 class NoiseOfTheState(DPHMC):
     """Noise that is larger on one side: no fault, but the law of the noise is another one."""
 
-    def _gradient_at(self, theta):
+    def _gradient_at(self, theta, logp=None):
         first = self.coordinates.part[0]
         scale = (theta[first] - self.centre[first]) / self.spread[first]
         noise = self.gradient_noise_multiplier * self._sides * self.gradient_clip_bound
-        return self._gradient(theta, noise * math.exp(np.clip(0.5 * scale, -1, 1)), self._bits)
+        return self._gradient(
+            theta, noise * math.exp(np.clip(0.5 * scale, -1, 1)), self._bits, logp=logp
+        )
 
 
 class KeepsTheEndGradient(DPHMC):
     """After a rejection the next path begins with the gradient at the end of the last one."""
 
-    def _decide_on(self, old, path):
-        accepted, distance = super()._decide_on(old, path)
+    def _decide_on(self, old, path, records):
+        accepted, distance = super()._decide_on(old, path, records)
         if not accepted:
             old.gradient = path[-1].gradient
         return accepted, distance
@@ -349,8 +351,8 @@ class KeepsTheEndGradient(DPHMC):
 class KeepsTheFirstGradient(DPHMC):
     """After an acceptance the next path begins with the gradient of where the last one began."""
 
-    def _decide_on(self, old, path):
-        accepted, distance = super()._decide_on(old, path)
+    def _decide_on(self, old, path, records):
+        accepted, distance = super()._decide_on(old, path, records)
         if accepted:
             self._current.gradient = path[0].gradient
         return accepted, distance
@@ -364,9 +366,9 @@ class NoiseOfTheStart(DPHMC):
         self._factor = math.exp(np.clip(scale, -1.5, 1.5))
         return super().transition(theta)
 
-    def _gradient_at(self, theta):
+    def _gradient_at(self, theta, logp=None):
         noise = self.gradient_noise_multiplier * self._sides * self.gradient_clip_bound
-        return self._gradient(theta, noise * self._factor, self._bits)
+        return self._gradient(theta, noise * self._factor, self._bits, logp=logp)
 
 
 class WithoutKineticEnergy(DPHMC):
@@ -414,8 +416,8 @@ class StaleGradient(DPHMC):
             state.gradient = last
         return state
 
-    def _decide_on(self, old, path):
-        accepted, distance = super()._decide_on(old, path)
+    def _decide_on(self, old, path, records):
+        accepted, distance = super()._decide_on(old, path, records)
         self._last = path[-1 if accepted else 0].gradient
         return accepted, distance
 
@@ -462,6 +464,7 @@ def test_noise_of_the_position_is_no_fault(monkeypatch, seed=1):
         check_chain(found, exact)
 
 
+@pytest.mark.slow
 def test_a_stale_gradient_fails(seed=1):
     with pytest.raises(AssertionError, match="wrong law"):
         check_chain(*compound(StaleGradient, seed, noise=0.15))
@@ -648,9 +651,7 @@ def back_along(step, trajectory, mover=leapfrog):
     feed = iter(others)
     return [
         turned,
-        *mover(
-            turned, lambda theta: next(feed), step.coordinates, trajectory.step_size, len(others)
-        ),
+        *mover(turned, lambda *_: next(feed), step.coordinates, trajectory.step_size, len(others)),
     ]
 
 
@@ -714,7 +715,7 @@ def test_volume_is_preserved(mass):
     def end(origin, z, noise, mover):
         feed = iter(noise)
 
-        def gradient_at(theta):
+        def gradient_at(theta, is_last=False):
             return step._gradient(theta, 0.0, None) + next(feed)
 
         theta = coordinates.moved(origin, z[:2])
@@ -945,9 +946,9 @@ def test_accesses_are_what_was_charged(name):
 
 
 class HalfTheNoise(DPHMC):
-    def _gradient_at(self, theta):
+    def _gradient_at(self, theta, logp=None):
         noise = self.gradient_noise_multiplier * self._sides * self.gradient_clip_bound
-        return self._gradient(theta, noise / 2, self._bits)
+        return self._gradient(theta, noise / 2, self._bits, logp=logp)
 
 
 class OneGradientFree(DPHMC):
@@ -969,10 +970,18 @@ class DecisionFree(DPHMC):
             super().charge(accesses)
 
 
+class LikelihoodNotPaid(DPHMC):
+    def settle(self, move):
+        self.likelihood.logp(move.new.theta)
+        return super().settle(move)
+
+
 class DecisionPaidLater(DPHMC):
     def settle(self, move):
-        self._records(move.new)
-        return super().settle(move)
+        decision = self.family.at(move.distance)
+        accepted = self.accept(move, decision)
+        self.charge(((decision, 1),))
+        return accepted
 
 
 class GoesOn(DPHMC):
@@ -993,20 +1002,35 @@ class HalfTheDistance(DPHMC):
 class ExactEnd(DPHMC):
     """The end of a path gets a second, exact look."""
 
-    def _decide_on(self, old, path):
+    def _decide_on(self, old, path, records):
         self._gradient(path[-1].theta, 0.0, self._bits)
-        return super()._decide_on(old, path)
+        return super()._decide_on(old, path, records)
 
 
 @pytest.mark.parametrize(
     "fault",
-    [HalfTheNoise, OneGradientFree, FirstGradientFree, DecisionFree, DecisionPaidLater, GoesOn, HalfTheDistance, ExactEnd],
+    [HalfTheNoise, OneGradientFree, FirstGradientFree, DecisionFree, LikelihoodNotPaid, DecisionPaidLater, GoesOn, HalfTheDistance, ExactEnd],
 )  # fmt: skip
 def test_what_is_not_paid_is_found(fault):
     step = paid_step(fault, chains=1)
     _, _, events = exhaust(step, limit=80)
     with pytest.raises(Leak):
         audit(step, events, step._allowance)
+
+
+@pytest.mark.parametrize("reuse_gradient", [True, False])
+def test_what_is_kept_of_a_state_is_of_that_state(reuse_gradient):
+    """Log-likelihoods came with the gradient at the end of a path, if they are not of an older state."""
+    step = paid_step(epsilon=30.0, chains=1, reuse_gradient=reuse_gradient)
+    start(step)
+    point, outcomes = step.likelihood.unravel(np.array([0.3, 0.5])), set()
+    for _ in range(60):
+        point, (statistics,) = step.step(point)
+        state, theta = step._current, step.likelihood.ravel(point)
+        assert not statistics["exhausted"] and np.array_equal(state.theta, theta)
+        np.testing.assert_allclose(state.records, step.likelihood.logp(theta), rtol=1e-12)
+        outcomes.add(bool(statistics["accepted"]))
+    assert outcomes == {True, False}
 
 
 def test_gradients_in_a_model_with_another_step():
@@ -1119,7 +1143,13 @@ def test_noise_has_the_size_that_was_charged(neighbours, adjacency):
 
 
 @pytest.mark.parametrize(
-    "options", [{"step_size": 1e200}, {"step_size": 1e30}, {"max_distance": 1e-7}], ids=str
+    "options",
+    [
+        {"step_size": 1e200},
+        pytest.param({"step_size": 1e30}, marks=pytest.mark.slow),
+        {"max_distance": 1e-7},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("private", [True, False])
 def test_wild_paths_are_no_matter_of_the_data(two_variable_model, options, private):

@@ -106,7 +106,7 @@ def test_every_decision_is_paid_and_the_sum_stays_within_the_budget(normal_model
     object.__setattr__(step, "likelihood", _Counting(step.likelihood, logp, evaluations))
     run(normal_model, budget, step)
     assert all(isinstance(m, Decision) for m in paid)
-    assert epsilon_of([(m, 1) for m in paid], 1e-5) <= 3.0
+    assert epsilon_of([(m, 1) for m in paid], 1e-5, "rdp") <= 3.0
     # One evaluation per paid decision, and one for the first state of each chain: the current state is cached.
     assert len(evaluations) == len(paid) + 2
     assert sum(budget.report().draws) == len(paid)
@@ -185,7 +185,7 @@ def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
         ]
         assert len(budget.plan()) == 2
         idata = run(model, budget, steps)
-    assert epsilon_of([(m, 1) for m in paid], 1e-5) <= 4.0
+    assert epsilon_of([(m, 1) for m in paid], 1e-5, "rdp") <= 4.0
     assert budget.spent() <= 4.0
     assert idata.posterior["sigma"].std() > 0 and idata.posterior["mu"].std() > 0
     assert len(budget.ledger.claims()) == 4

@@ -634,7 +634,8 @@ class Instrumented:
             raise AssertionError(f"{name} looks at the records, and is not accounted for")
         return getattr(self.likelihood, name)
 
-    def clipped_grad_steps(self, theta, bound, index=None, *, directions=None):
+    def clipped_grad_steps(self, theta, bound, index=None, *, directions=None, logp=None):
+        assert logp is None  # log-likelihoods are not accounted for
         self.accesses.append((bound, None if index is None else len(index)))
         return self.likelihood.clipped_grad_steps(theta, bound, index, directions=directions)
 
