@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         sensitivity_of_table,
     )
     from pymc_dp.sampling import sample
+    from pymc_dp.starting import PrivateStart, private_start
     from pymc_dp.steps.augmentation import PrivatizedRecords
     from pymc_dp.steps.barker import DPBarker
     from pymc_dp.steps.fast_mh import DPFastMH, TunaMH
@@ -70,6 +71,7 @@ _HOME = {
     "PrivacyLeak": "errors",
     "PrivacyLeakWarning": "errors",
     "PrivacyReport": "privacy.report",
+    "PrivateStart": "starting",
     "PrivatizedRecords": "steps.augmentation",
     "PymcDPError": "errors",
     "RandomWalk": "steps.proposals",
@@ -78,6 +80,7 @@ _HOME = {
     "Sensitivity": "privacy.sensitivity",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
+    "private_start": "starting",
     "quadratic_exponents": "privacy.sensitivity",
     "sample": "sampling",
     "sensitivity_of": "privacy.sensitivity",

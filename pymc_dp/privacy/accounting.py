@@ -61,6 +61,7 @@ def max_draws(
     chains: int = 1,
     *,
     per_chain: Accesses = (),
+    besides: Accesses = (),
     accountant: str = "best",
 ) -> float:
     """Largest number of draws of each chain for which all chains together stay within (epsilon, delta).
@@ -76,6 +77,8 @@ def max_draws(
         Number of chains that share the budget.
     per_chain : iterable of (Mechanism, float)
         What every chain accesses once, such as the first gradient of HMC.
+    besides : iterable of (Mechanism, float)
+        What is accessed once for all chains, such as a private starting point.
     accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"}
         How to compose.
 
@@ -96,7 +99,7 @@ def max_draws(
     if not chains >= 1:
         raise ValueError(f"chains must be at least 1, got {chains!r}.")
     unit = Cost.of(mechanisms(1) if callable(mechanisms) else mechanisms)
-    once = Cost.of(per_chain)
+    once, before = Cost.of(per_chain), Cost.of(besides)
     if epsilon == math.inf:
         return math.inf
 
@@ -105,7 +108,7 @@ def max_draws(
             every = Cost.of(access for t in range(1, draws + 1) for access in mechanisms(t))
         else:
             every = unit * draws
-        return (every + once) * chains
+        return (every + once) * chains + before
 
     if unit.free and not callable(mechanisms):
         return math.inf if run(0).epsilon(delta, accountant) <= epsilon else 0

@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting import max_draws
-from pymc_dp.privacy.composition import Cost, renyi_budget, renyi_to_epsilon
+from pymc_dp.privacy.composition import Accesses, Cost, renyi_budget, renyi_to_epsilon
 from pymc_dp.privacy.families import Family
 from pymc_dp.privacy.filters import RenyiFilter, RenyiShare
 from pymc_dp.privacy.mechanisms import ORDERS, Mechanism
@@ -142,7 +142,13 @@ class Allowance:
 
 
 def share_out(
-    steps: Mapping[str, StepAccess], *, epsilon: float, delta: float, chains: int, accountant: str
+    steps: Mapping[str, StepAccess],
+    *,
+    epsilon: float,
+    delta: float,
+    chains: int,
+    accountant: str,
+    besides: Accesses = (),
 ) -> dict[str, Allowance]:
     """Share a budget out over steps and chains.
 
@@ -157,6 +163,8 @@ def share_out(
         All steps of one iteration.
     epsilon, delta, chains, accountant
         Terms of the budget.
+    besides : iterable of (Mechanism, float)
+        What was claimed outside of all chains.
 
     Returns
     -------
@@ -171,12 +179,17 @@ def share_out(
     if epsilon == math.inf:
         return {label: Allowance(math.inf, None, (), (), (), epsilon, math.inf) for label in steps}
     if any(isinstance(m, Family) for step in steps.values() for m, _ in step.mechanisms):
-        return _shares(steps, epsilon, delta, chains, accountant)
-    return _iterations(steps, epsilon, delta, chains, accountant)
+        return _shares(steps, epsilon, delta, chains, accountant, Cost.of(besides))
+    return _iterations(steps, epsilon, delta, chains, accountant, Cost.of(besides))
 
 
 def _iterations(
-    steps: Mapping[str, StepAccess], epsilon: float, delta: float, chains: int, accountant: str
+    steps: Mapping[str, StepAccess],
+    epsilon: float,
+    delta: float,
+    chains: int,
+    accountant: str,
+    besides: Cost,
 ) -> dict[str, Allowance]:
     """Equal numbers of iterations, where all costs are known in advance."""
     scheduled = any(step.schedule is not None for step in steps.values())
@@ -187,7 +200,10 @@ def _iterations(
 
     def affordable(chains: int) -> float:
         draws = accesses if scheduled else accesses(1)
-        return max_draws(draws, epsilon, delta, chains, per_chain=starting, accountant=accountant)
+        return max_draws(
+            draws, epsilon, delta, chains,
+            per_chain=starting, besides=besides.counts.items(), accountant=accountant,
+        )  # fmt: skip
 
     each = affordable(chains)
     if each < 1:
@@ -202,7 +218,7 @@ def _iterations(
     }
     run = np.sum([cost.renyi for cost in whole.values()], axis=0) * chains
     # The less is spent, the higher the best order.
-    best = int(np.argmin(renyi_to_epsilon(ORDERS, run, delta)))
+    best = int(np.argmin(renyi_to_epsilon(ORDERS, run + besides.renyi, delta)))
     shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
     progress: tuple[float, ...] = ()
     if scheduled or starting:
@@ -211,7 +227,8 @@ def _iterations(
             [Cost.of(accesses(t)).renyi[shown] for t in range(1, int(each) + 1)], axis=0
         )
         progress = tuple(np.max(spent / spent[-1], axis=1).tolist())
-    conversion = tuple(np.asarray(renyi_to_epsilon(ORDERS[shown], 0.0, delta)).tolist())
+    at_start = renyi_to_epsilon(ORDERS[shown], besides.renyi[shown], delta)
+    conversion = tuple(np.asarray(at_start).tolist())
     return {
         label: Allowance(
             each,
@@ -228,7 +245,12 @@ def _iterations(
 
 
 def _shares(
-    steps: Mapping[str, StepAccess], epsilon: float, delta: float, chains: int, accountant: str
+    steps: Mapping[str, StepAccess],
+    epsilon: float,
+    delta: float,
+    chains: int,
+    accountant: str,
+    besides: Cost,
 ) -> dict[str, Allowance]:
     """Shares of a filter, where the proposals decide about costs."""
     if accountant not in ("best", "rdp"):
@@ -238,7 +260,7 @@ def _shares(
     means = {label: _mean_renyi(step) for label, step in steps.items()}
     starts = {label: Cost.of(step.starting).renyi for label, step in steps.items()}
     mean, start = (np.sum([*costs.values()], axis=0) for costs in (means, starts))
-    budget = renyi_budget(ORDERS, epsilon, delta) / chains
+    budget = (renyi_budget(ORDERS, epsilon, delta) - besides.renyi) / chains
     draws = np.nan_to_num((budget - start) / mean, nan=0.0)
     best = int(np.argmax(draws))
     expected = float(draws[best])
@@ -249,7 +271,7 @@ def _shares(
     # The last digits belong to the conversion's safety margin, so that all shares together fit.
     rho = float(budget[best]) * (1 - 1e-6)
     order = float(ORDERS[best])
-    at_zero = float(renyi_to_epsilon(order, 0.0, delta))
+    at_zero = float(renyi_to_epsilon(order, besides.renyi[best], delta))
     allowances = {}
     for label, step in steps.items():
         wanted = float(starts[label][best] + expected * means[label][best])

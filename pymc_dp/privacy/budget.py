@@ -8,16 +8,15 @@ import os
 import uuid
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
 from pymc_dp.privacy.composition import Cost, check_accountant, check_terms
-from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.ledger import Accesses, Ledger
 from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
-from pymc_dp.privacy.report import PrivacyReport, StepReport
+from pymc_dp.privacy.report import PrivacyReport, StepReport, listed
 
 __all__ = ["PrivacyBudget"]
 
@@ -79,12 +78,8 @@ class PrivacyBudget:
             raise ValueError(
                 f"Unknown adjacency {adjacency!r}; choose 'substitute' or 'add_remove'."
             ) from None
-        self.epsilon, self.delta, self.chains, self.accountant = (
-            float(epsilon),
-            float(delta),
-            chains,
-            accountant,
-        )
+        self.epsilon, self.delta = float(epsilon), float(delta)
+        self.chains, self.accountant = chains, accountant
         if not isinstance(ledger, Ledger):
             exists = (
                 ledger is not None and Path(ledger).exists() and Path(ledger).stat().st_size > 0
@@ -105,6 +100,7 @@ class PrivacyBudget:
         self.ledger = ledger
         self.id = uuid.uuid4().hex
         self._steps: dict[str, StepAccess] = {}
+        self._outside: dict[str, Accesses] = {}
         self._plans: dict[str, Allowance] | None = None
         self._latest: Any = None
         self._exhausted: set[int] = set()
@@ -121,18 +117,8 @@ class PrivacyBudget:
         A new step on a variable replaces an older one, and a step of another model all (as in a
         notebook cell run again), as long as nothing was claimed.
         """
-        for mechanism, _ in access.mechanisms:
-            if self.adjacency not in mechanism.adjacencies:
-                raise ValueError(
-                    f"{access.label} accesses {mechanism.name}, whose cost is proved for adjacency "
-                    f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {self.adjacency.value!r}. "
-                    "Make the budget for that adjacency, or use a step that is proved for this one."
-                )
-        if self.ledger.claims(self.id):
-            raise PrivacyBudgetExhausted(
-                "Chains have already run on this budget, so its steps are settled. Make a new PrivacyBudget; to keep one account for "
-                "the data set, give both the same ledger file."
-            )
+        self._check_adjacency(access.label, access.mechanisms)
+        self._check_no_chain("its steps are settled")
         kept = {
             label: other
             for label, other in self._steps.items()
@@ -140,6 +126,45 @@ class PrivacyBudget:
         }
         kept[access.label] = access
         self._steps, self._plans = kept, None
+
+    def spend(self, label: str, accesses: Accesses) -> None:
+        """Claim accesses that belong to no chain, before any chain runs: chains share what is left.
+
+        Parameters
+        ----------
+        label : str
+            What they are for, as the report says it: another one for each claim.
+        accesses : sequence of (Mechanism, int)
+            Claimed on disk when this returns, and not refunded. If the budget does not pay for
+            them, that raises PrivacyBudgetExhausted, and nothing is claimed.
+        """
+        self._check_adjacency(label, accesses)
+        self._check_no_chain("what is left is shared out already")
+        self._claim(label, accesses, limit=1)
+        self._outside[label] = tuple(accesses)
+        self._plans = None
+
+    def _check_adjacency(self, label: str, accesses: Accesses) -> None:
+        for mechanism, _ in accesses:
+            if self.adjacency not in mechanism.adjacencies:
+                raise ValueError(
+                    f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
+                    f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {self.adjacency.value!r}. "
+                    "Make the budget for that adjacency, or use a step that is proved for this one."
+                )
+
+    def _check_no_chain(self, so: str) -> None:
+        if any(claim.step not in self._outside for claim in self.ledger.claims(self.id)):
+            raise PrivacyBudgetExhausted(
+                f"Chains have already run on this budget, so {so}. Make a new PrivacyBudget; to keep one account for "
+                "the data set, give both the same ledger file."
+            )
+
+    def _claim(self, label: str, what: Accesses, limit: int, draws: float | None = None) -> None:
+        self.ledger.claim(
+            self.id, label, what,
+            epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=limit, draws=draws,
+        )  # fmt: skip
 
     def plan(self) -> dict[str, Allowance]:
         """Return the allowance of one chain of each step, by label: an equal part of the budget for each chain."""
@@ -152,6 +177,7 @@ class PrivacyBudget:
                 delta=self.delta,
                 chains=self.chains,
                 accountant=self.accountant,
+                besides=[access for accesses in self._outside.values() for access in accesses],
             )
         return self._plans
 
@@ -202,10 +228,7 @@ class PrivacyBudget:
         self.check_covered()
         plan = self.plan()[label]
         draws = None if math.isinf(plan.iterations) else plan.iterations
-        self.ledger.claim(
-            self.id, label, plan.claim,
-            epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=self.chains, draws=draws,
-        )  # fmt: skip
+        self._claim(label, plan.claim, self.chains, draws)
         return plan.fresh()
 
     def watch(self, stats: dict[str, Any]) -> None:
@@ -282,12 +305,7 @@ class PrivacyBudget:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
         claims = self.ledger.claims(self.id)
         steps = tuple(
-            StepReport(
-                label=label,
-                chains=sum(c.step == label for c in claims),
-                per_draw=_per_draw(access),
-                per_chain=next((_listed(c.accesses) for c in claims if c.step == label), ()),
-            )
+            StepReport.of(access, [c for c in claims if c.step == label])
             for label, access in self._steps.items()
         )
         records = {s.n_records for s in self._steps.values()}
@@ -306,6 +324,7 @@ class PrivacyBudget:
             secret=all(s.secret for s in self._steps.values()),
             ledger=None if self.ledger.temporary else self.ledger.path,
             steps=steps,
+            once={label: listed(accesses) for label, accesses in self._outside.items()},
             draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
         )
 
@@ -320,21 +339,6 @@ class PrivacyBudget:
 def _can_shorten(trace: Any) -> bool:
     """Whether this is PyMC's in-memory trace; of others, release() cuts the idle draws."""
     return isinstance(getattr(trace, "draw_idx", None), int)
-
-
-def _per_draw(access: StepAccess) -> tuple[str, ...]:
-    each, once = _listed(access.mechanisms), _listed(access.starting)
-    if access.schedule is not None:
-        each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
-    return (*each, *(f"{name} (once a chain)" for name in once))
-
-
-def _listed(accesses: Sequence[tuple[Mechanism, float]]) -> tuple[str, ...]:
-    """Accesses in words; the first and the last ones of many."""
-    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
-    if len(names) > 6:
-        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
-    return tuple(names)
 
 
 def _shorten(trace: Any, by: int) -> None:

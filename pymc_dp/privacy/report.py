@@ -6,6 +6,7 @@ import html
 import json
 import math
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +14,12 @@ import numpy as np
 
 from scipy.special import ndtr, ndtri
 
+from pymc_dp.privacy.allowance import StepAccess
 from pymc_dp.privacy.composition import Cost
+from pymc_dp.privacy.ledger import Claim
+from pymc_dp.privacy.mechanisms import Mechanism
 
-__all__ = ["PrivacyReport", "StepReport", "max_true_positive_rate"]
+__all__ = ["PrivacyReport", "StepReport", "listed", "max_true_positive_rate"]
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
@@ -51,6 +55,17 @@ class StepReport:
     per_draw: tuple[str, ...]
     per_chain: tuple[str, ...]
 
+    @classmethod
+    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
+        """From what a step accesses, and what its chains have claimed."""
+        each, once = listed(access.mechanisms), listed(access.starting)
+        if access.schedule is not None:
+            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
+        per_draw = (*each, *(f"{name} (once a chain)" for name in once))
+        return cls(
+            access.label, len(claims), per_draw, listed(claims[0].accesses) if claims else ()
+        )
+
 
 @dataclass(frozen=True)
 class PrivacyReport:
@@ -77,6 +92,8 @@ class PrivacyReport:
         Number of privacy units where it is public.
     steps : tuple of StepReport
         What was accessed, step by step.
+    once : dict of str to tuple of str
+        What was accessed outside of all chains.
     draws : tuple of int
         Draws made so far, chain by chain, as the callback saw them.
     """
@@ -96,6 +113,7 @@ class PrivacyReport:
     secret_randomness: bool
     ledger: str | None
     steps: tuple[StepReport, ...]
+    once: dict[str, tuple[str, ...]]
     draws: tuple[int, ...]
     assumptions: tuple[str, ...]
 
@@ -115,6 +133,7 @@ class PrivacyReport:
         secret: bool,
         ledger: str | None,
         steps: tuple[StepReport, ...],
+        once: dict[str, tuple[str, ...]],
         draws: tuple[int, ...] = (),
     ) -> PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
@@ -140,6 +159,7 @@ class PrivacyReport:
             secret_randomness=secret,
             ledger=ledger,
             steps=steps,
+            once=once,
             draws=draws,
             assumptions=_ASSUMPTIONS,
         )
@@ -185,6 +205,7 @@ class PrivacyReport:
         rows.append(("chains", f"shared over {self.chains}"))
         if self.draws:
             rows.append(("draws", " + ".join(map(str, self.draws))))
+        rows += [(label, access) for label, listed in self.once.items() for access in listed]
         for step in self.steps:
             rows.append((step.label, f"{step.chains} chain(s) claimed"))
             rows += [("  each draw", access) for access in step.per_draw]
@@ -278,3 +299,11 @@ def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
 
 def _finite(value: float) -> float | None:
     return value if value < math.inf else None
+
+
+def listed(accesses: Sequence[tuple[Mechanism, float]]) -> tuple[str, ...]:
+    """Accesses in words; the first and the last ones of many."""
+    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
+    if len(names) > 6:
+        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
+    return tuple(names)

@@ -21,6 +21,7 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
+from pymc_dp.privacy.sampled import SampledGaussian
 
 DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=2000).tolist())
 
@@ -447,3 +448,80 @@ class TestReport:
         budget.claim("A[x]")
         assert budget.report().n_records is None
         assert "1000" not in str(budget.report())
+
+
+class TestSpentOutsideOfChains:
+    """What is claimed once, for all chains, is paid from the same budget, and chains share the rest."""
+
+    START = ((Gaussian(30.0), 8),)
+
+    @pytest.mark.parametrize("make", [fixed, varying])
+    def test_chains_share_the_rest(self, make):
+        whole, rest = (PrivacyBudget(2.0, 1e-6, chains=2) for _ in range(2))
+        for budget in (whole, rest):
+            budget.register(make())
+        before = rest.expected_draws()
+        rest.spend("start", self.START)
+        assert 0.5 * before < rest.expected_draws() < before == whole.expected_draws()
+        assert rest.spent() == pytest.approx(epsilon_of(self.START, 1e-6))
+        shown = []
+        for _ in range(2):
+            allowance = rest.claim(make().label)
+            (mechanism, count) = make().mechanisms[0]
+            access = mechanism.at(0.02) if isinstance(mechanism, DecisionFamily) else mechanism
+            while allowance.charge(((access, count),)):
+                shown.append(allowance.epsilon_spent())
+            # The last draws of all chains come to the budget, and the first began with the start.
+            assert 1.9 < shown[-1] <= 2.0
+        assert shown[0] > 0.9 * epsilon_of(self.START, 1e-6)
+        everything = [a for claim in rest.ledger.claims() for a in claim.accesses]
+        assert len(rest.ledger.claims()) == 3
+        assert 1.9 < epsilon_of(everything, 1e-6) <= 2.0
+
+    def test_the_number_of_draws_is_the_last_that_fits(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=3)
+        budget.register(fixed())
+        budget.spend("start", self.START)
+        draws, each = budget.expected_draws(), fixed().mechanisms[0][0]
+        for k, fits in ((draws, True), (draws + 1, False)):
+            assert (epsilon_of([*self.START, (each, 3 * k)], 1e-6) <= 2.0) == fits
+
+    def test_too_much(self):
+        budget = PrivacyBudget(1.0, 1e-6, chains=1)
+        budget.register(fixed())
+        with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
+            budget.spend("start", ((Gaussian(2.0), 1),))
+        assert budget.ledger.claims() == [] and budget.spent() == 0
+        nearly = ((Gaussian(4.24), 1),)
+        assert 0.98 < epsilon_of(nearly, 1e-6) <= 1
+        budget.spend("start", nearly)
+        with pytest.raises(PrivacyBudgetExhausted, match="Largest feasible|pays for"):
+            budget.claim(fixed(sensitivity=0.5).label)
+
+    def test_once_and_before_the_chains(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=1)
+        budget.spend("start", self.START)
+        budget.register(fixed())
+        with pytest.raises(PrivacyBudgetExhausted):
+            budget.spend("start", self.START)
+        budget.claim(fixed().label)
+        with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+            budget.spend("another", self.START)
+        with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+            budget.register(varying())
+
+    def test_adjacency(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=1, adjacency="add_remove")
+        release = SampledGaussian(1.0, 0.1, "without_replacement", "substitute")
+        with pytest.raises(ValueError, match="start accesses .* not 'add_remove'"):
+            budget.spend("start", ((release, 1),))
+
+    def test_report(self):
+        budget = PrivacyBudget(2.0, 1e-6, chains=1)
+        budget.register(fixed())
+        budget.spend("private start", self.START)
+        report = budget.report()
+        assert report.once == {"private start": (f"8 x {Gaussian(30.0).name}",)}
+        for text in (str(report), report.to_markdown(), report.to_json()):
+            assert "private start" in text and Gaussian(30.0).name in text
+        assert pickle.loads(pickle.dumps(budget)).report().once == report.once

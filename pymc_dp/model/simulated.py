@@ -1,0 +1,179 @@
+"""Records drawn from a model, and what they say of the parameters: for plans that see no private data."""
+
+from __future__ import annotations
+
+import warnings
+
+from collections.abc import Sequence
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+
+from pymc.logprob.utils import replace_rvs_by_values
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.checks import check_model
+from pymc_dp.model.drawing import Drawing
+from pymc_dp.model.parameter_checks import strip_checks
+from pymc_dp.model.roots import (
+    downstream,
+    find_data_roots,
+    likelihood_graphs,
+    observed_arrays,
+    upstream,
+)
+from pymc_dp.model.units import assign_rows, per_record
+
+__all__ = ["SimulatedRecords"]
+
+
+class SimulatedRecords:
+    """Data sets that a model could have produced: as many records, with the same covariates.
+
+    What was observed is not looked at, and may differ.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    records : array of int, or dict of str to such arrays, optional
+        The privacy unit, as for :class:`~pymc_dp.RecordLikelihood`.
+    public_covariates : bool
+        Whether arrays of the model that have rows, besides what is observed, may be looked at.
+    public_data : bool
+        Whether what is observed may be looked at, too: it is then the data set where none can be
+        drawn.
+
+    Attributes
+    ----------
+    n_records, n_dim : int
+
+    Raises
+    ------
+    ValueError
+        If the model has covariates that are not public.
+    UnsupportedModel
+        If an observed variable cannot be drawn from.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model,
+        *,
+        records: np.ndarray | dict[str, np.ndarray] | None = None,
+        public_covariates: bool = False,
+        public_data: bool = False,
+    ) -> None:
+        n_rows = check_model(model)
+        names = [rv.name for rv in model.observed_RVs]
+        labels, self.n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
+        observed = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
+            start = model.initial_point(random_seed=0)
+        sizes = [np.size(start[v.name]) for v in model.value_vars]
+        ends = np.cumsum([0, *sizes])
+        self.n_dim = int(ends[-1])
+        theta = pt.vector("theta", shape=(self.n_dim,), dtype="float64")
+        parts = {
+            v: theta[a:b].reshape(np.shape(start[v.name])).astype(v.dtype)
+            for v, a, b in zip(model.value_vars, ends[:-1], ends[1:], strict=True)
+        }
+        graphs = likelihood_graphs(model)
+        roots = find_data_roots(model, graphs)
+        stripped, _ = strip_checks(graphs, downstream(graphs, roots), model.value_vars)
+        data = [value.type(f"data_{k}") for k, value in enumerate(observed)]
+        known = parts | dict(zip(observed, data, strict=True))
+        rows = [graph.astype("float64") for graph in stripped]
+        rows = [g.sum(axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g for g in rows]
+        rows = graph_replace(rows, known, strict=False)
+        draws = graph_replace(_draws(model), parts, strict=False)
+        if not public_covariates:
+            _check_public([*rows, *draws], roots, model)
+        self._drawing: Drawing | None = Drawing([theta], draws)
+        self._dtypes = [value.dtype for value in observed]
+        self._data = observed_arrays(model) if public_data else None
+        try:
+            self.draw(
+                np.concatenate([np.ravel(start[v.name]) for v in model.value_vars]),
+                np.random.default_rng(0),
+            )
+        except NotImplementedError as error:
+            if not public_data:
+                raise UnsupportedModel(
+                    f"records cannot be drawn from the model ({error}): give its pm.CustomDist a random=, or "
+                    "pass stand_in=, a model of the same parameters with public or made-up data."
+                ) from None
+            self._drawing = None
+        # Rewritten first, as the derivatives of a graph as it is written need not be finite. (Not by
+        # `freeze`, whose softplus has kinks that cancel in first derivatives only.)
+        rows = rewrite_graph(rows, include=("ShapeOpt", "canonicalize", "stabilize"))
+        logp = per_record(rows, labels, self.n_records)
+        self._compile(theta, data, pt.switch(pt.isnan(logp), -np.inf, logp))
+
+    def _compile(self, theta: Variable, data: list[Variable], logp: Variable) -> None:
+        direction = pt.vector("direction", dtype="float64")
+        weights = pt.vector("weights", dtype="float64")
+        gradient = pt.grad((weights * logp).sum(), theta)
+        # Linear in the weights: their coefficients are the records' derivatives along a direction.
+        along = pt.grad((gradient * direction).sum(), weights, disconnected_inputs="ignore")
+        ones = {weights: pt.ones(logp.shape)}
+        along, total = graph_replace([along, gradient], ones, strict=False)
+        curved = pt.grad((total * direction).sum(), theta, disconnected_inputs="ignore")
+        options = {"mode": "NUMBA", "on_unused_input": "ignore"}
+        self._logp = pytensor.function([theta, *data], logp, **options)
+        self._along = pytensor.function([theta, direction, *data], along, **options)
+        self._curved = pytensor.function([theta, direction, *data], curved, **options)
+
+    def draw(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draw a data set: values of the observed variables, in their order.
+
+        Parameters
+        ----------
+        theta : array of shape (n_dim,)
+            Parameters, as :meth:`RecordLikelihood.ravel` orders them.
+        rng : numpy.random.Generator
+        """
+        if self._drawing is None:
+            assert self._data is not None
+            return self._data
+        drawn = self._drawing(self._drawing.generators(rng), [np.asarray(theta, dtype=float)])
+        return [np.asarray(y, dtype) for y, dtype in zip(drawn, self._dtypes, strict=True)]
+
+    def logp(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
+        """Log-likelihood of each record of a data set, shape ``(n_records,)``."""
+        return self._logp(theta, *data)
+
+    def gradients(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
+        """Gradient of each record's log-likelihood, shape ``(n_records, n_dim)``."""
+        columns = [self._along(theta, e, *data) for e in np.eye(self.n_dim)]
+        return np.stack(columns, axis=1)
+
+    def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
+        """Minus the Hessian of the log-likelihood of all records, shape ``(n_dim, n_dim)``."""
+        hessian = np.array([self._curved(theta, e, *data) for e in np.eye(self.n_dim)])
+        return -(hessian + hessian.T) / 2
+
+
+def _draws(model: pm.Model) -> list[Variable]:
+    """Observed variables as random ones, in terms of the values of the free ones."""
+    free = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
+    return replace_rvs_by_values(
+        list(model.observed_RVs), rvs_to_values=free, rvs_to_transforms=model.rvs_to_transforms
+    )
+
+
+def _check_public(graphs: Sequence[Variable], roots: Sequence[Variable], model: pm.Model) -> None:
+    """Raise if there is private data in graphs in which what is observed was replaced."""
+    left = upstream(graphs).intersection(roots)
+    if left:
+        names = sorted(v.name for v in left if v.name) or [f"{len(left)} without a name"]
+        raise ValueError(
+            f"the model has covariates ({', '.join(names)}), and a plan may look at them only if they "
+            "are public: say public_covariates=True, or pass stand_in=, a model of the same "
+            "parameters with covariates that are public or made up."
+        )
