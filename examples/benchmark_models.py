@@ -172,11 +172,11 @@ class Banana(Experiment):
         with pm.Model() as model:
             theta1 = pm.Normal("theta1", 0.0, prior)
             theta2 = pm.Normal("theta2", -a * theta1**2 if a else 0.0, prior)
+            x1 = pm.Normal("x1", theta1, sd1, observed=first)
             mean = theta2 + a * theta1**2 if a else theta2
             if self.correlation is not None:
-                mean = mean + self.correlation * sd2 / sd1 * (first - theta1)
+                mean = mean + self.correlation * sd2 / sd1 * (x1 - theta1)
                 sd2 = sd2 * math.sqrt(1 - self.correlation**2)
-            pm.Normal("x1", theta1, sd1, observed=first)
             pm.Normal("x2", mean, sd2, observed=second)
             if self.n_dim > 2:
                 rest = pm.Normal("theta_rest", 0.0, prior, shape=self.n_dim - 2)

@@ -17,6 +17,7 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
+    from pymc_dp.diagnostics import mmd, plot_epsilon, plot_posterior
     from pymc_dp.distributions import DiscreteGaussian, DiscreteLaplace, RandomizedResponse
     from pymc_dp.errors import (
         LedgerError,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from pymc_dp.steps.penalty import DPPenalty
     from pymc_dp.steps.proposals import GuidedWalk, OneComponent, RandomWalk
     from pymc_dp.steps.sghmc import DPSGHMC
+    from pymc_dp.tuning import Plan, plan
 
 _HOME = {
     "Adjacency": "privacy.mechanisms",
@@ -66,6 +68,7 @@ _HOME = {
     "OneComponent": "steps.proposals",
     "Penalty": "acceptance",
     "PerformanceWarning": "errors",
+    "Plan": "tuning",
     "PrivacyBudget": "privacy.budget",
     "PrivacyBudgetExhausted": "errors",
     "PrivacyLeak": "errors",
@@ -80,6 +83,10 @@ _HOME = {
     "Sensitivity": "privacy.sensitivity",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
+    "mmd": "diagnostics",
+    "plan": "tuning",
+    "plot_epsilon": "diagnostics",
+    "plot_posterior": "diagnostics",
     "private_start": "starting",
     "quadratic_exponents": "privacy.sensitivity",
     "sample": "sampling",

@@ -6,8 +6,9 @@ import inspect
 import logging
 import math
 import os
+import warnings
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pymc as pm
@@ -16,35 +17,52 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.release import release
+from pymc_dp.starting import private_start, start_accesses
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.tuning import plan
 
 __all__ = ["sample"]
 
 _log = logging.getLogger("pymc.dp")
+
+#: Arguments of the planned step that both it and the plan have to know.
+_SHARED = ("temperature", "records")
+#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, want 1.01; private chains are short.
+_LARGEST_R_HAT = 1.1
 
 
 def sample(
     *,
     epsilon: float,
     delta: float,
-    step: Callable[..., DPStep] = DPPenalty,
+    step: Callable[..., DPStep] | None = None,
     chains: int = 4,
     draws: int | None = None,
     adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
     accountant: str = "best",
     ledger: str | os.PathLike | Ledger | None = None,
+    start: Mapping[str, Any] | None = None,
+    start_share: float = 0.15,
+    public_covariates: bool = False,
+    stand_in: pm.Model | None = None,
+    dry_run: bool = False,
     model: pm.Model | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sample a private posterior that uses up a budget, and release it.
 
+    Without a `step` everything is planned, at no cost, on records that are drawn from the model: a
+    private start takes a share of the budget to find the bulk of the posterior
+    (:func:`~pymc_dp.private_start`), and :class:`~pymc_dp.DPPenalty` gets the rest, with the
+    proposal, clip bound and rule that promise the least error there (:func:`~pymc_dp.plan`).
+
     Parameters
     ----------
     epsilon, delta : float
         Budget of all chains together.
-    step : callable
-        A step class, such as :class:`~pymc_dp.DPPenalty`.
+    step : callable, optional
+        A step class, such as :class:`~pymc_dp.DPHMC`, whose arguments you give.
     chains : int
         Number of chains, among which the budget is shared.
     draws : int, optional
@@ -52,21 +70,35 @@ def sample(
         claims its whole share.
     adjacency, accountant, ledger
         See :class:`~pymc_dp.PrivacyBudget`.
+    start, start_share, public_covariates, stand_in
+        Without a `step`: public guess of where to begin, and the rest, see
+        :func:`~pymc_dp.private_start`.
+    dry_run : bool
+        Without a `step`: return the plan that can be made now, and neither touch data nor claim anything.
     model : pm.Model, optional
         The model, else the one on the context stack.
     **kwargs
-        The step's own arguments (``clip_bound``, ``proposal``, ...), and others for ``pm.sample``
-        (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
+        The step's own arguments (``clip_bound``, ``proposal``, ...; of a planned one ``temperature``,
+        ``records``, ``reproducible``), and others for ``pm.sample`` (``cores``, ``initvals``,
+        ``random_seed``, ``progressbar``, ...).
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        What :func:`~pymc_dp.release` returns: may be published.
+        What :func:`~pymc_dp.release` returns: may be published. A :class:`~pymc_dp.Plan` if this is
+        a dry run.
 
     Raises
     ------
     PrivacyBudgetExhausted
         If the budget does not allow one draw per chain, before any data are touched.
+    ValueError
+        If the model has covariates, and it was not said what may be known of them.
+
+    Warns
+    -----
+    UserWarning
+        If the released chains have not mixed, or have hardly moved.
     """
     model = pm.modelcontext(model)
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
@@ -75,6 +107,24 @@ def sample(
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
+    if step is None:
+        shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
+        shared |= {"public_covariates": public_covariates, "stand_in": stand_in}
+        before = start_accesses(budget, start_share)
+        first = plan(budget=budget, at=start, besides=before, model=model, **shared)
+        if dry_run:
+            return first
+        _log.info(
+            "Before anything is spent: about %.0f effective draws are expected, if the data are like those the model draws.",
+            first.chosen.effective_draws,
+        )
+        begin = private_start(budget=budget, share=start_share, start=start, model=model, **shared)
+        the_plan = plan(budget=budget, at=begin, model=model, **shared)
+        _log.info("%s", the_plan)
+        step = DPPenalty
+        kwargs = {"initvals": begin.point} | kwargs | the_plan.settings
+    elif dry_run:
+        raise ValueError("dry_run=True needs a plan, so leave out step=.")
     # PyMC's __new__ hides a step's signature; its __init__ has it.
     constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
     names = inspect.signature(constructor).parameters
@@ -111,4 +161,31 @@ def sample(
         model=model,
         **kwargs,
     )
-    return release(idata, model, budget)
+    released = release(idata, model, budget)
+    _check(released, chains)
+    return released
+
+
+def _check(released: Any, chains: int) -> None:
+    """Warn if the chains are not what one would report: from released draws only."""
+    import arviz as az
+
+    posterior = az.convert_to_dataset(released)
+    moved = released.sample_stats["accepted"]
+    axes = [axis for axis in moved.dims if axis != "chain"]
+    still = [int(c) for c in moved.chain[~moved.any(axes)]]
+    if still:
+        warnings.warn(
+            f"Chains {still} have not moved: the proposal is too long for this posterior, or the budget too small.",
+            stacklevel=3,
+        )
+    if chains == 1 or posterior.sizes["draw"] < 4:
+        return
+    worst = {name: float(r.max()) for name, r in az.rhat(posterior).data_vars.items()}
+    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT}
+    if bad:
+        warnings.warn(
+            f"The chains disagree (R-hat {bad}): their draws are too few to describe the posterior. More records, a larger epsilon, "
+            "fewer chains or a simpler model would help; a longer run is not to be had.",
+            stacklevel=3,
+        )

@@ -7,12 +7,14 @@ import warnings
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
 
 from pymc.initial_point import make_initial_point_fn
+from scipy import stats
+from scipy.linalg import eigh
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.records import RecordLikelihood
@@ -21,17 +23,31 @@ from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
-from pymc_dp.steps.gradients import Coordinates, NoisyGradient
+from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
-__all__ = ["PrivateStart", "local_precision", "private_start"]
+__all__ = [
+    "PrivateStart",
+    "initial_point",
+    "local_precision",
+    "private_start",
+    "simulation",
+    "start_accesses",
+]
 
-#: Part of the simulated records' gradients that are within the clip bound, so that there is no
-#: telling bias near the end, and records far from the model have little to say before.
-_WITHIN = 0.95
+#: Clip bounds to choose from: parts of the simulated records' gradients that are within.
+_WITHIN = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0)
+#: Least part of a move that clipped gradients must show, in any direction.
+_SEEN = 0.5
 #: Records that are simulated at each position, at least.
 _SIMULATED = 4000
-#: Least precision in any direction, where neither prior nor data tell: a standard deviation of 100.
-_LEAST = 1e-4
+#: Least precision of a coordinate of which neither prior nor data tell (a standard deviation of 100), and
+#: of a direction relative to the coordinates.
+_LEAST, _LEAST_RELATIVE = 1e-4, 1e-8
+
+
+#: Factor by which a step may change the precision; a move that is near in any case, in posterior standard
+#: deviations.
+_TRUST, _NEAR = 6.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,7 @@ class PrivateStart:
     precision : array of shape (n_dim, n_dim)
         Of the posterior around it, from records drawn from the model there.
     noise : array of shape (n_dim, n_dim)
-        Covariance of ``theta`` that comes from the noise on its gradients.
+        Covariance of ``theta`` that comes from the noise on gradients.
     path : list of array of shape (n_dim,)
         All positions.
     noise_multiplier : float
@@ -71,7 +87,9 @@ def private_start(
     start: Mapping[str, Any] | None = None,
     public_covariates: bool = False,
     stand_in: pm.Model | None = None,
+    stand_in_records: Any = None,
     records: Any = None,
+    n_records: int | None = None,
     random_seed: Any = None,
     model: pm.Model | None = None,
     compile_kwargs: dict[str, Any] | None = None,
@@ -83,14 +101,19 @@ def private_start(
 
     .. math:: H^{-1} \Big(T \sum_i \operatorname{clip}_b(\nabla \ell_i(\theta)) + T N(0, \sigma^2) + \nabla \log p(\theta)\Big)
 
-    in coordinates in which :math:`H`, the precision of the posterior, is a multiple of the identity.
-    It is that of records drawn from the model at the present position, which costs nothing; so is
-    the clip bound (95 % of these records are within), and what clipping takes from their gradients
-    on average, which is given back to the sum: else skewed gradients would be off by many posterior
-    standard deviations. A record that fits the present position badly is clipped, so that steps are
-    short far away: at most about the root of the dimension, in units of what one record tells. The
-    mean of the second half of the path is returned: so much noise is in it as if there had been half
-    as many steps, all of them near the end.
+    in coordinates in which the precision of the posterior is a multiple of the identity. Everything
+    else comes from records drawn from the model at the present position, which costs nothing: this
+    precision; what clipping takes from the gradients on average, which is given back to the sum (else
+    skewed gradients would be off by many posterior standard deviations); :math:`H`, which says how much
+    of a move is still seen in clipped gradients; and the clip bound, for which noise and clipping
+    together cost least. A record that fits the present position badly is clipped, so that steps are
+    short far away: about the root of the dimension, in units of what one record tells. They double as
+    long as most records agree, and are halved where the precision would change by more than a factor of
+    six.
+
+    As soon as moves are explained by the noise, they get weights 1, 1/2, 1/3, ..., which makes of each
+    position the mean of where the steps so far have led to. The last one is returned: as much noise is
+    in it as if all these steps had been one. If they are fewer than a quarter of all, a warning says so.
 
     Parameters
     ----------
@@ -106,12 +129,17 @@ def private_start(
         Public guess, by names as in ``initvals``; PyMC's initial point by default. Must not come from
         the data.
     public_covariates : bool
-        Whether arrays of the model that have rows, besides what is observed, are public: the model
-        is then simulated with them.
+        Whether arrays of the model that have rows, besides what is observed, are public, and
+        `records`, and the number of rows under add/remove: the model is then simulated with them.
     stand_in : pm.Model, optional
         Model of the same parameters with public or made-up data of any number of rows, to simulate
         from if covariates are private. What is observed in it is only looked at if it cannot be
         drawn (a ``pm.CustomDist`` without ``random``).
+    stand_in_records : array of int, or dict of str to such arrays, optional
+        Who each row of the stand-in belongs to; needed if `records` is given.
+    n_records : int, optional
+        Public number of records; the model's by default. Under add/remove that is private: then a
+        good guess is needed here, and a stand-in, unless `public_covariates`.
     records, compile_kwargs
         See :class:`~pymc_dp.RecordLikelihood`.
     random_seed : int or Generator, optional
@@ -127,11 +155,16 @@ def private_start(
     ------
     ValueError
         If an argument is out of its range, the model has covariates and it was not said whether
-        they are public, or the stand-in has other parameters.
+        they are public, the start is impossible, or the stand-in has other parameters.
     UnsupportedModel
         If records cannot be drawn from the model, and there is no stand-in.
     PrivacyBudgetExhausted
         If the budget does not pay for it.
+
+    Warns
+    -----
+    UserWarning
+        If the path has not come to rest in its last quarter.
 
     References
     ----------
@@ -156,64 +189,171 @@ def private_start(
         raise ValueError(f"steps must be at least 2, got {steps!r}.")
     if not 0 < temperature <= 1:
         raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+    if budget.adjacency is Adjacency.ADD_REMOVE and not (
+        public_covariates or (stand_in is not None and n_records is not None)
+    ):
+        raise ValueError(
+            "under add/remove the number of records is private: pass n_records=, a public guess, and stand_in=, or "
+            "say public_covariates=True if the model's number of rows is public."
+        )
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
-    simulated = simulation(model, records, public_covariates, stand_in)
-    theta = likelihood.ravel(_initial(model, start))
-    # Compiled, and tried out, before anything is paid for.
-    _plan(likelihood, simulated, theta, temperature, np.random.default_rng(0))
-    likelihood.clipped_grad_steps(theta, 1.0, directions=np.eye(likelihood.n_dim))
+    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
+    theta = likelihood.ravel(initial_point(model, start))
+    if not (np.isfinite(theta).all() and np.isfinite(likelihood.log_prior(theta))):
+        raise ValueError("start is where the prior is zero.")
+    if n_records is not None and operator.index(n_records) < 1:
+        raise ValueError(f"n_records must be at least 1, got {n_records!r}.")
+    n_records = n_records or likelihood.n_records
 
+    accesses = start_accesses(budget, share, steps)
+    noise_multiplier = accesses[0][0].noise_multiplier
+    sides = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
+    noise = sides * noise_multiplier / n_records
+
+    def plan(theta: np.ndarray) -> _Plan:
+        precision, rows = local_precision(
+            likelihood, simulated, theta, temperature, rng, n_records=n_records
+        )
+        variance = noise**2 * n_records / (steps / 2)
+        return _plan(precision / (temperature * n_records), rows, temperature, variance)
+
+    # Compiled, and tried out, before anything is paid for.
+    settings = plan(theta)
+    coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
+    NoisyGradient(likelihood, coordinates, settings.bound, temperature).compile(None)
+    budget.spend("private start", accesses)
+    bits, path, mean = OperatingSystemBits(), [theta], _Mean(len(theta))
+    last, stride = np.zeros(len(theta)), 1.0
+    for _ in range(steps):
+        coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
+        gradient = NoisyGradient(likelihood, coordinates, settings.bound, temperature)
+        sigma = noise_multiplier * sides * settings.bound
+        total = gradient(theta, sigma, bits) / (temperature * n_records)
+        move = settings.newton @ (total + settings.excess)
+        own = (noise * settings.bound) ** 2 * settings.newton @ settings.newton
+        simulation_error = settings.newton @ settings.error @ settings.newton
+        slack = _NEAR**2 / (temperature * n_records)
+        move = move * mean.weight(move, own, simulation_error, slack, coordinates)
+        # Where nearly all records are clipped, and agree, there is a long way to go.
+        agree = np.linalg.norm(total) > settings.bound / 2 and last @ move > 0
+        stride = 2 * stride if agree and not mean.length else 1.0
+        last, move = move, stride * move
+        for halved in range(40):
+            new = coordinates.moved(theta, move)
+            # Everything that may shorten a move is of the model, not of the data.
+            if np.isfinite(likelihood.log_prior(new)):
+                try:
+                    there = plan(new)
+                except ValueError:  # parameters that nothing can be drawn with are one, too
+                    there = settings
+                if there is not settings and (mean.length or _alike(settings.mass, there.mass)):
+                    theta, settings = new, there
+                    break
+            move, stride = move / 2, 1.0
+        if halved:
+            mean.length = 0
+        path.append(theta)
+    if mean.length - 1 < steps / 4:
+        warnings.warn(
+            "The private start has not come to rest: it was still moving, by more than noise explains, "
+            f"{max(mean.length, 0)} of {steps} steps before its end. Chains from there may begin in the tail. Give a start= "
+            "that is nearer, by public knowledge, or more steps=.",
+            stacklevel=2,
+        )
+    return PrivateStart(
+        point=likelihood.unravel(theta),
+        theta=theta,
+        precision=local_precision(
+            likelihood, simulated, theta, temperature, rng, n_records=n_records
+        )[0],
+        noise=mean.noise,
+        path=path,
+        noise_multiplier=noise_multiplier,
+    )
+
+
+class _Mean:
+    """Weights with which positions become the mean of where the last steps led to.
+
+    Such a mean begins where moves are no longer than noise explains; the first of them does not count,
+    as it may have come from far away. Longer moves make it begin again. (Either side alike, so that
+    this brings in no bias.)
+    """
+
+    def __init__(self, n_dim: int) -> None:
+        self.length = 0
+        #: Covariances of the mean: from the noise, and from errors of the simulation too.
+        self.noise = self._all = np.zeros((n_dim, n_dim))
+
+    def weight(
+        self,
+        move: np.ndarray,
+        noise: np.ndarray,
+        error: np.ndarray,
+        slack: float,
+        coordinates: Coordinates,
+    ) -> float:
+        """Weight of the next move, which is given in the coordinates, with the covariances of its errors."""
+        d, basis = len(move), coordinates.directions
+        assert basis is not None
+        back = np.linalg.inv(basis)
+        scatter = noise + error + back @ self._all @ back.T + slack * np.eye(d)
+        near = move @ np.linalg.solve(scatter, move) <= stats.chi2.isf(1e-4, d)
+        self.length = self.length + 1 if near else 0
+        weight = 1 / max(1, self.length - 1)
+        self.noise = (1 - weight) ** 2 * self.noise + weight**2 * basis @ noise @ basis.T
+        self._all = (1 - weight) ** 2 * self._all + weight**2 * basis @ (noise + error) @ basis.T
+        return weight
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two metrics differ by no more than a factor: where a Newton step can be trusted."""
+    values = eigh(other, one, eigvals_only=True)
+    return bool(values.min() > 1 / _TRUST and values.max() < _TRUST)
+
+
+def start_accesses(
+    budget: PrivacyBudget, share: float, steps: int = 24
+) -> tuple[tuple[Gaussian, int], ...]:
+    """What `private_start` is going to claim."""
     noise_multiplier = calibrate(
         lambda z: [(Gaussian(z), steps / share)],
         budget.epsilon,
         budget.delta,
         accountant=budget.accountant,
     )
-    sides = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
-    budget.spend("private start", ((Gaussian(noise_multiplier), steps),))
-    bits, path, noises = OperatingSystemBits(), [theta], []
-    n = temperature * likelihood.n_records
-    for _ in range(steps):
-        mass, bound, excess = _plan(likelihood, simulated, path[-1], temperature, rng)
-        coordinates = Coordinates(mass, np.arange(likelihood.n_dim), likelihood.n_dim)
-        gradient = NoisyGradient(likelihood, coordinates, bound, temperature)
-        sigma = noise_multiplier * sides * bound
-        move = gradient(path[-1], sigma, bits) / n + excess
-        for _ in range(60):  # back to where the prior is positive, a public matter
-            theta = coordinates.moved(path[-1], move)
-            if np.isfinite(likelihood.log_prior(theta)):
-                break
-            move = move / 2
-        path.append(theta)
-        noises.append(np.linalg.inv(mass) * (sigma / likelihood.n_records) ** 2)
-    last = steps // 2
-    theta = np.mean(path[-last:], axis=0)
-    precision = local_precision(likelihood, simulated, theta, temperature, rng)[0]
-    return PrivateStart(
-        point=likelihood.unravel(theta),
-        theta=theta,
-        precision=precision,
-        noise=np.mean(noises[-last:], axis=0) / last,
-        path=path,
-        noise_multiplier=noise_multiplier,
-    )
+    check_gradient_noise(1.0, noise_multiplier, private=True)
+    return ((Gaussian(noise_multiplier), steps),)
 
 
 def simulation(
-    model: pm.Model, records: Any, public_covariates: bool, stand_in: pm.Model | None
+    model: pm.Model,
+    records: Any,
+    public_covariates: bool,
+    stand_in: pm.Model | None,
+    stand_in_records: Any = None,
 ) -> SimulatedRecords:
     """Records to plan with: of the model, or of its stand-in."""
     if stand_in is None:
         return SimulatedRecords(model, records=records, public_covariates=public_covariates)
-    shapes = [{v.name: v.type.shape for v in m.value_vars} for m in (model, stand_in)]
+    if records is not None and stand_in_records is None:
+        raise ValueError(
+            "with records= and a stand-in, say who its rows belong to: stand_in_records=."
+        )
+    shapes = []
+    for m in (model, stand_in):
+        point = initial_point(m, None)
+        shapes.append([(v.name, np.shape(point[v.name])) for v in m.value_vars])
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"stand_in must have the parameters of the model, {shapes[0]}, but has {shapes[1]} (values on "
-            "the unconstrained scale, with their shapes)."
+            "the unconstrained scale, with their shapes, in this order)."
         )
-    return SimulatedRecords(stand_in, public_covariates=True, public_data=True)
+    return SimulatedRecords(
+        stand_in, records=stand_in_records, public_covariates=True, public_data=True
+    )
 
 
 def local_precision(
@@ -222,6 +362,8 @@ def local_precision(
     theta: np.ndarray,
     temperature: float,
     rng: np.random.Generator,
+    *,
+    n_records: int | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Precision of the posterior around a position, and gradients there of the records it is based on.
 
@@ -235,41 +377,72 @@ def local_precision(
     n_sets = -(-_SIMULATED // simulated.n_records)
     curvature, gradients = np.zeros((simulated.n_dim, simulated.n_dim)), []
     for _ in range(n_sets):
-        data = simulated.draw(theta, rng)
+        with np.errstate(all="ignore"):
+            data = simulated.draw(theta, rng)
         curvature += simulated.curvature(theta, data)
         gradients.append(simulated.gradients(theta, data))
     rows = np.concatenate(gradients)
-    per_record = curvature / len(rows)
-    precision = temperature * likelihood.n_records * per_record - _hessian(likelihood, theta)
+    weight = temperature * (n_records or likelihood.n_records)
+    prior = _hessian(likelihood, theta)
+    precision = weight / len(rows) * curvature - prior
     if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
         raise UnsupportedModel(
             f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start."
         )
-    values, vectors = np.linalg.eigh(precision)
-    values = np.maximum(np.abs(values), max(_LEAST, 1e-12 * np.abs(values).max()))
-    return (vectors * values) @ vectors.T, rows
+    # In units in which parameters are alike: of what gradients tell, which is never negative.
+    scale = weight * (rows**2).mean(axis=0) + np.abs(np.diag(prior))
+    scale = np.sqrt(np.where(scale > 0, scale, _LEAST))
+    values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
+    vectors = scale[:, None] * vectors
+    return (vectors * np.maximum(np.abs(values), _LEAST_RELATIVE)) @ vectors.T, rows
 
 
-def _plan(
-    likelihood: RecordLikelihood,
-    simulated: SimulatedRecords,
-    theta: np.ndarray,
-    temperature: float,
-    rng: np.random.Generator,
-) -> tuple[np.ndarray, float, np.ndarray]:
-    """Metric in which the precision is 1 for each (tempered) record; the clip bound; what it cuts off on average."""
-    precision, rows = local_precision(likelihood, simulated, theta, temperature, rng)
-    mass = precision / (temperature * likelihood.n_records)
+class _Plan(NamedTuple):
+    """What a step needs to know.
+
+    In coordinates in which the precision is 1 for each (tempered) record: the clip bound; what it cuts
+    off on average, and the covariance of that number's error; and the inverse of the part of a move
+    that clipped gradients show.
+    """
+
+    mass: np.ndarray
+    bound: float
+    excess: np.ndarray
+    error: np.ndarray
+    newton: np.ndarray
+
+
+def _plan(mass: np.ndarray, rows: np.ndarray, temperature: float, variance: float) -> _Plan:
+    """Choose the clip bound: `variance`, for a bound of 1, is that of the noise in posterior variances."""
     white = np.linalg.solve(np.linalg.cholesky(mass), rows.T).T
     norms = np.linalg.norm(white, axis=1)
-    bound = float(np.quantile(norms, _WITHIN))
-    if not bound > 0:
+    if not norms.max() > 0:
         raise UnsupportedModel(
             "the log-likelihood of simulated records does not change with the parameters."
         )
-    # Less noise than in the mean of what is left, as unclipped gradients are 0 on average.
-    excess = ((1 - np.minimum(1, bound / np.maximum(norms, bound)))[:, None] * white).mean(axis=0)
-    return mass, bound, excess
+
+    def clipped(bound: float, white: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, ...]:
+        off = (1 - np.minimum(1, bound / np.maximum(norms, bound)))[:, None] * white
+        # Minus the derivative of the mean of what is left, with the records' law: for a score, its
+        # covariance with the score.
+        return off, np.eye(white.shape[1]) - (off.T @ white + white.T @ off) / (2 * len(white))
+
+    some = slice(None, None, -(-len(white) // (5 * _SIMULATED)))
+    costs = {}
+    for bound in {float(b) for b in np.quantile(norms, _WITHIN) if b > 0}:
+        off, seen = clipped(bound, white[some], norms[some])
+        values, vectors = np.linalg.eigh(seen)
+        if values.min() > _SEEN or bound == norms.max():
+            left = (white[some] - off) @ (vectors / np.maximum(values, _SEEN))
+            costs[bound] = temperature * (
+                np.sum(bound**2 * variance / np.maximum(values, _SEEN) ** 2) + np.sum(np.var(left, axis=0))
+            )  # fmt: skip
+    bound = min(costs, key=costs.__getitem__)
+    off, seen = clipped(bound, white, norms)
+    error = np.atleast_2d(np.cov(off.T)) / len(off)
+    values, vectors = np.linalg.eigh(seen)
+    newton = (vectors / np.maximum(values, _SEEN)) @ vectors.T
+    return _Plan(mass, bound, off.mean(axis=0), error, newton)
 
 
 def _hessian(likelihood: RecordLikelihood, theta: np.ndarray) -> np.ndarray:
@@ -282,7 +455,7 @@ def _hessian(likelihood: RecordLikelihood, theta: np.ndarray) -> np.ndarray:
     return (hessian + hessian.T) / 2
 
 
-def _initial(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
     """PyMC's initial point, but for what is given."""
     overrides = dict(start or {})
     unknown = sorted(overrides.keys() - {v.name for v in (*model.free_RVs, *model.value_vars)})
@@ -290,4 +463,5 @@ def _initial(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.n
         raise ValueError(f"start has {', '.join(unknown)}, which the model does not.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
-        return make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)(0)
+        fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
+        return fn(0)

@@ -18,7 +18,7 @@ PACKAGE = "pymc_dp"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 MAX_LINES = 350
 
-TOP = {"sampling", "tuning", "release", "diagnostics", "starting"}
+TOP = {"sampling", "tuning", "pilot", "release", "diagnostics", "starting"}
 # What each layer may import from the package. "door" is pymc_dp/__init__.py, which imports them all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

@@ -25,6 +25,7 @@ from pymc_dp.model.roots import (
     find_data_roots,
     likelihood_graphs,
     observed_arrays,
+    stored,
     upstream,
 )
 from pymc_dp.model.units import assign_rows, per_record
@@ -43,7 +44,8 @@ class SimulatedRecords:
     records : array of int, or dict of str to such arrays, optional
         The privacy unit, as for :class:`~pymc_dp.RecordLikelihood`.
     public_covariates : bool
-        Whether arrays of the model that have rows, besides what is observed, may be looked at.
+        Whether arrays of the model that have rows, besides what is observed, may be looked at, and
+        `records`.
     public_data : bool
         Whether what is observed may be looked at, too: it is then the data set where none can be
         drawn.
@@ -55,9 +57,9 @@ class SimulatedRecords:
     Raises
     ------
     ValueError
-        If the model has covariates that are not public.
+        If the model has covariates that are not public, or `records` is given and not public.
     UnsupportedModel
-        If an observed variable cannot be drawn from.
+        If an observed variable cannot be drawn from, or another one's parameters have its data.
     """
 
     def __init__(
@@ -69,6 +71,11 @@ class SimulatedRecords:
         public_data: bool = False,
     ) -> None:
         n_rows = check_model(model)
+        if records is not None and not public_covariates:
+            raise ValueError(
+                "records= says which rows belong together, and a plan may look at that only if it is public: say "
+                "public_covariates=True, or pass stand_in=, a model with data that are public or made up."
+            )
         names = [rv.name for rv in model.observed_RVs]
         labels, self.n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
         observed = [model.rvs_to_values[rv] for rv in model.observed_RVs]
@@ -92,8 +99,7 @@ class SimulatedRecords:
         rows = [g.sum(axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g for g in rows]
         rows = graph_replace(rows, known, strict=False)
         draws = graph_replace(_draws(model), parts, strict=False)
-        if not public_covariates:
-            _check_public([*rows, *draws], roots, model)
+        _check_public([*rows, *draws], roots, model, public_covariates)
         self._drawing: Drawing | None = Drawing([theta], draws)
         self._dtypes = [value.dtype for value in observed]
         self._data = observed_arrays(model) if public_data else None
@@ -167,10 +173,22 @@ def _draws(model: pm.Model) -> list[Variable]:
     )
 
 
-def _check_public(graphs: Sequence[Variable], roots: Sequence[Variable], model: pm.Model) -> None:
+def _check_public(
+    graphs: Sequence[Variable], roots: Sequence[Variable], model: pm.Model, public_covariates: bool
+) -> None:
     """Raise if there is private data in graphs in which what is observed was replaced."""
-    left = upstream(graphs).intersection(roots)
-    if left:
+    found = upstream(graphs)
+    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
+    inside, arrays = upstream(values), observed_arrays(model)
+    left = [root for root in roots if root in found]
+    # The same NumPy array used twice makes two constants.
+    if any(root in inside or any(np.array_equal(stored(root), a) for a in arrays) for root in left):
+        raise UnsupportedModel(
+            "what is observed also enters the parameters of an observed variable, where it cannot be drawn anew: "
+            "write these with the random variable itself instead of its data (and keep covariates in another "
+            "pm.Data than what is observed), or pass stand_in=, a model of the same parameters that is written so."
+        )
+    if left and not public_covariates:
         names = sorted(v.name for v in left if v.name) or [f"{len(left)} without a name"]
         raise ValueError(
             f"the model has covariates ({', '.join(names)}), and a plan may look at them only if they "

@@ -100,7 +100,7 @@ class PrivacyBudget:
         self.ledger = ledger
         self.id = uuid.uuid4().hex
         self._steps: dict[str, StepAccess] = {}
-        self._outside: dict[str, Accesses] = {}
+        self.outside: dict[str, Accesses] = {}
         self._plans: dict[str, Allowance] | None = None
         self._latest: Any = None
         self._exhausted: set[int] = set()
@@ -141,7 +141,7 @@ class PrivacyBudget:
         self._check_adjacency(label, accesses)
         self._check_no_chain("what is left is shared out already")
         self._claim(label, accesses, limit=1)
-        self._outside[label] = tuple(accesses)
+        self.outside[label] = tuple(accesses)
         self._plans = None
 
     def _check_adjacency(self, label: str, accesses: Accesses) -> None:
@@ -154,7 +154,7 @@ class PrivacyBudget:
                 )
 
     def _check_no_chain(self, so: str) -> None:
-        if any(claim.step not in self._outside for claim in self.ledger.claims(self.id)):
+        if any(claim.step not in self.outside for claim in self.ledger.claims(self.id)):
             raise PrivacyBudgetExhausted(
                 f"Chains have already run on this budget, so {so}. Make a new PrivacyBudget; to keep one account for "
                 "the data set, give both the same ledger file."
@@ -177,7 +177,7 @@ class PrivacyBudget:
                 delta=self.delta,
                 chains=self.chains,
                 accountant=self.accountant,
-                besides=[access for accesses in self._outside.values() for access in accesses],
+                besides=[access for accesses in self.outside.values() for access in accesses],
             )
         return self._plans
 
@@ -324,7 +324,7 @@ class PrivacyBudget:
             secret=all(s.secret for s in self._steps.values()),
             ledger=None if self.ledger.temporary else self.ledger.path,
             steps=steps,
-            once={label: listed(accesses) for label, accesses in self._outside.items()},
+            once={label: listed(accesses) for label, accesses in self.outside.items()},
             draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
         )
 

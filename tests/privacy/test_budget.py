@@ -495,7 +495,7 @@ class TestSpentOutsideOfChains:
         nearly = ((Gaussian(4.24), 1),)
         assert 0.98 < epsilon_of(nearly, 1e-6) <= 1
         budget.spend("start", nearly)
-        with pytest.raises(PrivacyBudgetExhausted, match="Largest feasible|pays for"):
+        with pytest.raises(PrivacyBudgetExhausted, match="Largest feasible"):
             budget.claim(fixed(sensitivity=0.5).label)
 
     def test_once_and_before_the_chains(self):
@@ -513,7 +513,7 @@ class TestSpentOutsideOfChains:
     def test_adjacency(self):
         budget = PrivacyBudget(2.0, 1e-6, chains=1, adjacency="add_remove")
         release = SampledGaussian(1.0, 0.1, "without_replacement", "substitute")
-        with pytest.raises(ValueError, match="start accesses .* not 'add_remove'"):
+        with pytest.raises(ValueError, match="'add_remove'"):
             budget.spend("start", ((release, 1),))
 
     def test_report(self):

@@ -1,0 +1,145 @@
+"""The posterior of simulated records, and what becomes of proposals there."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.starting import local_precision
+
+__all__ = ["Moves", "Pilot"]
+
+_MOVES = 64  # proposals that are looked at for each length
+_CHAIN = 2000  # draws of a chain, where the posterior is not near to normal
+_MOST_RECORDS = 50_000  # of which changes are looked at
+
+
+class Pilot:
+    """A data set drawn from the model, and its posterior."""
+
+    def __init__(
+        self,
+        likelihood: RecordLikelihood,
+        simulated: SimulatedRecords,
+        theta: np.ndarray,
+        temperature: float,
+        n_records: int,
+        rng: np.random.Generator,
+    ) -> None:
+        self._prior, self._simulated = likelihood.log_prior, simulated
+        self._rng = rng
+        self._data = simulated.draw(theta, rng)
+        #: Weight of a simulated record: there may be more or fewer of them.
+        self._weight = temperature * n_records / simulated.n_records
+        self.notes: list[str] = []
+        precision, _ = local_precision(
+            likelihood, simulated, theta, temperature, rng, n_records=n_records
+        )
+        covariance = np.linalg.inv(precision)
+        force = self._weight * simulated.gradients(theta, self._data).sum(axis=0)
+        mode = theta + covariance @ (force + likelihood.grad_log_prior(theta))
+        z = rng.standard_normal((_MOVES, len(theta)))
+        self.draws = mode + z @ np.linalg.cholesky(covariance).T
+        self.shapes = {"local": covariance}
+        log_weights = np.array([self.target(x) for x in self.draws]) + (z**2).sum(axis=1) / 2
+        weights = np.exp(log_weights - log_weights.max())
+        if weights.sum() ** 2 / (weights**2).sum() < _MOVES / 3:
+            chain = self._chain(mode if np.isfinite(self.target(mode)) else theta, covariance)
+            self.draws = chain[rng.integers(len(chain), size=_MOVES)]
+            self.shapes["pilot"] = np.cov(chain.T).reshape(covariance.shape) + 1e-12 * covariance
+            self.notes.append(
+                "the posterior is not near to normal: the plan rests on a short chain on simulated records."
+            )
+        self.spread = self.shapes.get("pilot", covariance)
+
+    def target(self, theta: np.ndarray) -> float:
+        """Log-posterior, tempered."""
+        return self._weight * float(self._logp(theta).sum()) + self._prior(theta)
+
+    def _logp(self, theta: np.ndarray) -> np.ndarray:
+        return self._simulated.logp(theta, self._data)
+
+    def _chain(self, theta: np.ndarray, covariance: np.ndarray) -> np.ndarray:
+        """Metropolis with a covariance that is adapted in the first half; the second half."""
+        d, rng, chain = len(theta), self._rng, []
+        now, scale, root = self.target(theta), 2.4 / math.sqrt(d), np.linalg.cholesky(covariance)
+        for k in range(_CHAIN):
+            new = theta + scale * root @ rng.standard_normal(d)
+            then = self.target(new)
+            accepted = math.log(rng.random()) < then - now
+            if accepted:
+                theta, now = new, then
+            chain.append(theta)
+            if k < _CHAIN // 2:
+                scale *= math.exp((0.8 if accepted else -0.2) * 0.25 / (1 + k / 100))
+                if k % 250 == 249:
+                    recent = np.cov(np.array(chain[k // 2 :]).T).reshape(d, d)
+                    root = np.linalg.cholesky(
+                        recent + 1e-3 * covariance * np.trace(recent) / np.trace(covariance)
+                    )
+        return np.array(chain[_CHAIN // 2 :])
+
+    def moves(self, shape: str, length: float) -> Moves:
+        """Proposals from draws of the posterior, and what they change."""
+        n, d = self._simulated.n_records, self.draws.shape[1]
+        root = np.linalg.cholesky(self.shapes[shape]) * length / math.sqrt(d)
+        z = self._rng.standard_normal((_MOVES, d))
+        some = self._rng.permutation(n)[:_MOST_RECORDS]
+        changes, ratios = np.empty((_MOVES, len(some))), np.empty(_MOVES)
+        for k, (theta, step) in enumerate(zip(self.draws, z, strict=True)):
+            new = theta + root @ step
+            change = self._logp(new) - self._logp(theta)
+            ratios[k] = self._weight * change.sum() + self._prior(new) - self._prior(theta)
+            changes[k] = change[some]
+        inverse = np.linalg.inv(np.linalg.cholesky(self.spread))
+        whitened = inverse @ root
+        slowest = float(np.linalg.eigvalsh(whitened @ whitened.T)[0])
+        sizes = np.linalg.norm(z, axis=1)
+        return Moves(
+            shape, length, np.nan_to_num(changes), np.nan_to_num(ratios, nan=-np.inf), sizes,
+            np.linalg.norm(z @ whitened.T, axis=1), slowest, self._weight * n / len(some),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Proposals of one length.
+
+    Parameters
+    ----------
+    shape, length
+        Of the proposals.
+    changes : array of shape (n_moves, n)
+        Changes of log-likelihoods of some records.
+    ratios : array of shape (n_moves,)
+        Log-ratios of the (tempered) posterior.
+    sizes, distances : array of shape (n_moves,)
+        In standard deviations of the proposal, and of the posterior.
+    slowest : float
+        Least variance of a proposal in any direction, relative to the posterior's.
+    weight : float
+        Of each of these records in the log-ratio.
+    """
+
+    shape: str
+    length: float
+    changes: np.ndarray
+    ratios: np.ndarray
+    sizes: np.ndarray
+    distances: np.ndarray
+    slowest: float
+    weight: float
+
+    def clipping(self, within: float) -> tuple[float, float, float]:
+        """Clip bound that this part of the changes is within; part of them that is clipped; bias of the mean."""
+        relative = np.abs(self.changes) / self.sizes[:, None]
+        bound = float(np.quantile(relative, within))
+        limits = bound * self.sizes[:, None]
+        cut = np.clip(self.changes, -limits, limits) - self.changes
+        errors = self.weight * cut.sum(axis=1) / self.distances
+        return bound, float((cut != 0).mean()), math.sqrt(float(np.mean(errors**2)))

@@ -1,0 +1,105 @@
+"""sample() without a step: planned, begun in the bulk, run, released, on one budget."""
+
+import math
+import warnings
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+import pymc_dp as dp
+
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.sampling import _check
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
+)
+
+Y = np.random.default_rng(7).normal(12.0, 3.0, size=20_000)
+TERMS = {"epsilon": 3.0, "delta": 1e-6, "chains": 2}
+QUIET = {"progressbar": False, "cores": 1, "compute_convergence_checks": False}
+
+
+@pytest.fixture
+def model():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 50), pm.HalfNormal("sigma", 10), observed=Y)
+    return model
+
+
+def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
+    ledger = tmp_path / "data.ledger"
+    with model, caplog.at_level("INFO", logger="pymc.dp"):
+        released = dp.sample(**TERMS, ledger=ledger, random_seed=1, **QUIET)
+    expected = {"mu": Y.mean(), "sigma": Y.std()}
+    for name, sd in (("mu", 1.0), ("sigma", math.sqrt(0.5))):
+        draws = released.posterior[name].to_numpy()
+        sd *= Y.std() / math.sqrt(len(Y))
+        # Private noise in the start and few effective draws: within the posterior, not exact.
+        assert abs(draws.mean() - expected[name]) < 1.5 * sd
+        assert 0.5 * sd < draws.std() < 2 * sd
+    account = dp.Ledger(ledger)
+    assert account.claims()[0].step == "private start"
+    assert len(account.claims()) == 3
+    assert 2.9 < account.spent() <= 3.0
+    assert "private start" in released.posterior.attrs.get("privacy_report", "") + str(
+        getattr(released, "attrs", "")
+    )
+    text = caplog.text
+    assert text.index("effective draws are expected") < text.index("Plan for epsilon = 3")
+    assert "private data were not looked at" in text
+
+
+def test_a_dry_run_touches_nothing(model, tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the data were touched")
+
+    monkeypatch.setattr(RecordLikelihood, "clipped_grad_steps", refuse)
+    ledger = tmp_path / "data.ledger"
+    found = dp.sample(
+        **TERMS, ledger=ledger, model=model, dry_run=True, start={"mu": 10.0, "sigma": 2.0}
+    )
+    assert isinstance(found, dp.Plan) and found.chosen.effective_draws > 10
+    assert dp.Ledger(ledger).claims() == []
+    # What a start is going to take is not there for the chains.
+    with_more = dp.sample(
+        **TERMS, model=model, dry_run=True, start={"mu": 10.0, "sigma": 2.0}, start_share=0.6
+    )
+    assert with_more.chosen.effective_draws < found.chosen.effective_draws
+
+
+def test_arguments_that_belong_to_a_plan(model):
+    with pytest.raises(ValueError, match="leave out step"):
+        dp.sample(**TERMS, model=model, step=dp.DPHMC, dry_run=True)
+    with pytest.raises(TypeError, match="sets tune"):
+        dp.sample(**TERMS, model=model, tune=100)
+
+
+def test_chains_that_disagree_or_do_not_move():
+    def result(draws, accepted):
+        groups = {
+            "posterior": xr.Dataset({"mu": (("chain", "draw"), draws)}),
+            "sample_stats": xr.Dataset({"accepted": (("chain", "draw"), accepted)}),
+        }
+        groups = {
+            name: group.assign_coords(chain=range(len(draws)), draw=range(draws.shape[1]))
+            for name, group in groups.items()
+        }
+        if "InferenceData" in dir(az):
+            return az.InferenceData(**groups)
+        return xr.DataTree.from_dict(groups)
+
+    rng = np.random.default_rng(1)
+    good, moved = rng.normal(size=(2, 200)), np.ones((2, 200), dtype=bool)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _check(result(good, moved), 2)
+        _check(result(good[:1], moved[:1]), 1)
+    with pytest.warns(UserWarning, match="R-hat"):
+        _check(result(good + [[0.0], [3.0]], moved), 2)
+    moved[1] = False
+    with pytest.warns(UserWarning, match=r"Chains \[1\] have not moved"):
+        _check(result(good, moved), 2)

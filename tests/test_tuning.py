@@ -1,0 +1,215 @@
+"""Plans: made without private data, and true to what happens."""
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp import PrivacyBudget, PrivacyBudgetExhausted
+from pymc_dp.acceptance import Lazy, Penalty
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.pilot import Pilot
+from pymc_dp.tuning import plan
+
+pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+
+N = 4000
+X = np.column_stack([np.ones(N), np.random.default_rng(1).normal(size=(N, 2))])
+
+
+def logistic(y=None, x=X):
+    y = np.random.default_rng(2).random(len(x)) < 0.3 if y is None else y
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2.5, shape=x.shape[1])
+        pm.Bernoulli("y", logit_p=x @ beta, observed=y.astype(int))
+    return model
+
+
+def correlated(n=3000):
+    """Known posterior: normal, of variance 1 / n, with correlation 0.9."""
+    covariance = np.array([[1.0, 0.9], [0.9, 1.0]])
+    y = np.random.default_rng(3).multivariate_normal([1.0, -1.0], covariance, size=n)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 100, shape=2)
+        pm.MvNormal("y", mu, covariance, observed=y)
+    return model, covariance / n
+
+
+def budget(epsilon=4.0, chains=2, **kwargs):
+    return PrivacyBudget(epsilon, 1e-6, chains=chains, **kwargs)
+
+
+GUESS = {"beta": np.array([-0.8, 0.1, 0.0])}
+
+
+@pytest.fixture(scope="module")
+def planned():
+    return plan(budget=budget(), at=GUESS, model=logistic(), public_covariates=True, random_seed=1)
+
+
+def test_what_was_observed_does_not_matter(planned):
+    for y in (np.zeros(N), np.random.default_rng(5).random(N) < 0.9):
+        other = plan(
+            budget=budget(), at=GUESS, model=logistic(y), public_covariates=True, random_seed=1
+        )
+        assert other.chosen == planned.chosen and other.candidates == planned.candidates
+        found, expected = (p.settings["proposal"].scale for p in (other, planned))
+        np.testing.assert_array_equal(found, expected)
+    another = plan(
+        budget=budget(), at=GUESS, model=logistic(), public_covariates=True, random_seed=2
+    )
+    assert another.chosen != planned.chosen  # other records were drawn
+
+
+def test_private_covariates_are_refused():
+    with pytest.raises(ValueError, match="public_covariates"):
+        plan(budget=budget(), at=GUESS, model=logistic())
+
+
+def test_a_stand_in_has_any_number_of_rows(planned):
+    small = logistic(x=X[:1000])
+    found = plan(budget=budget(), at=GUESS, model=logistic(), stand_in=small, random_seed=1)
+    assert found.n_records == N
+    ratio = found.settings["proposal"].scale / found.chosen.length**2
+    expected = planned.settings["proposal"].scale / planned.chosen.length**2
+    np.testing.assert_allclose(np.diag(ratio), np.diag(expected), rtol=0.2)
+
+
+def test_nothing_is_claimed_and_the_budget_pays_as_expected(planned):
+    for terms in ({}, {"adjacency": "add_remove"}, {"chains": 5, "epsilon": 1.0}):
+        purse = budget(**terms)
+        options = {"n_records": N} if "adjacency" in terms else {}
+        made = plan(
+            budget=purse,
+            at=GUESS,
+            model=logistic(),
+            public_covariates=True,
+            random_seed=1,
+            **options,
+        )
+        assert purse.ledger.claims() == []
+        made.build(purse, logistic())
+        assert purse.expected_draws() == pytest.approx(made.chosen.draws, rel=0.03) or (
+            made.chosen.draws == 20_000 < purse.expected_draws()
+        )
+
+
+def test_what_is_claimed_already_is_not_there_any_more(planned):
+    from pymc_dp.privacy.mechanisms import Gaussian
+
+    access = ((Gaussian(2.0), 1),)
+    purse = budget()
+    purse.spend("something", access)
+    options = {"at": GUESS, "model": logistic(), "public_covariates": True, "random_seed": 1}
+    after = plan(budget=purse, **options)
+    assert after.chosen.effective_draws < 0.9 * planned.chosen.effective_draws
+    before = plan(budget=budget(), besides=access, **options)
+    assert before.chosen == after.chosen
+
+
+def test_effort_is_limited():
+    short = plan(
+        budget=budget(),
+        at=GUESS,
+        model=logistic(),
+        public_covariates=True,
+        random_seed=1,
+        max_draws=50,
+    )
+    assert 10 <= short.chosen.draws <= 50
+
+
+def test_too_small_a_budget():
+    with pytest.raises(PrivacyBudgetExhausted, match="does not pay for ten draws in each of 50"):
+        plan(
+            budget=budget(0.01, chains=50),
+            at=GUESS,
+            model=logistic(),
+            public_covariates=True,
+            random_seed=1,
+        )
+
+
+def test_it_says_what_it_rests_on(planned):
+    text = str(planned)
+    assert "private data were not looked at" in text and f"{N} records" in text
+    assert f"{planned.chosen.draws:.0f} draws" in text
+    assert all(c.clipped <= 0.1 for c in planned.candidates)
+    assert planned.chosen in planned.candidates
+    assert sorted(planned.candidates, key=lambda c: c.error) == list(planned.candidates)
+    vague = plan(budget=budget(), model=logistic(), public_covariates=True, random_seed=1)
+    assert "initial point" in str(vague) and "initial point" not in text
+
+
+class TestPilot:
+    """What the plan believes, against closed forms."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def pilot():
+        model, _ = correlated()
+        return Pilot(
+            RecordLikelihood(model),
+            SimulatedRecords(model),
+            np.array([1.0, -1.0]),
+            1.0,
+            3000,
+            np.random.default_rng(4),
+        )
+
+    def test_posterior(self, pilot):
+        _, covariance = correlated()
+        assert list(pilot.shapes) == ["local"] and pilot.notes == []
+        np.testing.assert_allclose(pilot.shapes["local"], covariance, rtol=0.15)
+
+    @pytest.mark.parametrize("length", [0.5, 1.0, 2.0])
+    def test_log_ratios(self, pilot, length):
+        """For a normal posterior of dimension d: mean -m**2 / 2 and variance m**2 for each squared distance m**2."""
+        moves = pilot.moves("local", length)
+        standard = (moves.ratios + moves.distances**2 / 2) / moves.distances
+        assert abs(standard.mean()) < 4 / math.sqrt(len(standard))
+        assert standard.std() == pytest.approx(1, abs=4 / math.sqrt(2 * len(standard)))
+        assert np.mean(moves.distances**2) == pytest.approx(length**2, rel=0.6)
+        assert moves.slowest == pytest.approx(length**2 / 2, rel=0.3)
+
+    def test_clipping(self, pilot):
+        moves = pilot.moves("local", 1.0)
+        for within in (0.9, 0.99):
+            bound, clipped, bias = moves.clipping(within)
+            assert clipped == pytest.approx(1 - within, abs=1e-3)
+            # A change per standard deviation of the proposal is normal, of this variance on average.
+            spread = math.sqrt(moves.slowest * moves.weight / 3000)
+            assert 0.5 < bound / spread / {0.9: 1.64, 0.99: 2.58}[within] < 2
+            assert 0 < bias < 3 * (1 - within) * math.sqrt(3000) * spread / bound
+        assert moves.clipping(1.0)[1:] == (0.0, 0.0)
+
+    def test_where_the_posterior_is_curved_there_is_a_chain(self):
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 10)
+            b = pm.Normal("b", 0, 10)
+            pm.Normal("x", a, 1, observed=np.zeros(100))
+            pm.Normal("y", b + 5 * a**2, 0.3, observed=np.zeros(100))
+        pilot = Pilot(
+            RecordLikelihood(model),
+            SimulatedRecords(model),
+            np.zeros(2),
+            1.0,
+            100,
+            np.random.default_rng(4),
+        )
+        assert list(pilot.shapes) == ["local", "pilot"] and len(pilot.notes) == 1
+        variance = 0.03**2 + 25 * 2 * 0.1**4  # of b: of what is left, and of the square
+        assert pilot.shapes["pilot"][1, 1] == pytest.approx(variance, rel=1.0)
+        assert pilot.shapes["pilot"][1, 1] > 1.3 * pilot.shapes["local"][1, 1]
+
+
+def test_lazier_rules_make_more_of_a_budget():
+    """The reason why they are among the candidates: accepted moves per unit of privacy."""
+    from pymc_dp.privacy.mechanisms import Decision
+
+    def efficiency(rule):
+        return rule.probability(0.0) / float(Decision(rule, 0.02).renyi([12.0])[0])
+
+    assert efficiency(Lazy(Penalty(2.0), 0.25)) > 1.4 * efficiency(Penalty(2.0))
