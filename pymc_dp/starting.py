@@ -240,7 +240,7 @@ def private_start(
         agree = np.linalg.norm(total) > settings.bound / 2 and last @ move > 0
         stride = 2 * stride if agree and not mean.length else 1.0
         last, move = move, stride * move
-        for halved in range(40):
+        for _ in range(40):
             new = coordinates.moved(theta, move)
             # Everything that may shorten a move is of the model, not of the data.
             if np.isfinite(likelihood.log_prior(new)):
@@ -248,12 +248,10 @@ def private_start(
                     there = plan(new)
                 except ValueError:  # parameters that nothing can be drawn with are one, too
                     there = settings
-                if there is not settings and (mean.length or _alike(settings.mass, there.mass)):
+                if there is not settings and _alike(settings.mass, there.mass):
                     theta, settings = new, there
                     break
             move, stride = move / 2, 1.0
-        if halved:
-            mean.length = 0
         path.append(theta)
     if mean.length - 1 < steps / 4:
         warnings.warn(
@@ -432,12 +430,12 @@ def _plan(mass: np.ndarray, rows: np.ndarray, temperature: float, variance: floa
     for bound in {float(b) for b in np.quantile(norms, _WITHIN) if b > 0}:
         off, seen = clipped(bound, white[some], norms[some])
         values, vectors = np.linalg.eigh(seen)
-        if values.min() > _SEEN or bound == norms.max():
+        if values.min() > _SEEN:
             left = (white[some] - off) @ (vectors / np.maximum(values, _SEEN))
             costs[bound] = temperature * (
                 np.sum(bound**2 * variance / np.maximum(values, _SEEN) ** 2) + np.sum(np.var(left, axis=0))
             )  # fmt: skip
-    bound = min(costs, key=costs.__getitem__)
+    bound = min(costs, key=costs.__getitem__, default=float(norms.max()))
     off, seen = clipped(bound, white, norms)
     error = np.atleast_2d(np.cov(off.T)) / len(off)
     values, vectors = np.linalg.eigh(seen)
@@ -463,5 +461,8 @@ def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str,
         raise ValueError(f"start has {', '.join(unknown)}, which the model does not.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
-        fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
+        try:
+            fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
+        except TypeError:
+            raise ValueError("start has values of other shapes than the parameters.") from None
         return fn(0)

@@ -99,7 +99,7 @@ def test_chains_that_disagree_or_do_not_move():
         _check(result(good, moved), 2)
         _check(result(good[:1], moved[:1]), 1)
     with pytest.warns(UserWarning, match="R-hat"):
-        _check(result(good + [[0.0], [3.0]], moved), 2)
+        _check(result(good + np.array([[0.0], [3.0]]), moved), 2)
     moved[1] = False
     with pytest.warns(UserWarning, match=r"Chains \[1\] have not moved"):
         _check(result(good, moved), 2)

@@ -17,7 +17,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.checks import check_model
+from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.drawing import Drawing
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.roots import (
@@ -92,6 +92,7 @@ class SimulatedRecords:
         }
         graphs = likelihood_graphs(model)
         roots = find_data_roots(model, graphs)
+        check_graphs(model, graphs, roots)
         stripped, _ = strip_checks(graphs, downstream(graphs, roots), model.value_vars)
         data = [value.type(f"data_{k}") for k, value in enumerate(observed)]
         known = parts | dict(zip(observed, data, strict=True))
@@ -119,7 +120,9 @@ class SimulatedRecords:
         # `freeze`, whose softplus has kinks that cancel in first derivatives only.)
         rows = rewrite_graph(rows, include=("ShapeOpt", "canonicalize", "stabilize"))
         logp = per_record(rows, labels, self.n_records)
-        self._compile(theta, data, pt.switch(pt.isnan(logp), -np.inf, logp))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what Numba leaves to Python
+            self._compile(theta, data, pt.switch(pt.isnan(logp), -np.inf, logp))
 
     def _compile(self, theta: Variable, data: list[Variable], logp: Variable) -> None:
         direction = pt.vector("direction", dtype="float64")

@@ -20,7 +20,7 @@ WHO = np.array([0, 0, 1, 2, 2, 2, 1])
 SEED = 4
 
 #: Compiled by default; the others with the slow tests.
-QUICK = ("logistic", "trailing axes")
+QUICK = ("logistic",)
 BY_NAME = {f.name: f for f in FAMILIES}
 #: No random numbers are known, or what is observed is in another variable's parameters, too.
 NO_DRAWS = ("custom logp", "several observed")
@@ -84,7 +84,7 @@ def two_tables(first, second):
     """Two observed variables of different length, on the same parameters."""
     with pm.Model() as model:
         mu, sigma = pm.Normal("mu", shape=2), pm.HalfNormal("sigma")
-        pm.MvNormal("y", mu, np.array([[1.0, 0.5], [0.5, 2.0]]), observed=first)
+        pm.Normal("y", mu, 1.0, observed=first)
         pm.Normal("z", mu[0], sigma, observed=second)
     return model
 
@@ -200,17 +200,16 @@ def test_what_was_observed_does_not_matter():
 def discrete_model(counts, levels):
     """Observed integers, for which PyMC could compute parts of the likelihood in advance."""
     with pm.Model() as model:
-        pm.NegativeBinomial("y", mu=pm.Exponential("m", 1), alpha=2.0, observed=counts)
-        cuts = pm.Normal("c", [-1, 1], 1, shape=2)
-        p = pm.math.softmax(pt.concatenate([[0.0], cuts]))
-        pm.Categorical("z", p=p, observed=pm.Data("levels", levels))
+        pm.Poisson("y", pm.Exponential("m", 1), observed=counts)
+        pm.Bernoulli("z", logit_p=pm.Normal("a"), observed=pm.Data("levels", levels))
     return model
 
 
+@pytest.mark.slow
 def test_observed_integers_do_not_matter():
-    a = discrete_model(np.arange(N), np.arange(N) % 3)
-    b = discrete_model(np.full(N, 90), np.arange(N) % 2)
-    assert same(*(everything(m, np.array([0.3, -0.5, 0.7])) for m in (a, b)))
+    a = discrete_model(np.arange(N), np.arange(N) % 2)
+    b = discrete_model(np.full(N, 90), np.ones(N, dtype=int))
+    assert same(*(everything(m, np.array([0.3, -0.5])) for m in (a, b)))
 
 
 def test_leak_would_be_found():

@@ -1,0 +1,408 @@
+"""private_start: what it looks at is what was paid for, it finds the posterior, and says so if it does not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy.special import expit
+
+from pymc_dp import (
+    DPPenalty,
+    PrivacyBudget,
+    RandomWalk,
+    RecordLikelihood,
+    private_start,
+    release,
+    starting,
+)
+from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.privacy.accounting import epsilon_of
+from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.noise import SeededBits
+from pymc_dp.steps import gradients
+
+N = 4000
+RNG = np.random.default_rng(2024)
+Y = RNG.normal(30.0, 2.0, size=N)
+X = np.column_stack([np.ones(N), RNG.normal(size=(N, 1))])
+RARE = (RNG.random(N) < expit(X @ [-3.3, 0.8])).astype(int)
+
+
+def normal_model(y=Y, sd=100.0):
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, sd), pm.HalfNormal("sigma", 10)
+        pm.Normal("y", mu, sigma, observed=y)
+    return model
+
+
+def rare_model():
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=X @ pm.Normal("b", 0, 5, shape=2), observed=RARE)
+    return model
+
+
+def correlated_model(data, covariates):
+    """hard-gauss-2d of the benchmark; as a stand-in, with the random variable in place of its data."""
+    with pm.Model() as model:
+        one, two = pm.Normal("theta1", 0, 10), pm.Normal("theta2", 0, 10)
+        x = pm.Normal("x1", one, 1, observed=data[:, 0])
+        first = data[:, 0] if covariates else x
+        pm.Normal("x2", two + 0.999 * (first - one), math.sqrt(1 - 0.999**2), observed=data[:, 1])
+    return model
+
+
+@functools.cache
+def built(name):
+    """Compiled once: a model, what is public, its likelihood and its simulation."""
+    options, records, stand_in = {}, None, None
+    if name == "normal":
+        model, options["start"] = normal_model(), {"mu": 20.0, "sigma": 5.0}
+    elif name == "rare":
+        model, options["public_covariates"] = rare_model(), True
+    elif name == "users":
+        records = np.arange(N) // 4
+        model = normal_model(Y + 2 * RNG.normal(size=N // 4)[records])
+        options |= {"records": records, "public_covariates": True, "start": {"mu": 27.0}}
+    else:
+        z = np.random.default_rng(3).normal(size=(2, N, 2))
+        root = np.linalg.cholesky([[1, 0.999], [0.999, 1]])
+        data = z @ root.T + [0.0, 3.0]
+        model, stand_in = correlated_model(data[0], True), correlated_model(data[1] + 5, False)
+        options["stand_in"] = stand_in
+    likelihood = RecordLikelihood(model, records=records)
+    simulated = starting.simulation(model, records, "public_covariates" in options, stand_in)
+    return model, options, likelihood, simulated
+
+
+def begin(name, epsilon=2.0, seed=1, budget=None, **more):
+    """A start whose secret bits are seeded."""
+    model, options, likelihood, simulated = built(name)
+    bits = np.random.default_rng(1000 + seed)
+    budget = budget or PrivacyBudget(epsilon, 1e-6, chains=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "RecordLikelihood", lambda *_, **__: likelihood)
+        patch.setattr(starting, "SimulatedRecords", lambda *_, **__: simulated)
+        patch.setattr(starting, "OperatingSystemBits", lambda: SeededBits(bits))
+        return private_start(budget=budget, model=model, random_seed=seed, **options | more)
+
+
+@functools.cache
+def exact(name, temperature=1.0):
+    """Mode and precision of the posterior, by Newton's method on everything that is private."""
+    *_, likelihood, _ = built(name)
+    theta = begin(name, epsilon=math.inf).theta
+
+    def gradient(x):
+        total = likelihood.clipped_grad(x, math.inf)
+        return temperature * total + likelihood.grad_log_prior(x)
+
+    for _ in range(15):
+        columns = [
+            (gradient(theta - 1e-5 * e) - gradient(theta + 1e-5 * e)) / 2e-5
+            for e in np.eye(len(theta))
+        ]
+        precision = (np.array(columns) + np.array(columns).T) / 2
+        theta = theta + np.linalg.solve(precision, gradient(theta))
+    assert np.abs(gradient(theta)).max() < 1e-3 * np.sqrt(np.diag(precision)).max()
+    return theta, precision
+
+
+# ---------------------------------------------------------------- 1. accesses
+
+
+def watched(**options):
+    """A start, and what was done on the way, in order."""
+    events, likelihood = [], built("normal")[2]
+    spend, noisy = PrivacyBudget.spend, gradients.noisy_sum
+    with pytest.MonkeyPatch.context() as patch:
+
+        def claim(self, label, accesses):
+            spend(self, label, accesses)
+            events.append(("claim", accesses))
+
+        def total(theta, bound, index=None, *, directions=None, logp=None):
+            assert index is None and logp is None
+            events.append(("sum", bound))
+            return type(likelihood).clipped_grad_steps(likelihood, theta, bound, directions=directions)  # fmt: skip
+
+        def noise(steps, exponent, scale, bits):
+            events.append(("noise", scale))
+            return noisy(steps, exponent, scale, bits)
+
+        def other(*_, **__):
+            raise AssertionError("the data were looked at in another way")
+
+        patch.setattr(PrivacyBudget, "spend", claim)
+        patch.setattr(gradients, "noisy_sum", noise)
+        patch.setattr(gradients.NoisyGradient, "compile", lambda *_: events.append(("compile", 0)))
+        for name in ("logp", "logp_at", "clipped_sum", "clipped_grad"):
+            patch.setitem(likelihood.__dict__, name, other)
+        patch.setitem(likelihood.__dict__, "clipped_grad_steps", total)
+        try:
+            return begin("normal", **options), events
+        except PrivacyBudgetExhausted as error:
+            return error, events
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+def test_what_is_accessed_is_what_is_paid_for(adjacency):
+    budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency=adjacency)
+    found, events = watched(budget=budget, steps=9, share=0.2, public_covariates=True, start=NEAR)
+    z, sides = found.noise_multiplier, 2 if adjacency == "substitute" else 1
+    assert events[:2] == [("compile", 0), ("claim", ((Gaussian(z), 9),))]
+    assert [kind for kind, _ in events[2:]] == ["sum", "noise"] * 9
+    for (_, bound), (_, scale) in zip(events[2::2], events[3::2], strict=True):
+        assert scale == pytest.approx(z * sides * bound, rel=1e-14)
+    (claim,) = budget.ledger.claims(budget.id)
+    assert claim.accesses == ((Gaussian(z), 9),) and "private start" in str(budget.report())
+    assert len(found.path) == 10
+    assert 0.999 < epsilon_of([(Gaussian(z), 9 / 0.2)], 1e-6) <= 1.0
+    assert budget.spent() == pytest.approx(epsilon_of([(Gaussian(z), 9)], 1e-6))
+
+
+def test_nothing_is_accessed_if_the_budget_does_not_pay():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2)
+    budget.spend("something else", ((Gaussian(epsilon_multiplier(1.0)), 1),))
+    error, events = watched(budget=budget)
+    assert isinstance(error, PrivacyBudgetExhausted)
+    assert [kind for kind, _ in events] == ["compile"]
+    assert len(budget.ledger.claims(budget.id)) == 1
+
+
+NEAR = {"mu": 30.0, "sigma": 2.0}
+
+
+def epsilon_multiplier(epsilon):
+    """Of one release that uses an epsilon up."""
+    return starting.calibrate(lambda z: [(Gaussian(z), 1)], epsilon, 1e-6)
+
+
+def test_starts_use_up_the_budget():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2)
+    ((mechanism, steps),) = starting.start_accesses(budget, 0.25)
+    for k in range(4):
+        budget.spend(f"start {k}", ((mechanism, steps),))
+    assert 0.999 < budget.spent() <= 1.0
+    with pytest.raises(PrivacyBudgetExhausted):
+        begin("normal", budget=budget, share=0.25)
+
+
+def test_the_number_of_records_is_private_under_add_remove():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency="add_remove")
+    with pytest.raises(ValueError, match="number of records is private"):
+        begin("normal", budget=budget)
+    with pytest.raises(ValueError, match="number of records is private"):
+        begin("normal", budget=budget, n_records=N)
+    assert not budget.ledger.claims(budget.id)
+
+
+def test_end_to_end():
+    """Start, sampler and release on one budget."""
+    model, *_ = built("normal")
+    budget = PrivacyBudget(3.0, 1e-6, chains=2)
+    found = begin("normal", budget=budget)
+    covariance = np.linalg.inv(found.precision)
+    with model:
+        step = DPPenalty(
+            budget=budget, clip_bound=0.05, proposal=RandomWalk(covariance * 0.5, metric="proposal"), noise_scale=2.0
+        )  # fmt: skip
+        idata = pm.sample(
+            draws=20, tune=0, chains=2, cores=1, step=step, callback=budget, initvals=found.point,
+            progressbar=False, compute_convergence_checks=False,
+        )  # fmt: skip
+    public = release(idata, model, budget)
+    assert public.posterior.sizes["draw"] > 3 and budget.spent() <= 3.0
+    assert "private start" in str(budget.report())
+    with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+        begin("normal", budget=budget)
+
+
+# ---------------------------------------------------------------- 2. the right answer
+
+#: Part of a posterior standard deviation by which clipping may move the start, for given data.
+CLIPPING = 0.9
+
+
+def check(name, epsilon, seed=0, n=12, **options):
+    """Errors are those of the noise, but for what clipping adds, which does not vary; the precision is right."""
+    mode, precision = exact(name, options.get("temperature", 1.0))
+    root = np.linalg.cholesky(precision).T
+    found = [begin(name, epsilon, seed=100 * seed + k, **options) for k in range(n)]
+    errors = np.array([root @ (f.theta - mode) for f in found])
+    variance = np.mean([root @ f.noise @ root.T for f in found], axis=0)
+    bias, sd = errors.mean(axis=0), np.sqrt(np.diag(variance))
+    # The variance of the errors is estimated from few: chi-square with n - 1 degrees of freedom and more.
+    assert np.all(np.abs(bias) < 4.5 * sd / math.sqrt(n) + CLIPPING), bias
+    ratio = np.sum(np.diag(np.cov(errors.T))) / np.sum(sd**2 + 0.05**2)
+    assert ratio < 3.0, ratio
+    if epsilon < 100:
+        assert ratio > 0.2, ratio
+    values = np.linalg.eigvalsh(np.linalg.solve(root.T, np.linalg.solve(root.T, found[0].precision).T))  # fmt: skip
+    assert np.all(np.abs(values - 1) < 0.25), values
+    return errors
+
+
+CASES = {
+    "normal": ("normal", 4.0, {}),
+    "rare": ("rare", 20.0, {}),
+    "correlated": ("correlated", 8.0, {}),
+    "users": ("users", 8.0, {"temperature": 0.5}),
+}
+
+
+@pytest.mark.parametrize("case", ["normal", "rare", "correlated", pytest.param("users", marks=pytest.mark.slow)])  # fmt: skip
+def test_right_answer(case, seed=0):
+    name, epsilon, options = CASES[case]
+    if (
+        name == "users"
+    ):  # rows of one user are alike, which the model does not know: the sum is what is compared
+        mode, precision = exact(name, 0.5)
+        found = begin(name, epsilon, **options)
+        assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 6
+        return
+    check(name, epsilon, seed, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("case", ["normal", "rare", "correlated"])
+def test_right_answer_with_other_seeds(case, seed):
+    test_right_answer(case, seed)
+
+
+def test_without_what_was_cut_off_skewed_gradients_are_off(monkeypatch):
+    """A tenth of all records clipped: right, but without the correction far off, and found to be."""
+    monkeypatch.setattr(starting, "_WITHIN", (0.9,))
+    monkeypatch.setattr(starting, "_SEEN", 0.3)
+    check("normal", 4.0)
+    plan = starting._plan
+
+    def biased(*arguments):
+        settings = plan(*arguments)
+        return settings._replace(excess=0 * settings.excess)
+
+    monkeypatch.setattr(starting, "_plan", biased)
+    with pytest.raises(AssertionError):
+        check("normal", 4.0)
+
+
+def test_infinite_epsilon():
+    mode, precision = exact("normal")
+    found = begin("normal", math.inf, seed=9)
+    assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 0.3
+
+
+@pytest.mark.slow
+def test_units_do_not_matter():
+    """Parameters whose posterior is wide in their units."""
+    y = 1e6 * (Y - 25)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1e8)
+        pm.Normal("y", mu, 2e6, observed=y)
+    found = private_start(budget=PrivacyBudget(4.0, 1e-6, chains=1), model=model, random_seed=1)
+    assert abs(found.theta[0] - y.mean()) < 5 * 2e6 / math.sqrt(N)
+    assert found.precision[0, 0] == pytest.approx(N / 4e12, rel=1e-3)
+
+
+# ---------------------------------------------------------------- 3. convergence
+
+
+def test_a_path_that_is_too_short_warns():
+    with pytest.warns(UserWarning, match="has not come to rest.*start=.*steps="):
+        begin("normal", steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        begin("normal", steps=24)
+
+
+def test_mean_begins_where_moves_are_noise():
+    """Weights 1, 1, 1/2, 1/3, ...: the mean of all but the first; begun again by a long move."""
+    mean, coordinates = starting._Mean(1), starting.Coordinates(np.eye(1), np.arange(1), 1)
+    weights, noises = [], []
+    for move in (9.0, 1.0, -1.0, 0.5, 0.2, 30.0, 1.0, 1.0):
+        args = (np.array([move]), np.eye(1), np.zeros((1, 1)), 0.0, coordinates)
+        weights.append(mean.weight(*args))
+        noises.append(float(mean.noise[0, 0]))
+    assert weights == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
+    assert noises == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
+
+
+# ---------------------------------------------------------------- 4. errors
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"share": 0.0}, ValueError, "share"),
+        ({"share": 1.0}, ValueError, "share"),
+        ({"share": math.nan}, ValueError, "share"),
+        ({"steps": 1}, ValueError, "steps"),
+        ({"steps": 2.5}, TypeError, "integer"),
+        ({"temperature": 0.0}, ValueError, "temperature"),
+        ({"temperature": 1.1}, ValueError, "temperature"),
+        ({"n_records": 0}, ValueError, "n_records"),
+        ({"start": {"nu": 1.0}}, ValueError, "start has nu, which the model does not"),
+        ({"start": {"sigma": -1.0}}, ValueError, "start is where the prior is zero"),
+        ({"start": {"mu": math.inf}}, ValueError, "start is where the prior is zero"),
+        ({"start": {"mu": [1.0, 2.0]}}, ValueError, "start"),
+    ],
+    ids=str,
+)
+def test_refused(options, error, match):
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    with pytest.raises(error, match=match):
+        begin("normal", budget=budget, **options)
+    assert not budget.ledger.claims(budget.id)
+
+
+def other_names():
+    pm.Normal("y", pm.Normal("m", 0, 9), pm.HalfNormal("sigma", 9), observed=Y[:9])
+
+
+def other_shapes():
+    pm.Normal("y", pm.Normal("mu", 0, 9, shape=1), pm.HalfNormal("sigma", 9), observed=Y[:9])
+
+
+def other_order():
+    sigma = pm.HalfNormal("sigma", 9)
+    pm.Normal("y", pm.Normal("mu", 0, 9), sigma, observed=Y[:9])
+
+
+@pytest.mark.parametrize("fill", [other_names, other_shapes, other_order])
+def test_stand_in_with_other_parameters(fill):
+    with pm.Model() as stand_in:
+        fill()
+    with pytest.raises(ValueError, match="stand_in must have the parameters of the model"):
+        starting.simulation(built("normal")[0], None, False, stand_in)
+
+
+def test_stand_in_needs_to_know_whose_its_rows_are():
+    model = built("normal")[0]
+    with pytest.raises(ValueError, match="stand_in_records="):
+        starting.simulation(model, np.arange(N) // 2, False, model)
+
+
+def test_covariates_that_are_not_public():
+    with pytest.raises(ValueError, match="public_covariates=True"):
+        begin_without_patches(rare_model())
+
+
+def test_custom_distribution_without_random():
+    with pm.Model() as model:
+        pm.CustomDist("y", pm.Normal("mu"), logp=lambda y, mu: -((y - mu) ** 2), observed=Y[:50])
+    with pytest.raises(UnsupportedModel, match="random="):
+        begin_without_patches(model)
+
+
+def begin_without_patches(model):
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    try:
+        private_start(budget=budget, model=model)
+    finally:
+        assert not budget.ledger.claims(budget.id)
