@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.starting import local_precision
+from pymc_dp.newton import local_precision
 
 __all__ = ["Moves", "Pilot"]
 

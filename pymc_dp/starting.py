@@ -7,47 +7,32 @@ import warnings
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pymc as pm
 
-from pymc.initial_point import make_initial_point_fn
 from scipy import stats
-from scipy.linalg import eigh
 
-from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.newton import (
+    NewtonStep,
+    alike,
+    initial_point,
+    local_precision,
+    newton_step,
+    simulation,
+)
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
-__all__ = [
-    "PrivateStart",
-    "initial_point",
-    "local_precision",
-    "private_start",
-    "simulation",
-    "start_accesses",
-]
+__all__ = ["PrivateStart", "private_start", "start_accesses"]
 
-#: Clip bounds to choose from: parts of the simulated records' gradients that are within.
-_WITHIN = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0)
-#: Least part of a move that clipped gradients must show, in any direction.
-_SEEN = 0.5
-#: Records that are simulated at each position, at least.
-_SIMULATED = 4000
-#: Least precision of a coordinate of which neither prior nor data tell (a standard deviation of 100), and
-#: of a direction relative to the coordinates.
-_LEAST, _LEAST_RELATIVE = 1e-4, 1e-8
-
-
-#: Factor by which a step may change the precision; a move that is near in any case, in posterior standard
-#: deviations.
-_TRUST, _NEAR = 6.0, 0.1
+#: A move that is near in any case, in posterior standard deviations.
+_NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -212,12 +197,12 @@ def private_start(
     sides = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
     noise = sides * noise_multiplier / n_records
 
-    def plan(theta: np.ndarray) -> _Plan:
+    def plan(theta: np.ndarray) -> NewtonStep:
         precision, rows = local_precision(
             likelihood, simulated, theta, temperature, rng, n_records=n_records
         )
         variance = noise**2 * n_records / (steps / 2)
-        return _plan(precision / (temperature * n_records), rows, temperature, variance)
+        return newton_step(precision / (temperature * n_records), rows, temperature, variance)
 
     # Compiled, and tried out, before anything is paid for.
     settings = plan(theta)
@@ -248,7 +233,7 @@ def private_start(
                     there = plan(new)
                 except ValueError:  # parameters that nothing can be drawn with are one, too
                     there = settings
-                if there is not settings and _alike(settings.mass, there.mass):
+                if there is not settings and alike(settings.mass, there.mass):
                     theta, settings = new, there
                     break
             move, stride = move / 2, 1.0
@@ -306,12 +291,6 @@ class _Mean:
         return weight
 
 
-def _alike(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two metrics differ by no more than a factor: where a Newton step can be trusted."""
-    values = eigh(other, one, eigvals_only=True)
-    return bool(values.min() > 1 / _TRUST and values.max() < _TRUST)
-
-
 def start_accesses(
     budget: PrivacyBudget, share: float, steps: int = 24
 ) -> tuple[tuple[Gaussian, int], ...]:
@@ -324,145 +303,3 @@ def start_accesses(
     )
     check_gradient_noise(1.0, noise_multiplier, private=True)
     return ((Gaussian(noise_multiplier), steps),)
-
-
-def simulation(
-    model: pm.Model,
-    records: Any,
-    public_covariates: bool,
-    stand_in: pm.Model | None,
-    stand_in_records: Any = None,
-) -> SimulatedRecords:
-    """Records to plan with: of the model, or of its stand-in."""
-    if stand_in is None:
-        return SimulatedRecords(model, records=records, public_covariates=public_covariates)
-    if records is not None and stand_in_records is None:
-        raise ValueError(
-            "with records= and a stand-in, say who its rows belong to: stand_in_records=."
-        )
-    shapes = []
-    for m in (model, stand_in):
-        point = initial_point(m, None)
-        shapes.append([(v.name, np.shape(point[v.name])) for v in m.value_vars])
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"stand_in must have the parameters of the model, {shapes[0]}, but has {shapes[1]} (values on "
-            "the unconstrained scale, with their shapes, in this order)."
-        )
-    return SimulatedRecords(
-        stand_in, records=stand_in_records, public_covariates=True, public_data=True
-    )
-
-
-def local_precision(
-    likelihood: RecordLikelihood,
-    simulated: SimulatedRecords,
-    theta: np.ndarray,
-    temperature: float,
-    rng: np.random.Generator,
-    *,
-    n_records: int | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Precision of the posterior around a position, and gradients there of the records it is based on.
-
-    Where the posterior is not concave, the curvature's size counts.
-
-    Returns
-    -------
-    precision : array of shape (n_dim, n_dim)
-    gradients : array of shape (n, n_dim)
-    """
-    n_sets = -(-_SIMULATED // simulated.n_records)
-    curvature, gradients = np.zeros((simulated.n_dim, simulated.n_dim)), []
-    for _ in range(n_sets):
-        with np.errstate(all="ignore"):
-            data = simulated.draw(theta, rng)
-        curvature += simulated.curvature(theta, data)
-        gradients.append(simulated.gradients(theta, data))
-    rows = np.concatenate(gradients)
-    weight = temperature * (n_records or likelihood.n_records)
-    prior = _hessian(likelihood, theta)
-    precision = weight / len(rows) * curvature - prior
-    if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
-        raise UnsupportedModel(
-            f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start."
-        )
-    # In units in which parameters are alike: of what gradients tell, which is never negative.
-    scale = weight * (rows**2).mean(axis=0) + np.abs(np.diag(prior))
-    scale = np.sqrt(np.where(scale > 0, scale, _LEAST))
-    values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
-    vectors = scale[:, None] * vectors
-    return (vectors * np.maximum(np.abs(values), _LEAST_RELATIVE)) @ vectors.T, rows
-
-
-class _Plan(NamedTuple):
-    """What a step needs to know.
-
-    In coordinates in which the precision is 1 for each (tempered) record: the clip bound; what it cuts
-    off on average, and the covariance of that number's error; and the inverse of the part of a move
-    that clipped gradients show.
-    """
-
-    mass: np.ndarray
-    bound: float
-    excess: np.ndarray
-    error: np.ndarray
-    newton: np.ndarray
-
-
-def _plan(mass: np.ndarray, rows: np.ndarray, temperature: float, variance: float) -> _Plan:
-    """Choose the clip bound: `variance`, for a bound of 1, is that of the noise in posterior variances."""
-    white = np.linalg.solve(np.linalg.cholesky(mass), rows.T).T
-    norms = np.linalg.norm(white, axis=1)
-    if not norms.max() > 0:
-        raise UnsupportedModel(
-            "the log-likelihood of simulated records does not change with the parameters."
-        )
-
-    def clipped(bound: float, white: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, ...]:
-        off = (1 - np.minimum(1, bound / np.maximum(norms, bound)))[:, None] * white
-        # Minus the derivative of the mean of what is left, with the records' law: for a score, its
-        # covariance with the score.
-        return off, np.eye(white.shape[1]) - (off.T @ white + white.T @ off) / (2 * len(white))
-
-    some = slice(None, None, -(-len(white) // (5 * _SIMULATED)))
-    costs = {}
-    for bound in {float(b) for b in np.quantile(norms, _WITHIN) if b > 0}:
-        off, seen = clipped(bound, white[some], norms[some])
-        values, vectors = np.linalg.eigh(seen)
-        if values.min() > _SEEN:
-            left = (white[some] - off) @ (vectors / np.maximum(values, _SEEN))
-            costs[bound] = temperature * (
-                np.sum(bound**2 * variance / np.maximum(values, _SEEN) ** 2) + np.sum(np.var(left, axis=0))
-            )  # fmt: skip
-    bound = min(costs, key=costs.__getitem__, default=float(norms.max()))
-    off, seen = clipped(bound, white, norms)
-    error = np.atleast_2d(np.cov(off.T)) / len(off)
-    values, vectors = np.linalg.eigh(seen)
-    newton = (vectors / np.maximum(values, _SEEN)) @ vectors.T
-    return _Plan(mass, bound, off.mean(axis=0), error, newton)
-
-
-def _hessian(likelihood: RecordLikelihood, theta: np.ndarray) -> np.ndarray:
-    """Of the log-prior, by differences of its gradient."""
-    rows = []
-    for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
-        there, back = (likelihood.grad_log_prior(theta + s * h * e) for s in (1, -1))
-        rows.append((there - back) / (2 * h))
-    hessian = np.array(rows)
-    return (hessian + hessian.T) / 2
-
-
-def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """PyMC's initial point, but for what is given."""
-    overrides = dict(start or {})
-    unknown = sorted(overrides.keys() - {v.name for v in (*model.free_RVs, *model.value_vars)})
-    if unknown:
-        raise ValueError(f"start has {', '.join(unknown)}, which the model does not.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
-        try:
-            fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
-        except TypeError:
-            raise ValueError("start has values of other shapes than the parameters.") from None
-        return fn(0)

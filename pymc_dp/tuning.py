@@ -15,13 +15,14 @@ import pymc as pm
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.newton import initial_point, simulation
 from pymc_dp.pilot import Moves, Pilot
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost, renyi_budget
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision
-from pymc_dp.starting import PrivateStart, initial_point, simulation
+from pymc_dp.starting import PrivateStart
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
@@ -30,7 +31,7 @@ __all__ = ["Candidate", "Plan", "plan"]
 # What is tried out. Lengths: root mean square of a proposal, in posterior standard deviations.
 _LENGTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0)
 _RULES = tuple((s, w) for s in (1.4, 2.0, 2.5) for w in (1.0, 0.5, 0.25, 0.125))
-_WITHIN = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.9995, 1.0)
+_WITHIN = (0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.9995, 0.9998, 0.9999, 1.0)
 _MOST_CLIPPED = 0.1
 
 
@@ -122,12 +123,12 @@ class Plan:
             f"DPPenalty: random walk of {c.length:g} posterior standard deviations ({c.shape} covariance), clip_bound = {c.clip_bound:.4g},",
             f"           noise_scale = {c.noise_scale:g}, laziness = {c.laziness:g}, temperature = {self.settings['temperature']:g}",
             f"expected:  {c.draws:.0f} draws in each chain, about {c.effective_draws:.0f} effective draws in all; {c.acceptance:.0%} accepted,",
-            f"           {c.clipped:.1%} of records clipped, which shifts means by about {c.bias:.2f} posterior standard deviations",
+            f"           {c.clipped:.2%} of records clipped, which shifts means by about {c.bias:.2f} posterior standard deviations",
             "",
             "length  clip bound  clipped  noise  lazy  draws  effective  bias  error",
         ]
         lines += [
-            f"{x.length:6.2g}{x.clip_bound:12.3g}{x.clipped:9.1%}{x.noise_scale:7.2g}{x.laziness:6.3g}{x.draws:7.0f}"
+            f"{x.length:6.2g}{x.clip_bound:12.3g}{x.clipped:9.2%}{x.noise_scale:7.2g}{x.laziness:6.3g}{x.draws:7.0f}"
             f"{x.effective_draws:11.0f}{x.bias:6.2f}{x.error:7.2f}"
             for x in self.candidates
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import pymc as pm
@@ -98,12 +99,26 @@ class SimulatedRecords:
         known = parts | dict(zip(observed, data, strict=True))
         rows = [graph.astype("float64") for graph in stripped]
         rows = [g.sum(axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g for g in rows]
-        rows = graph_replace(rows, known, strict=False)
+        # One by one: of variables that were observed to be the same, PyMC has one constant in all.
+        arrays = observed_arrays(model)
+        rows = [
+            graph_replace(
+                [row],
+                known
+                | {
+                    v: own
+                    for v, a in zip(observed, arrays, strict=True)
+                    if np.array_equal(a, array)
+                },
+                strict=False,
+            )[0]
+            for row, array, own in zip(rows, arrays, data, strict=True)
+        ]
         draws = graph_replace(_draws(model), parts, strict=False)
         _check_public([*rows, *draws], roots, model, public_covariates)
         self._drawing: Drawing | None = Drawing([theta], draws)
         self._dtypes = [value.dtype for value in observed]
-        self._data = observed_arrays(model) if public_data else None
+        self._data = arrays if public_data else None
         try:
             self.draw(
                 np.concatenate([np.ravel(start[v.name]) for v in model.value_vars]),
@@ -132,11 +147,23 @@ class SimulatedRecords:
         along = pt.grad((gradient * direction).sum(), weights, disconnected_inputs="ignore")
         ones = {weights: pt.ones(logp.shape)}
         along, total = graph_replace([along, gradient], ones, strict=False)
-        curved = pt.grad((total * direction).sum(), theta, disconnected_inputs="ignore")
         options = {"mode": "NUMBA", "on_unused_input": "ignore"}
         self._logp = pytensor.function([theta, *data], logp, **options)
         self._along = pytensor.function([theta, direction, *data], along, **options)
-        self._curved = pytensor.function([theta, direction, *data], curved, **options)
+        self._total = theta, direction, data, total, options
+
+    @cached_property
+    def _curved(self) -> Callable:
+        theta, direction, data, total, options = self._total
+        curved = pt.grad((total * direction).sum(), theta, disconnected_inputs="ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of what Numba leaves to Python
+            return pytensor.function([theta, direction, *data], curved, **options)
+
+    @property
+    def are_drawn(self) -> bool:
+        """Whether records come from the model, and are not those of a stand-in that cannot draw."""
+        return self._drawing is not None
 
     def draw(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Draw a data set: values of the observed variables, in their order.

@@ -345,3 +345,16 @@ def test_refused_as_ever(wrong):
         SimulatedRecords(model)
     with pytest.raises(UnsupportedModel):
         RecordLikelihood(model)
+
+
+def test_two_variables_that_were_observed_to_be_the_same():
+    """PyMC has one constant for both; what is simulated differs."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("x", a, 1.0, observed=np.zeros(50))
+        pm.Normal("y", b, 0.1, observed=np.zeros(50))
+    simulated = SimulatedRecords(model)
+    theta = np.array([1.0, -1.0])
+    x, y = data = simulated.draw(theta, np.random.default_rng(1))
+    expected = np.stack([x - 1.0, (y + 1.0) / 0.01], axis=1)
+    np.testing.assert_allclose(simulated.gradients(theta, data), expected, rtol=1e-9)
