@@ -26,8 +26,10 @@ __all__ = ["sample"]
 
 _log = logging.getLogger("pymc.dp")
 
-#: Arguments of the planned step that both it and the plan have to know.
-_SHARED = ("temperature", "records")
+#: Arguments of the planned step that the plan has to know, too; and those that only the plan has.
+_SHARED, _OF_PLAN = ("temperature", "records"), ("stand_in_records", "n_records")
+#: What is planned.
+_PLANNED = {"clip_bound", "proposal", "noise_scale", "noise_multiplier", "laziness", "batch_size"}
 #: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, want 1.01; private chains are short.
 _LARGEST_R_HAT = 1.1
 
@@ -79,7 +81,7 @@ def sample(
         The model, else the one on the context stack.
     **kwargs
         The step's own arguments (``clip_bound``, ``proposal``, ...; of a planned one ``temperature``,
-        ``records``, ``reproducible``), and others for ``pm.sample`` (``cores``, ``initvals``,
+        ``records``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others for ``pm.sample`` (``cores``, ``initvals``,
         ``random_seed``, ``progressbar``, ...).
 
     Returns
@@ -108,7 +110,13 @@ def sample(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
     if step is None:
+        given = sorted(_PLANNED & set(kwargs))
+        if given:
+            raise TypeError(
+                f"Without step=, {', '.join(given)} is planned. Give step=dp.DPPenalty to set it yourself."
+            )
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
+        shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in}
         before = start_accesses(budget, start_share)
         first = plan(budget=budget, at=start, besides=before, model=model, **shared)

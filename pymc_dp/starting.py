@@ -29,7 +29,7 @@ from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
-__all__ = ["PrivateStart", "private_start", "start_accesses"]
+__all__ = ["PrivateStart", "check_number_is_public", "private_start", "start_accesses"]
 
 #: A move that is near in any case, in posterior standard deviations.
 _NEAR = 0.1
@@ -174,13 +174,7 @@ def private_start(
         raise ValueError(f"steps must be at least 2, got {steps!r}.")
     if not 0 < temperature <= 1:
         raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
-    if budget.adjacency is Adjacency.ADD_REMOVE and not (
-        public_covariates or (stand_in is not None and n_records is not None)
-    ):
-        raise ValueError(
-            "under add/remove the number of records is private: pass n_records=, a public guess, and stand_in=, or "
-            "say public_covariates=True if the model's number of rows is public."
-        )
+    check_number_is_public(budget, public_covariates, stand_in, n_records)
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
@@ -188,8 +182,6 @@ def private_start(
     theta = likelihood.ravel(initial_point(model, start))
     if not (np.isfinite(theta).all() and np.isfinite(likelihood.log_prior(theta))):
         raise ValueError("start is where the prior is zero.")
-    if n_records is not None and operator.index(n_records) < 1:
-        raise ValueError(f"n_records must be at least 1, got {n_records!r}.")
     n_records = n_records or likelihood.n_records
 
     accesses = start_accesses(budget, share, steps)
@@ -289,6 +281,23 @@ class _Mean:
         self.noise = (1 - weight) ** 2 * self.noise + weight**2 * basis @ noise @ basis.T
         self._all = (1 - weight) ** 2 * self._all + weight**2 * basis @ (noise + error) @ basis.T
         return weight
+
+
+def check_number_is_public(
+    budget: PrivacyBudget,
+    public_covariates: bool,
+    stand_in: pm.Model | None,
+    n_records: int | None,
+) -> None:
+    """Raise if a plan would show the number of records although neighbours differ in it."""
+    if n_records is not None and operator.index(n_records) < 1:
+        raise ValueError(f"n_records must be at least 1, got {n_records!r}.")
+    guessed = stand_in is not None and n_records is not None
+    if budget.adjacency is Adjacency.ADD_REMOVE and not (public_covariates or guessed):
+        raise ValueError(
+            "under add/remove the number of records is private: pass n_records=, a public guess, and stand_in=, or "
+            "say public_covariates=True if the model's number of rows is public."
+        )
 
 
 def start_accesses(

@@ -22,7 +22,7 @@ from pymc_dp.privacy.composition import Cost, renyi_budget
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision
-from pymc_dp.starting import PrivateStart
+from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
@@ -191,12 +191,15 @@ def plan(
     ------
     PrivacyBudgetExhausted
         If the budget does not pay for ten draws of each chain, whatever the settings.
+    ValueError
+        As :func:`~pymc_dp.private_start`.
 
     References
     ----------
     Expected squared jumping distance: Pasarica, Gelman (2010), Adaptively scaling the Metropolis
     algorithm using expected squared jumped distance, Statistica Sinica 20, 343-364.
     """
+    check_number_is_public(budget, public_covariates, stand_in, n_records)
     model = pm.modelcontext(model)
     rng = np.random.default_rng(random_seed)
     likelihood = RecordLikelihood(model, records=records)

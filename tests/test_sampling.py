@@ -76,6 +76,16 @@ def test_arguments_that_belong_to_a_plan(model):
         dp.sample(**TERMS, model=model, step=dp.DPHMC, dry_run=True)
     with pytest.raises(TypeError, match="sets tune"):
         dp.sample(**TERMS, model=model, tune=100)
+    with pytest.raises(TypeError, match="clip_bound, laziness is planned"):
+        dp.sample(**TERMS, model=model, clip_bound=2.0, laziness=0.5)
+
+
+def test_the_number_of_records_under_add_remove(model):
+    options = TERMS | {"adjacency": "add_remove", "dry_run": True, "model": model}
+    with pytest.raises(ValueError, match="the number of records is private"):
+        dp.sample(**options)
+    made_up = {"n_records": 10_000, "stand_in": model, "start": {"mu": 10.0, "sigma": 2.0}}
+    assert dp.sample(**options, **made_up).n_records == 10_000
 
 
 def test_chains_that_disagree_or_do_not_move():
