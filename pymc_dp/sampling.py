@@ -28,7 +28,7 @@ _log = logging.getLogger("pymc.dp")
 
 #: Arguments of the planned step that the plan has to know, too; and those that only the plan has.
 _SHARED, _OF_PLAN = ("temperature", "records"), ("stand_in_records", "n_records")
-#: What is planned.
+#: Who gives one of these has a plan: of :class:`DPPenalty`.
 _PLANNED = {"clip_bound", "proposal", "noise_scale", "noise_multiplier", "laziness", "batch_size"}
 #: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, want 1.01; private chains are short.
 _LARGEST_R_HAT = 1.1
@@ -64,7 +64,8 @@ def sample(
     epsilon, delta : float
         Budget of all chains together.
     step : callable, optional
-        A step class, such as :class:`~pymc_dp.DPHMC`, whose arguments you give.
+        A step class, such as :class:`~pymc_dp.DPHMC`, whose arguments you give; ``DPPenalty`` if you
+        give ``clip_bound`` or ``proposal`` without one.
     chains : int
         Number of chains, among which the budget is shared.
     draws : int, optional
@@ -100,7 +101,7 @@ def sample(
     Warns
     -----
     UserWarning
-        If the released chains have not mixed, or have hardly moved.
+        If the released chains have not mixed, or have not moved, unless ``compute_convergence_checks=False``.
     """
     model = pm.modelcontext(model)
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
@@ -109,12 +110,9 @@ def sample(
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
+    if step is None and not _PLANNED.isdisjoint(kwargs):
+        step = DPPenalty
     if step is None:
-        given = sorted(_PLANNED & set(kwargs))
-        if given:
-            raise TypeError(
-                f"Without step=, {', '.join(given)} is planned. Give step=dp.DPPenalty to set it yourself."
-            )
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in}
@@ -170,7 +168,8 @@ def sample(
         **kwargs,
     )
     released = release(idata, model, budget)
-    _check(released, chains)
+    if kwargs.get("compute_convergence_checks", True):
+        _check(released, chains)
     return released
 
 

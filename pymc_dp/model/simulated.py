@@ -116,28 +116,30 @@ class SimulatedRecords:
         ]
         draws = graph_replace(_draws(model), parts, strict=False)
         _check_public([*rows, *draws], roots, model, public_covariates)
-        self._drawing: Drawing | None = Drawing([theta], draws)
         self._dtypes = [value.dtype for value in observed]
         self._data = arrays if public_data else None
-        try:
-            self.draw(
-                np.concatenate([np.ravel(start[v.name]) for v in model.value_vars]),
-                np.random.default_rng(0),
-            )
-        except NotImplementedError as error:
-            if not public_data:
-                raise UnsupportedModel(
-                    f"records cannot be drawn from the model ({error}): give its pm.CustomDist a random=, or "
-                    "pass stand_in=, a model of the same parameters with public or made-up data."
-                ) from None
-            self._drawing = None
         # Rewritten first, as the derivatives of a graph as it is written need not be finite. (Not by
         # `freeze`, whose softplus has kinks that cancel in first derivatives only.)
         rows = rewrite_graph(rows, include=("ShapeOpt", "canonicalize", "stabilize"))
         logp = per_record(rows, labels, self.n_records)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of what Numba leaves to Python
+            # Numba compiles at the first call, and says where it cannot, or not well.
+            warnings.simplefilter("ignore")
+            self._drawing: Drawing | None = Drawing([theta], draws)
             self._compile(theta, data, pt.switch(pt.isnan(logp), -np.inf, logp))
+            origin = np.concatenate([np.ravel(start[v.name]) for v in model.value_vars])
+            try:
+                self.draw(origin, np.random.default_rng(0))
+            except NotImplementedError as error:
+                if not public_data:
+                    raise UnsupportedModel(
+                        f"records cannot be drawn from the model ({error}): give its pm.CustomDist a random=, or "
+                        "pass stand_in=, a model of the same parameters with public or made-up data."
+                    ) from None
+                self._drawing = None
+            sample = self.draw(origin, np.random.default_rng(0))
+            self.logp(origin, sample)
+            self.gradients(origin, sample)
 
     def _compile(self, theta: Variable, data: list[Variable], logp: Variable) -> None:
         direction = pt.vector("direction", dtype="float64")
@@ -156,9 +158,7 @@ class SimulatedRecords:
     def _curved(self) -> Callable:
         theta, direction, data, total, options = self._total
         curved = pt.grad((total * direction).sum(), theta, disconnected_inputs="ignore")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of what Numba leaves to Python
-            return pytensor.function([theta, direction, *data], curved, **options)
+        return pytensor.function([theta, direction, *data], curved, **options)
 
     @property
     def are_drawn(self) -> bool:
@@ -178,20 +178,24 @@ class SimulatedRecords:
             assert self._data is not None
             return self._data
         drawn = self._drawing(self._drawing.generators(rng), [np.asarray(theta, dtype=float)])
-        return [np.asarray(y, dtype) for y, dtype in zip(drawn, self._dtypes, strict=True)]
+        # Copies: Numba compiles again for other layouts.
+        return [np.array(y, t, order="C") for y, t in zip(drawn, self._dtypes, strict=True)]
 
     def logp(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
         """Log-likelihood of each record of a data set, shape ``(n_records,)``."""
-        return self._logp(theta, *data)
+        return self._logp(np.array(theta, dtype=float), *data)
 
     def gradients(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
         """Gradient of each record's log-likelihood, shape ``(n_records, n_dim)``."""
+        theta = np.array(theta, dtype=float)
         columns = [self._along(theta, e, *data) for e in np.eye(self.n_dim)]
         return np.stack(columns, axis=1)
 
     def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
         """Minus the Hessian of the log-likelihood of all records, shape ``(n_dim, n_dim)``."""
-        hessian = np.array([self._curved(theta, e, *data) for e in np.eye(self.n_dim)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # compiled at the first call, see above
+            hessian = np.array([self._curved(theta, e, *data) for e in np.eye(self.n_dim)])
         return -(hessian + hessian.T) / 2
 
 
