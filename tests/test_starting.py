@@ -257,7 +257,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["normal", "rare", "correlated", pytest.param("users", marks=pytest.mark.slow)])  # fmt: skip
+@pytest.mark.parametrize("case", ["rare", *(pytest.param(case, marks=pytest.mark.slow) for case in ("normal", "correlated", "users"))])  # fmt: skip
 def test_right_answer(case, seed=0):
     name, epsilon, options = CASES[case]
     if (

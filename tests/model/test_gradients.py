@@ -121,16 +121,24 @@ def one_in_three(cases):
     return [pytest.param(c, marks=[slow] if k % 3 else []) for k, c in enumerate(cases)]
 
 
-@pytest.mark.parametrize("family", one_in_three(FAMILIES), ids=lambda f: f.name)
+LONG = {"mixture of regressions", "multivariate normal, LKJ"}
+
+
+@pytest.mark.parametrize(
+    "family", one_in_three([f for f in FAMILIES if f.name not in LONG]), ids=lambda f: f.name
+)
 def test_every_record_as_if_it_were_alone(family):
     check_family(family, PYTHON)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [f if f.name == "logistic" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
-    ids=lambda f: f.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in LONG], ids=lambda f: f.name)
+def test_every_record_of_long_graphs(family):
+    check_family(family, PYTHON)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
 def test_every_record_as_if_it_were_alone_compiled(family):
     check_family(family, "NUMBA")
 
@@ -177,7 +185,7 @@ def regression(n=60, mode=PYTHON, **kwargs) -> RecordLikelihood:
     return RecordLikelihood(model, compile_kwargs={"mode": mode}, **kwargs)
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_where_softplus_was_rewritten_with_kinks(mode):
     # All predictors are 0 at the initial point of most regressions.
     x, y = test_indexing.X, test_indexing.BINARY
@@ -528,6 +536,7 @@ def test_flat_priors(mode):
 # --- compiled once, without data, and portable --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_read_only_and_strided_arguments_are_not_compiled_for_again():
     likelihood = RecordLikelihood(BY_NAME["several observed"].build())
     theta, index, directions = (

@@ -324,6 +324,7 @@ def named():
     pm.Laplace("s", each.sum(), 2.0, observed=1.5)
 
 
+@pytest.mark.slow
 def test_terms_by_name():
     with pm.Model() as model:
         named()

@@ -89,6 +89,7 @@ def two_tables(first, second):
     return model
 
 
+@pytest.mark.slow
 def test_records_of_several_rows_and_variables():
     y, z = RNG.normal(size=(N, 2)), RNG.normal(size=4)
     records = {"y": WHO, "z": np.array([3, 0, 0, 2])}

@@ -155,7 +155,10 @@ def test_monotone(kind, noise, more, k):
         assert delta_of([(make(noise), k)], spent) <= DELTA * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=pytest.mark.slow if k == "Poisson minibatch" else []) for k in FAMILIES],
+)
 @given(noise=NOISES, epsilon=st.floats(0.2, 6), chains=st.integers(1, 4))
 @settings(max_examples=6, deadline=None)
 def test_max_draws_is_the_last_that_fits(kind, noise, epsilon, chains):

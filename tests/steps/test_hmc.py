@@ -234,13 +234,7 @@ CASES = {
 }  # fmt: skip
 
 
-QUICK = (
-    "gaussian",
-    "gaussian, MALA",
-    "banana, jitter",
-    "logit, noise multiplier",
-    "narrow, dense mass",
-)
+QUICK = ("gaussian", "gaussian, MALA", "logit, noise multiplier")
 
 
 @pytest.mark.parametrize(
