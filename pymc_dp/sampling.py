@@ -129,8 +129,10 @@ def sample(
         _log.info("%s", the_plan)
         step = DPPenalty
         kwargs = {"initvals": begin.point} | kwargs | the_plan.settings
-    elif dry_run:
-        raise ValueError("dry_run=True needs a plan, so leave out step=.")
+    elif dry_run or public_covariates or start is not None or stand_in is not None:
+        raise ValueError(
+            "dry_run, start, public_covariates and stand_in are for planned runs: leave out step= and its settings, or them."
+        )
     # PyMC's __new__ hides a step's signature; its __init__ has it.
     constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
     names = inspect.signature(constructor).parameters

@@ -72,8 +72,9 @@ def test_a_dry_run_touches_nothing(model, tmp_path, monkeypatch):
 
 
 def test_arguments_that_belong_to_a_plan(model):
-    with pytest.raises(ValueError, match="leave out step"):
-        dp.sample(**TERMS, model=model, step=dp.DPHMC, dry_run=True)
+    for option in ({"dry_run": True}, {"start": {"mu": 1.0}}, {"public_covariates": True}):
+        with pytest.raises(ValueError, match="leave out step"):
+            dp.sample(**TERMS, model=model, step=dp.DPHMC, **option)
     with pytest.raises(TypeError, match="sets tune"):
         dp.sample(**TERMS, model=model, tune=100)
     with pytest.raises(TypeError, match="proposal"):  # settings of one's own are for DPPenalty

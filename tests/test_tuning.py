@@ -232,3 +232,17 @@ def test_the_table_of_rules_in_the_documentation():
         found = [efficiency(r) for r in (rule, *(Lazy(rule, w) for w in (0.5, 0.25, 0.1)))]
         expected = np.array(found) / efficiency(Barker())
         np.testing.assert_allclose([float(x) for x in line], expected, atol=0.011)
+
+
+@pytest.mark.slow
+def test_most_records_do_not_change():
+    """The quantiles of their changes are 0, which is no clip bound."""
+    x = np.zeros((N, 1))
+    x[: N // 50] = 5.0
+    purse = budget(20.0)
+    model = logistic(x=x)
+    found = plan(
+        budget=purse, at={"beta": [0.1]}, model=model, public_covariates=True, random_seed=1
+    )
+    assert found.chosen.clip_bound > 0
+    found.build(purse, model)
