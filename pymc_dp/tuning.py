@@ -218,10 +218,7 @@ def plan(
             pilot.moves(shape, length), sides * temperature, left, budget.chains, max_draws
         )
     ]
-    # Where most records do not change at all, some of the bounds are 0.
-    candidates = [
-        c for c in candidates if c.draws >= 10 and c.clipped <= _MOST_CLIPPED and c.clip_bound > 0
-    ]
+    candidates = [c for c in candidates if c.draws >= 10 and c.clipped <= _MOST_CLIPPED]
     if not candidates:
         raise PrivacyBudgetExhausted(
             f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for ten draws in each of {budget.chains} "
@@ -283,6 +280,7 @@ def _candidates(
         sensitivity = sides * bound * size
         found = []
         for (noise_scale, laziness), rule in rules.items():
+            # Where most records do not change at all, some of the bounds are 0, which no step takes.
             cost = _per_square(rule, _rounded(sensitivity)) * sensitivity**2
             draws = min(max_draws, float(np.max(left / cost)) / chains) if bound else 0.0
             # Of each draw, in the slowest direction; from the autocorrelation of neighbours.
