@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from pymc_dp.model.records import RecordLikelihood
+    from pymc_dp.plan_plots import plot_plan
     from pymc_dp.privacy.budget import PrivacyBudget
     from pymc_dp.privacy.ledger import Ledger
     from pymc_dp.privacy.mechanisms import Adjacency
@@ -43,17 +44,22 @@ if TYPE_CHECKING:
     from pymc_dp.starting import PrivateStart, private_start
     from pymc_dp.steps.augmentation import PrivatizedRecords
     from pymc_dp.steps.barker import DPBarker
+    from pymc_dp.steps.control_variate import DPControlVariate
     from pymc_dp.steps.fast_mh import DPFastMH, TunaMH
     from pymc_dp.steps.hmc import DPHMC
     from pymc_dp.steps.penalty import DPPenalty
     from pymc_dp.steps.proposals import GuidedWalk, OneComponent, RandomWalk
     from pymc_dp.steps.sghmc import DPSGHMC
+    from pymc_dp.steps.surrogate import Surrogate
+    from pymc_dp.surrogate_plans import SurrogateChoice, SurrogatePlan, plan_surrogate
+    from pymc_dp.surrogates import private_surrogate
     from pymc_dp.tuning import Plan, plan
 
 _HOME = {
     "Adjacency": "privacy.mechanisms",
     "Barker": "acceptance",
     "DPBarker": "steps.barker",
+    "DPControlVariate": "steps.control_variate",
     "DPFastMH": "steps.fast_mh",
     "DPHMC": "steps.hmc",
     "DPPenalty": "steps.penalty",
@@ -81,13 +87,19 @@ _HOME = {
     "RandomizedResponse": "distributions",
     "RecordLikelihood": "model.records",
     "Sensitivity": "privacy.sensitivity",
+    "Surrogate": "steps.surrogate",
+    "SurrogateChoice": "surrogate_plans",
+    "SurrogatePlan": "surrogate_plans",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
     "mmd": "diagnostics",
     "plan": "tuning",
+    "plan_surrogate": "surrogate_plans",
     "plot_epsilon": "diagnostics",
+    "plot_plan": "plan_plots",
     "plot_posterior": "diagnostics",
     "private_start": "starting",
+    "private_surrogate": "surrogates",
     "quadratic_exponents": "privacy.sensitivity",
     "sample": "sampling",
     "sensitivity_of": "privacy.sensitivity",

@@ -22,7 +22,7 @@ from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.families import Family
 from pymc_dp.privacy.mechanisms import Mechanism
 
-__all__ = ["mmd", "plot_epsilon", "plot_posterior"]
+__all__ = ["mmd", "plot_epsilon", "plot_posterior", "pyplot"]
 
 _BLOCK = 4_000_000  # distances computed at a time, in about 100 MB
 
@@ -130,7 +130,7 @@ def plot_epsilon(
     ValueError
         If nothing is accessed, or an accountant has no finite bound for it.
     """
-    plt = _pyplot()
+    plt = pyplot()
     terms = getattr(mechanisms, "budget", mechanisms)
     epsilon = getattr(terms, "epsilon", math.inf)
     delta = getattr(terms, "delta", None) if delta is None else delta
@@ -207,7 +207,7 @@ def plot_posterior(
     ValueError
         If a variable is unknown or has another shape elsewhere, or there are too many panels.
     """
-    plt = _pyplot()
+    plt = pyplot()
     dataset = _dataset(posterior)
     own = _draws(dataset)
     names = [*own] if var_names is None else [*var_names]
@@ -251,7 +251,8 @@ def plot_posterior(
     return axes
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib's, or say how to install it."""
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:

@@ -15,15 +15,25 @@ from scipy.linalg import eigh
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.model.simulated import SimulatedRecords, differences
 
-__all__ = ["NewtonStep", "alike", "initial_point", "local_precision", "newton_step", "simulation"]
+__all__ = [
+    "MISFIT",
+    "NewtonStep",
+    "alike",
+    "initial_point",
+    "local_precision",
+    "newton_step",
+    "simulation",
+]
 
 #: Clip bounds to choose from: parts of the simulated records' gradients that are within.
 _WITHIN = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0)
 #: Least part of a move that clipped gradients must show, in any direction.
 _SEEN = 0.5
-#: Records that are simulated at each position, at least.
+#: Clipping is corrected for by what the model says of it: part of that in which the data may differ.
+MISFIT = 0.1
+#: Records that are simulated at each position.
 _SIMULATED = 20_000
 #: Least precision of a coordinate of which neither prior nor data tell (a standard deviation of 100), and
 #: of a direction relative to the coordinates.
@@ -86,19 +96,19 @@ def local_precision(
     precision : array of shape (n_dim, n_dim)
     gradients : array of shape (n, n_dim)
     """
-    n_sets = -(-_SIMULATED // simulated.n_records)
-    information, gradients = np.zeros((simulated.n_dim, simulated.n_dim)), []
-    for _ in range(n_sets):
+    some = simulated.some(_SIMULATED, rng)
+    gradients, information = [], np.zeros((simulated.n_dim, simulated.n_dim))
+    for _ in range(-(-_SIMULATED // len(some))):
         with np.errstate(all="ignore"):
             data = simulated.draw(theta, rng)
-        gradients.append(simulated.gradients(theta, data))
+        gradients.append(simulated.gradients(theta, data, some))
         if not simulated.are_drawn:
-            information += simulated.curvature(theta, data)
+            information += simulated.curvature(theta, data) / simulated.n_records * len(some)
     rows = np.concatenate(gradients)
     if simulated.are_drawn:
         information = rows.T @ rows
     weight = temperature * (n_records or likelihood.n_records)
-    prior = _hessian(likelihood, theta)
+    prior = differences(likelihood.grad_log_prior, theta)
     precision = weight / len(rows) * information - prior
     if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
         raise UnsupportedModel(
@@ -127,9 +137,7 @@ class NewtonStep(NamedTuple):
     newton: np.ndarray
 
 
-def newton_step(
-    mass: np.ndarray, rows: np.ndarray, temperature: float, variance: float
-) -> NewtonStep:
+def newton_step(mass: np.ndarray, rows: np.ndarray, variance: float, n_records: int) -> NewtonStep:
     """Choose the clip bound: `variance`, for a bound of 1, is that of the noise in posterior variances."""
     white = np.linalg.solve(np.linalg.cholesky(mass), rows.T).T
     norms = np.linalg.norm(white, axis=1)
@@ -150,26 +158,19 @@ def newton_step(
         off, seen = clipped(bound, white[some], norms[some])
         values, vectors = np.linalg.eigh(seen)
         if values.min() > _SEEN:
-            left = (white[some] - off) @ (vectors / np.maximum(values, _SEEN))
-            costs[bound] = temperature * (
-                np.sum(bound**2 * variance / np.maximum(values, _SEEN) ** 2) + np.sum(np.var(left, axis=0))
-            )  # fmt: skip
+            inverse = vectors / np.maximum(values, _SEEN)
+            unknown = MISFIT * np.mean(np.abs(off @ inverse), axis=0)
+            costs[bound] = (
+                bound**2 * variance * np.sum(inverse**2)
+                + np.sum(np.var((white[some] - off) @ inverse, axis=0))
+                + n_records * np.sum(unknown**2)
+            )
     bound = min(costs, key=costs.__getitem__, default=float(norms.max()))
     off, seen = clipped(bound, white, norms)
     error = np.atleast_2d(np.cov(off.T)) / len(off)
     values, vectors = np.linalg.eigh(seen)
     newton = (vectors / np.maximum(values, _SEEN)) @ vectors.T
     return NewtonStep(mass, bound, off.mean(axis=0), error, newton)
-
-
-def _hessian(likelihood: RecordLikelihood, theta: np.ndarray) -> np.ndarray:
-    """Of the log-prior, by differences of its gradient."""
-    rows = []
-    for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
-        there, back = (likelihood.grad_log_prior(theta + s * h * e) for s in (1, -1))
-        rows.append((there - back) / (2 * h))
-    hessian = np.array(rows)
-    return (hessian + hessian.T) / 2
 
 
 def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ __all__ = ["Moves", "Pilot"]
 
 _MOVES = 64  # proposals that are looked at for each length
 _CHAIN = 2000  # draws of a chain, where the posterior is not near to normal
-_MOST_RECORDS = 50_000  # of which changes are looked at
+_RECORDS = 20_000  # that are looked at
 
 
 class Pilot:
@@ -34,14 +34,15 @@ class Pilot:
         self._prior, self._simulated = likelihood.log_prior, simulated
         self._rng = rng
         self._data = simulated.draw(theta, rng)
+        self._some = simulated.some(_RECORDS, rng)
         #: Weight of a simulated record: there may be more or fewer of them.
-        self._weight = temperature * n_records / simulated.n_records
+        self._weight = temperature * n_records / len(self._some)
         self.notes: list[str] = []
         precision, _ = local_precision(
             likelihood, simulated, theta, temperature, rng, n_records=n_records
         )
         covariance = np.linalg.inv(precision)
-        force = self._weight * simulated.gradients(theta, self._data).sum(axis=0)
+        force = self._weight * simulated.gradients(theta, self._data, self._some).sum(axis=0)
         mode = theta + covariance @ (force + likelihood.grad_log_prior(theta))
         z = rng.standard_normal((_MOVES, len(theta)))
         self.draws = mode + z @ np.linalg.cholesky(covariance).T
@@ -62,7 +63,7 @@ class Pilot:
         return self._weight * float(self._logp(theta).sum()) + self._prior(theta)
 
     def _logp(self, theta: np.ndarray) -> np.ndarray:
-        return self._simulated.logp(theta, self._data)
+        return self._simulated.logp(theta, self._data, self._some)
 
     def _chain(self, theta: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Metropolis with a covariance that is adapted in the first half; the second half."""
@@ -86,23 +87,22 @@ class Pilot:
 
     def moves(self, shape: str, length: float) -> Moves:
         """Proposals from draws of the posterior, and what they change."""
-        n, d = self._simulated.n_records, self.draws.shape[1]
+        d = self.draws.shape[1]
         root = np.linalg.cholesky(self.shapes[shape]) * length / math.sqrt(d)
         z = self._rng.standard_normal((_MOVES, d))
-        some = self._rng.permutation(n)[:_MOST_RECORDS]
-        changes, ratios = np.empty((_MOVES, len(some))), np.empty(_MOVES)
+        changes, ratios = np.empty((_MOVES, len(self._some))), np.empty(_MOVES)
         for k, (theta, step) in enumerate(zip(self.draws, z, strict=True)):
             new = theta + root @ step
             change = self._logp(new) - self._logp(theta)
             ratios[k] = self._weight * change.sum() + self._prior(new) - self._prior(theta)
-            changes[k] = change[some]
+            changes[k] = change
         inverse = np.linalg.inv(np.linalg.cholesky(self.spread))
         whitened = inverse @ root
         slowest = float(np.linalg.eigvalsh(whitened @ whitened.T)[0])
         sizes = np.linalg.norm(z, axis=1)
         return Moves(
             shape, length, np.nan_to_num(changes), np.nan_to_num(ratios, nan=-np.inf), sizes,
-            np.linalg.norm(z @ whitened.T, axis=1), slowest, self._weight * n / len(some),
+            np.linalg.norm(z @ whitened.T, axis=1), slowest, self._weight,
         )  # fmt: skip
 
 

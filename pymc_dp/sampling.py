@@ -19,8 +19,10 @@ from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.release import release
 from pymc_dp.starting import private_start, start_accesses
 from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.control_variate import DPControlVariate
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.tuning import plan
+from pymc_dp.surrogate_plans import plan_for, plan_surrogate, setting_at
+from pymc_dp.surrogates import release_surrogate
 
 __all__ = ["sample"]
 
@@ -28,6 +30,8 @@ _log = logging.getLogger("pymc.dp")
 
 #: Arguments of the planned step that the plan has to know, too; and those that only the plan has.
 _SHARED, _OF_PLAN = ("temperature", "records"), ("stand_in_records", "n_records")
+#: Draws of each chain that are worth their time: they are nearly independent.
+_MOST_DRAWS = 1000
 #: Who gives one of these has a plan: of :class:`DPPenalty`.
 _PLANNED = {"clip_bound", "proposal", "noise_scale", "noise_multiplier", "laziness", "batch_size"}
 #: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, want 1.01; private chains are short.
@@ -56,8 +60,11 @@ def sample(
 
     Without a `step` everything is planned, at no cost, on records that are drawn from the model: a
     private start takes a share of the budget to find the bulk of the posterior
-    (:func:`~pymc_dp.private_start`), and :class:`~pymc_dp.DPPenalty` gets the rest, with the
-    proposal, clip bound and rule that promise the least error there (:func:`~pymc_dp.plan`).
+    (:func:`~pymc_dp.private_start`); there a noisy sum of gradients is released
+    (:func:`~pymc_dp.private_surrogate`), from which the rest of the log-likelihood of each record is so
+    small that what is left of the budget pays for many decisions (:class:`~pymc_dp.DPControlVariate`).
+    Steps that decide about the whole log-likelihood, as :class:`~pymc_dp.DPPenalty` does, need ten to
+    a hundred times as many records for as many draws.
 
     Parameters
     ----------
@@ -69,8 +76,8 @@ def sample(
     chains : int
         Number of chains, among which the budget is shared.
     draws : int, optional
-        Draws per chain; by default as many as the budget allows. Fewer do not cost less: a chain
-        claims its whole share.
+        Draws per chain; by default as many as the budget allows (without a `step` at most 1000: they
+        are nearly independent). Fewer do not cost less: a chain claims its whole share.
     adjacency, accountant, ledger
         See :class:`~pymc_dp.PrivacyBudget`.
     start, start_share, public_covariates, stand_in
@@ -78,6 +85,7 @@ def sample(
         :func:`~pymc_dp.private_start`.
     dry_run : bool
         Without a `step`: return the plan that can be made now, and neither touch data nor claim anything.
+        It is for records as the model draws them at `start`, or at PyMC's initial point.
     model : pm.Model, optional
         The model, else the one on the context stack.
     **kwargs
@@ -88,8 +96,8 @@ def sample(
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        What :func:`~pymc_dp.release` returns: may be published. A :class:`~pymc_dp.Plan` if this is
-        a dry run.
+        What :func:`~pymc_dp.release` returns: may be published. A :class:`~pymc_dp.SurrogatePlan` if
+        this is a dry run.
 
     Raises
     ------
@@ -115,20 +123,24 @@ def sample(
     if step is None:
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
-        shared |= {"public_covariates": public_covariates, "stand_in": stand_in}
+        shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
+        most = _MOST_DRAWS if draws is None else draws
         before = start_accesses(budget, start_share)
-        first = plan(budget=budget, at=start, besides=before, model=model, **shared)
+        first = plan_surrogate(budget=budget, at=start, besides=before, max_draws=most, **shared)
         if dry_run:
             return first
         _log.info(
-            "Before anything is spent: about %.0f effective draws are expected, if the data are like those the model draws.",
-            first.chosen.effective_draws,
-        )
-        begin = private_start(budget=budget, share=start_share, start=start, model=model, **shared)
-        the_plan = plan(budget=budget, at=begin, model=model, **shared)
+            "Before anything is spent: about %.0f effective draws are expected, and means that are off by %.2f posterior standard "
+            "deviations, if the data are like those the model draws.",
+            first.chosen.effective_draws, first.chosen.error,
+        )  # fmt: skip
+        begin = private_start(budget=budget, share=start_share, start=start, **shared)
+        setting = setting_at(at=begin, **shared)
+        the_plan = plan_for(setting, budget, most)
         _log.info("%s", the_plan)
-        step = DPPenalty
-        kwargs = {"initvals": begin.point} | kwargs | the_plan.settings
+        step = DPControlVariate
+        kwargs.pop("temperature", None)  # the surrogate has it
+        kwargs["surrogate"] = release_surrogate(setting, budget, the_plan.chosen)
     elif dry_run or public_covariates or start is not None or stand_in is not None:
         raise ValueError(
             "dry_run, start, public_covariates and stand_in are for planned runs: leave out step= and its settings, or them."
@@ -151,6 +163,8 @@ def sample(
         if varying
         else int(expected)
     )
+    if step is DPControlVariate and draws is None:
+        draws = min(_MOST_DRAWS, int(min(limit, 1e9)))
     if draws is not None and draws > limit:
         raise ValueError(
             f"draws={draws} is more than epsilon = {epsilon:g} pays for: {expected:g} per chain. Leave out draws=."

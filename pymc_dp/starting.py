@@ -90,11 +90,11 @@ def private_start(
     else comes from records drawn from the model at the present position, which costs nothing: this
     precision; what clipping takes from the gradients on average, which is given back to the sum (else
     skewed gradients would be off by many posterior standard deviations); :math:`H`, which says how much
-    of a move is still seen in clipped gradients; and the clip bound, for which noise and clipping
-    together cost least. A record that fits the present position badly is clipped, so that steps are
-    short far away: about the root of the dimension, in units of what one record tells. They double as
-    long as most records agree, and are halved where the precision would change by more than a factor of
-    six.
+    of a move is still seen in clipped gradients; and the clip bound, for which noise, clipping, and
+    that no model is quite true, together cost least. A record that fits the present position badly is
+    clipped, so that steps are short far away: about the root of the dimension, in units of what one
+    record tells. They double as long as most records agree, and are halved where the precision would
+    change by more than a factor of six.
 
     As soon as moves are explained by the noise, they get weights 1, 1/2, 1/3, ..., which makes of each
     position the mean of where the steps so far have led to. The last one is returned: as much noise is
@@ -194,7 +194,8 @@ def private_start(
             likelihood, simulated, theta, temperature, rng, n_records=n_records
         )
         variance = noise**2 * n_records / (steps / 2)
-        return newton_step(precision / (temperature * n_records), rows, temperature, variance)
+        mass = precision / (temperature * n_records)
+        return newton_step(mass, rows, variance, n_records)
 
     # Compiled, and tried out, before anything is paid for.
     settings = plan(theta)

@@ -26,7 +26,7 @@ from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
-__all__ = ["Candidate", "Plan", "plan"]
+__all__ = ["Candidate", "Plan", "decision_cost", "plan"]
 
 # What is tried out. Lengths: root mean square of a proposal, in posterior standard deviations.
 _LENGTHS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.4, 2.0)
@@ -89,7 +89,7 @@ class Plan:
     chosen : Candidate
         What is expected of them.
     candidates : tuple of Candidate
-        What was considered: the eight best, by expected error, each with its best rule.
+        What was considered, by expected error, each with its best rule; the eight best are printed.
     chains : int
     epsilon, delta : float
     n_records : int
@@ -130,7 +130,7 @@ class Plan:
         lines += [
             f"{x.length:6.2g}{x.clip_bound:12.3g}{x.clipped:9.2%}{x.noise_scale:7.2g}{x.laziness:6.3g}{x.draws:7.0f}"
             f"{x.effective_draws:11.0f}{x.bias:6.2f}{x.error:7.2f}"
-            for x in self.candidates
+            for x in self.candidates[:8]
         ]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
@@ -255,7 +255,7 @@ def plan(
     return Plan(
         settings=settings,
         chosen=chosen,
-        candidates=tuple(sorted(candidates, key=lambda c: c.error)[:8]),
+        candidates=tuple(sorted(candidates, key=lambda c: c.error)),
         chains=budget.chains,
         epsilon=budget.epsilon,
         delta=budget.delta,
@@ -281,7 +281,7 @@ def _candidates(
         found = []
         for (noise_scale, laziness), rule in rules.items():
             # Where most records do not change at all, some of the bounds are 0, which no step takes.
-            cost = _per_square(rule, _rounded(sensitivity)) * sensitivity**2
+            cost = decision_cost(rule, sensitivity)
             draws = min(max_draws, float(np.max(left / cost)) / chains) if bound else 0.0
             # Of each draw, in the slowest direction; from the autocorrelation of neighbours.
             fall = min(1.0, accepted[noise_scale, laziness] * moves.slowest / 2)
@@ -299,9 +299,11 @@ def _rule(noise_scale: float, laziness: float) -> AcceptanceRule:
     return rule if laziness == 1 else Lazy(rule, laziness)
 
 
-def _rounded(sensitivity: float) -> float:
-    """To a power of two, where the cost relative to the square hardly differs."""
-    return 2.0 ** round(math.log2(min(max(sensitivity, 2.0**-7), 2.0**4)))
+def decision_cost(rule: AcceptanceRule, sensitivity: float) -> np.ndarray:
+    """Rényi divergence of a decision at all orders, within a few per cent: to compare plans."""
+    # Relative to the square it hardly differs within a factor of two.
+    rounded = 2.0 ** round(math.log2(min(max(sensitivity, 2.0**-7), 2.0**4)))
+    return _per_square(rule, rounded) * sensitivity**2
 
 
 @lru_cache(maxsize=256)

@@ -4,6 +4,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from tests.steps.targets import compiled_once
+
 
 @pytest.fixture
 def normal_model():
@@ -14,7 +16,8 @@ def normal_model():
         pm.Normal("y", mu, 1, observed=pm.Data("y_data", y, dims="person"), dims="person")
         pm.Deterministic("residual", mu - y)
         pm.Deterministic("squared", mu**2)
-    return model
+    with compiled_once("normal_model", only=model):
+        yield model
 
 
 @pytest.fixture
@@ -25,4 +28,5 @@ def two_variable_model():
         mu = pm.Normal("mu", 0, 10)
         sigma = pm.HalfNormal("sigma", 5)
         pm.Normal("y", mu, sigma, observed=y)
-    return model
+    with compiled_once("two_variable_model", only=model):
+        yield model

@@ -22,12 +22,17 @@ NOISE = [dp.DiscreteLaplace, dp.DiscreteGaussian]
 
 
 @functools.cache
-def compiled(distribution, mode="NUMBA"):
-    """Log-probability of float values, and its gradient with respect to the scale (or epsilon) and the location."""
+def compiled(distribution, mode="NUMBA", gradients=False):
+    """Log-probability of float values; and its gradient with respect to the scale (or epsilon) and the location.
+
+    Compiling the gradient takes longer than all else, so only the tests of it do.
+    """
     value, location, scale = pt.dvectors("value", "location", "scale")
     others = [pt.lscalar("n_categories")] if distribution is dp.RandomizedResponse else []
     logp = pm.logp(distribution.dist(location, scale, *others), value)
-    gradient = pt.grad(logp.sum(), [scale, location], disconnected_inputs="ignore")
+    gradient = (
+        pt.grad(logp.sum(), [scale, location], disconnected_inputs="ignore") if gradients else []
+    )
     return pytensor.function(
         [value, location, scale, *others],
         [logp, *gradient],
@@ -185,9 +190,9 @@ CASES = [
 def test_gradients_and_numba(distribution, value, location, scale, others):
     """Central differences; the default mode and Numba agree."""
     arguments = [np.array(a) for a in (value, location, scale)]
-    found, by_scale, by_location = compiled(distribution)(*arguments, *others)
+    found, by_scale, by_location = compiled(distribution, gradients=True)(*arguments, *others)
     for other, ours in zip(
-        compiled(distribution, None)(*arguments, *others),
+        compiled(distribution, None, gradients=True)(*arguments, *others),
         (found, by_scale, by_location),
         strict=True,
     ):
@@ -250,7 +255,8 @@ def test_draws_of_noise_follow_the_probabilities(distribution):
     scales = np.array([0.5, 1.0, 3.0, 20.0, 1e4])
     mu = np.array([5, 0, -3, 100, 0])
     variable = distribution.dist(mu, scales, shape=(10_000, len(scales)))
-    mode = None if distribution is dp.DiscreteLaplace else "FAST_COMPILE"  # compiled below
+    # The other one is compiled in the next test, a slow one.
+    mode = None if distribution is dp.DiscreteLaplace else "FAST_COMPILE"
     draws = pm.draw(variable, random_seed=20, mode=mode)
     assert draws.dtype == np.int64 and draws.shape == (10_000, 5)
     for m, scale, column in zip(mu, scales, draws.T, strict=True):
@@ -259,6 +265,7 @@ def test_draws_of_noise_follow_the_probabilities(distribution):
     assert len(np.unique(draws[:, -1])) > 5000  # independent draws, not one that is repeated
 
 
+@pytest.mark.slow
 def test_rejection_is_exact():
     """Many draws where rounding matters most: an acceptance probability above 1 would shift them by 1 %."""
     sigmas = np.array([0.35, 0.5, 1.0])
@@ -339,10 +346,12 @@ def test_posterior_of_latent_records(model):
     assert np.isfinite(density(model.initial_point()))
 
 
-def test_prior_predictive(model):
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param(None, marks=pytest.mark.slow)])
+def test_prior_predictive(model, mode):
     """Means and variances of 4000 releases, within five standard errors."""
+    names = ["x", "t_dp", "answers"]
     drawn = pm.sample_prior_predictive(
-        4000, model, var_names=["x", "t_dp", "answers"], random_seed=22
+        4000, model, var_names=names, random_seed=22, compile_kwargs={"mode": mode}
     )
     prior, predictive = (drawn[g] for g in ("prior", "prior_predictive"))
     noise = (predictive["t_dp"] - prior["x"].sum("person")).to_numpy()[0]

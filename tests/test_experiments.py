@@ -327,3 +327,20 @@ def test_privatized_release_of_the_authors(privatized):
         assert (
             error < 0.25 * ours.std(axis=0) * (1 + abs(ours).mean(axis=0)) ** (moment - 1)
         ).all()
+
+
+# ------------------------------------------------------------------------- control variates
+def test_tables_of_control_variates(monkeypatch, capsys):
+    """The page shows what is stored, and that is what its text says."""
+    script = ROOT / "examples" / "control_variate_experiments.py"
+    monkeypatch.syspath_prepend(str(script.parent))
+    results = json.loads(script.with_suffix(".json").read_text())
+    for module in loaded(script):
+        module.print_tables(results)
+    page = (ROOT / "docs" / "control_variates.md").read_text()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert len(lines) > 12 and all(line in page.splitlines() for line in lines)
+    for key, result in results.items():
+        if key.startswith("mortgages,"):
+            assert np.abs(result["shifts"]).max() < (0.5 if "epsilon 4" in key else 1.0)
+            assert np.abs(np.array(result["sd ratios"]) - 1).max() < 0.1

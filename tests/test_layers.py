@@ -18,7 +18,18 @@ PACKAGE = "pymc_dp"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
 MAX_LINES = 350
 
-TOP = {"sampling", "tuning", "pilot", "release", "diagnostics", "starting", "newton"}
+TOP = {
+    "sampling",
+    "tuning",
+    "pilot",
+    "plan_plots",
+    "release",
+    "diagnostics",
+    "starting",
+    "newton",
+    "surrogate_plans",
+    "surrogates",
+}
 # What each layer may import from the package. "door" is pymc_dp/__init__.py, which imports them all.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -44,6 +55,8 @@ HOST_FILES = (
     "sampling.py",
     "newton.py",
     "starting.py",
+    "surrogate_plans.py",
+    "surrogates.py",
     "tuning.py",
     "release.py",
 )

@@ -131,6 +131,11 @@ class BatchLikelihood:
         """
         return self._tables[0].filling(theta, logp) if self._has_blocks() else None
 
+    def refresh(self) -> None:
+        """Take the data from where they are stored, again: those of simulated records change."""
+        for table in self._tables:
+            table.refresh()
+
     def _has_blocks(self) -> bool:
         if self._graphs is not None:
             self._build()
@@ -243,6 +248,10 @@ class _Table:
     def _rows(self, thetas: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
         gathered = self._function.gather(rows)
         return [self._function([theta], gathered) for theta in thetas]
+
+    def refresh(self) -> None:
+        """See `BatchLikelihood.refresh`."""
+        self._function.refresh()
 
     @property
     def has_loop(self) -> bool:

@@ -66,11 +66,16 @@ class RowFunction:
         inputs = [*inputs, begin, end, numbers, *arrays]
         output = graph_replace(output, rows, strict=False)
         self.function: Any = compile_frozen(inputs, output, options)
-        # Numba compiles again for read-only arrays, and for other layouts.
-        self.data = [(np.require(stored(g.data), None, ["C", "W"]), g.axis) for g in gathered]
+        self._gathered = [(g.data, g.axis) for g in gathered]
+        self.refresh()
         self._n_rows, self._n_inputs = n_rows, len(inputs)
         #: Numbers of data in a row, at least 1.
         self.width = max(1, sum(data.size // data.shape[axis] for data, axis in self.data))
+
+    def refresh(self) -> None:
+        """Take the data from where they are stored, again."""
+        # Numba compiles again for read-only arrays, and for other layouts.
+        self.data = [(np.require(stored(v), None, ["C", "W"]), axis) for v, axis in self._gathered]
 
     def gather(self, rows: slice | np.ndarray) -> list[np.ndarray]:
         """Some rows of the data, by their numbers or as a slice, as the function wants them."""

@@ -35,6 +35,22 @@ class ClippedGradients:
         """
         return self._gradients.log_prior(self._checked(theta))
 
+    def gradients(self, theta: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
+        """Gradient of each record's log-likelihood, or of some records', not clipped: private.
+
+        Parameters
+        ----------
+        theta : array of float64, shape (n_dim,)
+        index : array of int, shape (n,), optional
+            As in `clipped_grad_steps`.
+
+        Returns
+        -------
+        array of float64, shape (n, n_dim)
+        """
+        theta, index, _ = self._arguments(theta, index, None)
+        return self._gradients.each(theta, index)
+
     def clipped_grad_steps(
         self,
         theta: np.ndarray,

@@ -78,16 +78,17 @@ _ADDITIONAL = SequentialGraphRewriter(
 )
 
 
-def freeze(outputs: Sequence[Variable]) -> list[Variable]:
+def freeze(outputs: Sequence[Variable], changing: Sequence[Variable] = ()) -> list[Variable]:
     """Simplify graphs, and put their data into shared variables that nothing else refers to.
 
-    Data stay constants while the graphs are simplified, so that what depends on them alone is
-    computed here (``log(y!)``), and become shared variables after that: compiled code would
-    otherwise hold them, and so would Numba's cache on disk.
+    All but those shared variables that are `changing`. Data stay constants while the graphs are
+    simplified, so that what depends on them alone is computed here (``log(y!)``), and become shared
+    variables after that: compiled code would otherwise hold them, and so would Numba's cache on disk.
     """
     graphs = list(outputs)
     is_shared = [v for v in ancestors(graphs) if isinstance(v, SharedVariable)]
-    frozen = {v: pt.constant(np.array(stored(v))) for v in is_shared if is_array_root(v)}
+    is_shared = [v for v in is_shared if is_array_root(v) and v not in changing]
+    frozen = {v: pt.constant(np.array(stored(v))) for v in is_shared}
     if frozen:
         graphs = graph_replace(graphs, frozen, strict=False)
     # Without shape inference, PyTensor 2.38 rewrites some mixtures for ever.

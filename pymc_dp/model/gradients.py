@@ -155,6 +155,18 @@ class RecordGradients:
                 total += vectors.sum(axis=0) if finite.all() else vectors[finite].sum(axis=0)
         return total
 
+    def each(self, theta: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
+        """Gradient of each record, not clipped, as rows of a matrix."""
+        if self._graphs is not None:
+            self._build()
+        parts = [*self._vectors(theta, index, None)]
+        return np.concatenate(parts) if parts else np.zeros((0, len(theta)))
+
+    def refresh(self) -> None:
+        """See `BatchLikelihood.refresh`."""
+        for table in self._tables:
+            table.refresh()
+
     def _vectors(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> Iterator[np.ndarray]:

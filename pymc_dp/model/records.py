@@ -116,7 +116,7 @@ class RecordLikelihood(ClippedGradients):
         data_dependent = downstream(graphs, roots)
         stripped, conditions = strip_checks(graphs, data_dependent, model.value_vars)
         rows = [_sum_trailing(graph.astype("float64")) for graph in stripped]
-        log_prior = _prior(model, conditions)
+        log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
         shapes = {name: a.shape for name, a in zip(self._names, arrays, strict=True)}
         check_independence(
@@ -289,7 +289,7 @@ class RecordLikelihood(ClippedGradients):
         return theta
 
 
-def _prior(model: pm.Model, conditions: Sequence[Variable]) -> Variable:
+def prior_graph(model: pm.Model, conditions: Sequence[Variable]) -> Variable:
     """Log-prior, ``-inf`` where it is not a number or one of the conditions fails."""
     terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=False)
     terms, own_conditions = strip_checks(terms, set(), model.value_vars)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 import numpy as np
 import pymc as pm
@@ -15,12 +14,15 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import replace_rvs_by_values
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
-from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.batches import BatchLikelihood
 from pymc_dp.model.checks import check_graphs, check_model
+from pymc_dp.model.compiling import compile_frozen, freeze
 from pymc_dp.model.drawing import Drawing
+from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.parameter_checks import strip_checks
+from pymc_dp.model.records import prior_graph
 from pymc_dp.model.roots import (
     downstream,
     find_data_roots,
@@ -31,7 +33,7 @@ from pymc_dp.model.roots import (
 )
 from pymc_dp.model.units import assign_rows, per_record
 
-__all__ = ["SimulatedRecords"]
+__all__ = ["SimulatedRecords", "differences"]
 
 
 class SimulatedRecords:
@@ -94,17 +96,17 @@ class SimulatedRecords:
         graphs = likelihood_graphs(model)
         roots = find_data_roots(model, graphs)
         check_graphs(model, graphs, roots)
-        stripped, _ = strip_checks(graphs, downstream(graphs, roots), model.value_vars)
-        data = [value.type(f"data_{k}") for k, value in enumerate(observed)]
-        known = parts | dict(zip(observed, data, strict=True))
+        stripped, conditions = strip_checks(graphs, downstream(graphs, roots), model.value_vars)
+        arrays = observed_arrays(model)
+        self._shared = [pytensor.shared(np.zeros_like(a), shape=a.shape) for a in arrays]
         rows = [graph.astype("float64") for graph in stripped]
         rows = [g.sum(axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g for g in rows]
         # One by one: of variables that were observed to be the same, PyMC has one constant in all.
-        arrays = observed_arrays(model)
         rows = [
             graph_replace(
                 [row],
-                known
+                parts
+                | dict(zip(observed, self._shared, strict=True))
                 | {
                     v: own
                     for v, a in zip(observed, arrays, strict=True)
@@ -112,24 +114,20 @@ class SimulatedRecords:
                 },
                 strict=False,
             )[0]
-            for row, array, own in zip(rows, arrays, data, strict=True)
+            for row, array, own in zip(rows, arrays, self._shared, strict=True)
         ]
         draws = graph_replace(_draws(model), parts, strict=False)
-        _check_public([*rows, *draws], roots, model, public_covariates)
-        self._dtypes = [value.dtype for value in observed]
+        _check_public([*rows, *draws], roots, self._shared, model, public_covariates)
         self._data = arrays if public_data else None
-        # Rewritten first, as the derivatives of a graph as it is written need not be finite. (Not by
-        # `freeze`, whose softplus has kinks that cancel in first derivatives only.)
-        rows = rewrite_graph(rows, include=("ShapeOpt", "canonicalize", "stabilize"))
-        logp = per_record(rows, labels, self.n_records)
+        (log_prior,) = graph_replace([prior_graph(model, conditions)], parts, strict=False)
+        origin = np.concatenate([np.ravel(start[v.name]) for v in model.value_vars]).astype(float)
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot, or not well.
             warnings.simplefilter("ignore")
             self._drawing: Drawing | None = Drawing([theta], draws)
-            self._compile(theta, data, pt.switch(pt.isnan(logp), -np.inf, logp))
-            origin = np.concatenate([np.ravel(start[v.name]) for v in model.value_vars])
+            self._loaded: Sequence[np.ndarray] | None = None
             try:
-                self.draw(origin, np.random.default_rng(0))
+                sample = self.draw(origin, np.random.default_rng(0))
             except NotImplementedError as error:
                 if not public_data:
                     raise UnsupportedModel(
@@ -137,33 +135,54 @@ class SimulatedRecords:
                         "pass stand_in=, a model of the same parameters with public or made-up data."
                     ) from None
                 self._drawing = None
-            sample = self.draw(origin, np.random.default_rng(0))
-            self.logp(origin, sample)
-            self.gradients(origin, sample)
+                sample = self.draw(origin, np.random.default_rng(0))
+            self._load(sample)
+            self._compile(origin, theta, rows, log_prior, labels)
 
-    def _compile(self, theta: Variable, data: list[Variable], logp: Variable) -> None:
-        direction = pt.vector("direction", dtype="float64")
-        weights = pt.vector("weights", dtype="float64")
-        gradient = pt.grad((weights * logp).sum(), theta)
-        # Linear in the weights: their coefficients are the records' derivatives along a direction.
-        along = pt.grad((gradient * direction).sum(), weights, disconnected_inputs="ignore")
-        ones = {weights: pt.ones(logp.shape)}
-        along, total = graph_replace([along, gradient], ones, strict=False)
+    def _compile(
+        self,
+        origin: np.ndarray,
+        theta: Variable,
+        rows: list[Variable],
+        log_prior: Variable,
+        labels: list[np.ndarray],
+    ) -> None:
         options = {"mode": "NUMBA", "on_unused_input": "ignore"}
-        self._logp = pytensor.function([theta, *data], logp, **options)
-        self._along = pytensor.function([theta, direction, *data], along, **options)
-        self._total = theta, direction, data, total, options
+        rows, (log_prior,) = freeze(rows, self._shared), freeze([log_prior])
+        logp = per_record(rows, labels, self.n_records)
+        logp = pt.switch(pt.isnan(logp), -np.inf, logp)
+        full = compile_frozen([theta], logp, options)
+        common = origin, theta
+        self._batch = BatchLikelihood(full, *common, rows, labels, self.n_records, options)
+        self._gradients = RecordGradients(
+            self._batch, *common, log_prior, rows, labels, self.n_records, options
+        )
+        self._log_prior = compile_frozen([theta], log_prior, options)
+        some = np.zeros(2, dtype=np.int64)
+        self._log_prior(origin)
+        self._batch.all_records(origin)
+        self._batch([origin], some)
+        self._gradients.each(origin, some)
 
-    @cached_property
-    def _curved(self) -> Callable:
-        theta, direction, data, total, options = self._total
-        curved = pt.grad((total * direction).sum(), theta, disconnected_inputs="ignore")
-        return pytensor.function([theta, direction, *data], curved, **options)
+    def _load(self, data: Sequence[np.ndarray]) -> None:
+        """Make these the data of what was compiled."""
+        if data is self._loaded:
+            return
+        for variable, array in zip(self._shared, data, strict=True):
+            variable.set_value(np.array(array, variable.dtype, order="C"), borrow=True)
+        if self._loaded is not None:
+            self._batch.refresh()
+            self._gradients.refresh()
+        self._loaded = data
 
     @property
     def are_drawn(self) -> bool:
         """Whether records come from the model, and are not those of a stand-in that cannot draw."""
         return self._drawing is not None
+
+    def some(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of `n` records, or of all if there are no more."""
+        return np.sort(rng.permutation(self.n_records)[:n])
 
     def draw(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Draw a data set: values of the observed variables, in their order.
@@ -178,25 +197,41 @@ class SimulatedRecords:
             assert self._data is not None
             return self._data
         drawn = self._drawing(self._drawing.generators(rng), [np.asarray(theta, dtype=float)])
-        # Copies: Numba compiles again for other layouts.
-        return [np.array(y, t, order="C") for y, t in zip(drawn, self._dtypes, strict=True)]
+        return [np.array(y, v.dtype, order="C") for y, v in zip(drawn, self._shared, strict=True)]
 
-    def logp(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
-        """Log-likelihood of each record of a data set, shape ``(n_records,)``."""
-        return self._logp(np.array(theta, dtype=float), *data)
+    def log_prior(self, theta: np.ndarray) -> float:
+        """Log-prior density on the unconstrained scale, see :meth:`RecordLikelihood.log_prior`."""
+        return float(self._log_prior(np.array(theta, dtype=float)))
 
-    def gradients(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
-        """Gradient of each record's log-likelihood, shape ``(n_records, n_dim)``."""
+    def logp(
+        self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Log-likelihood of each record of a data set, or of those with some numbers, shape ``(n,)``."""
+        self._load(data)
         theta = np.array(theta, dtype=float)
-        columns = [self._along(theta, e, *data) for e in np.eye(self.n_dim)]
-        return np.stack(columns, axis=1)
+        return self._batch.all_records(theta) if index is None else self._batch([theta], index)[0]
+
+    def gradients(
+        self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Gradients of these records' log-likelihoods, shape ``(n, n_dim)``."""
+        self._load(data)
+        return self._gradients.each(np.array(theta, dtype=float), index)
 
     def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
-        """Minus the Hessian of the log-likelihood of all records, shape ``(n_dim, n_dim)``."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # compiled at the first call, see above
-            hessian = np.array([self._curved(theta, e, *data) for e in np.eye(self.n_dim)])
-        return -(hessian + hessian.T) / 2
+        """Minus the Hessian of the log-likelihood of all records, by differences, shape ``(n_dim, n_dim)``."""
+        self._load(data)
+        theta = np.array(theta, dtype=float)
+        return -differences(lambda t: self._gradients.plain_sum(t, None, None), theta)
+
+
+def differences(gradient: Callable[[np.ndarray], np.ndarray], theta: np.ndarray) -> np.ndarray:
+    """Symmetric matrix of second derivatives, by central differences of a gradient."""
+    rows = []
+    for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
+        rows.append((gradient(theta + h * e) - gradient(theta - h * e)) / (2 * h))
+    hessian = np.array(rows)
+    return (hessian + hessian.T) / 2
 
 
 def _draws(model: pm.Model) -> list[Variable]:
@@ -208,10 +243,14 @@ def _draws(model: pm.Model) -> list[Variable]:
 
 
 def _check_public(
-    graphs: Sequence[Variable], roots: Sequence[Variable], model: pm.Model, public_covariates: bool
+    graphs: Sequence[Variable],
+    roots: Sequence[Variable],
+    replaced: Sequence[Variable],
+    model: pm.Model,
+    public_covariates: bool,
 ) -> None:
     """Raise if there is private data in graphs in which what is observed was replaced."""
-    found = upstream(graphs)
+    found = upstream(graphs, set(replaced).__contains__)
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     inside, arrays = upstream(values), observed_arrays(model)
     left = [root for root in roots if root in found]

@@ -94,6 +94,10 @@ class TableGradients:
 
         return vectors
 
+    def refresh(self) -> None:
+        """See `BatchLikelihood.refresh`."""
+        self._function.refresh()
+
     @property
     def has_loop(self) -> bool:
         """Whether there is a quicker way, `clipped_sum`, to the sum over all records."""

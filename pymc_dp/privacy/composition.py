@@ -249,7 +249,8 @@ def _epsilon_gaussian(cost: Cost, delta: float) -> float:
 def _epsilon_pld(cost: Cost, delta: float) -> float:
     if delta < pld.LEAST_DELTA or not pld.applies(cost.counts):
         return math.inf
-    return float(pld.composed(cost.counts).get_epsilon_for_delta(delta)) * _SAFETY
+    with np.errstate(over="ignore"):  # where it divides by a probability next to nothing
+        return float(pld.composed(cost.counts).get_epsilon_for_delta(delta)) * _SAFETY
 
 
 def _delta_pld(cost: Cost, epsilon: float) -> float:

@@ -173,6 +173,7 @@ def regression(mode="NUMBA", **kwargs) -> RecordLikelihood:
     return RecordLikelihood(model, compile_kwargs={"mode": mode}, **kwargs)
 
 
+@pytest.mark.slow
 def test_a_model():
     likelihood, theta = regression(), np.linspace(-0.5, 0.5, 10)
     steps, exponent = likelihood.clipped_grad_steps(theta, 1.0)

@@ -115,17 +115,17 @@ def check_family(family, mode):
     assert likelihood._gradients._tables
 
 
-def one_in_three(cases):
+def one_in_six(cases):
     """The others with the slow tests."""
     slow = pytest.mark.slow
-    return [pytest.param(c, marks=[slow] if k % 3 else []) for k, c in enumerate(cases)]
+    return [pytest.param(c, marks=[slow] if k % 6 else []) for k, c in enumerate(cases)]
 
 
 LONG = {"mixture of regressions", "multivariate normal, LKJ"}
 
 
 @pytest.mark.parametrize(
-    "family", one_in_three([f for f in FAMILIES if f.name not in LONG]), ids=lambda f: f.name
+    "family", one_in_six([f for f in FAMILIES if f.name not in LONG]), ids=lambda f: f.name
 )
 def test_every_record_as_if_it_were_alone(family):
     check_family(family, PYTHON)
@@ -154,7 +154,7 @@ def check_model(fill, mode):
 
 
 @pytest.mark.parametrize(
-    "fill", one_in_three(test_indexing.MODELS.values()), ids=test_indexing.MODELS
+    "fill", one_in_six(test_indexing.MODELS.values()), ids=test_indexing.MODELS
 )
 def test_models(fill):
     check_model(fill, PYTHON)
@@ -581,8 +581,11 @@ def test_pickling(used):
 
 def test_compiled_code_holds_no_data():
     # Numba writes compiled functions to a cache on disk.
-    likelihood = regression(mode="NUMBA")
-    likelihood.clipped_grad(np.zeros(5), 1.0)
+    with pm.Model() as model:
+        mu = pm.Normal("b") * test_indexing.X[:, 0]
+        pm.Normal("y", mu, 1.0, observed=test_indexing.Y)
+    likelihood = RecordLikelihood(model)
+    likelihood.clipped_grad(np.zeros(1), 1.0)
     (table,) = likelihood._gradients._tables
     for function in (table._function.function, table._quantities._function):
         for root in function.maker.fgraph.variables:

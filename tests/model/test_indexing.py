@@ -280,7 +280,7 @@ def test_models(fill):
     check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
 
 
-QUICK = {"logistic", "several observed", "hierarchical"}
+QUICK = {"logistic", "several observed"}
 
 
 @pytest.mark.parametrize(
@@ -322,7 +322,7 @@ def test_not_a_number_counts_as_impossible():
 # --- records of several rows --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_persons_with_rows_here_and_there(mode):
     rng = np.random.default_rng(1)
     persons = rng.permutation(np.repeat(np.arange(12), rng.integers(1, 9, size=12)))

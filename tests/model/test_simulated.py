@@ -65,13 +65,13 @@ def check_model_own_likelihood(model, **options):
 # ---------------------------------------------------------------- the likelihood, and its derivatives
 
 
+#: Compiled as RecordLikelihood is, whose tests go through all of them.
+SOME = [n for n in BY_NAME if n not in NO_DRAWS]
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
-        for n in BY_NAME
-        if n not in NO_DRAWS
-    ],
+    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[::2] if n not in QUICK)],
 )
 def test_likelihood_and_derivatives(name):
     simulated, theta = check_model_own_likelihood(BY_NAME[name].build())
@@ -105,7 +105,7 @@ def test_kinks_have_the_right_curvature():
     simulated = SimulatedRecords(BY_NAME["logistic"].build(), public_covariates=True)
     x, theta = BY_NAME["logistic"].data["X"], np.zeros(3)
     data = simulated.draw(theta, np.random.default_rng(SEED))
-    np.testing.assert_allclose(simulated.curvature(theta, data), x.T @ x / 4, rtol=1e-12)
+    np.testing.assert_allclose(simulated.curvature(theta, data), x.T @ x / 4, rtol=1e-7)
     np.testing.assert_allclose(simulated.gradients(theta, data), (data[0] - 0.5)[:, None] * x)
 
 
@@ -135,6 +135,7 @@ def law():
 THETA = np.array([1.5, np.log(2.0), np.log((0.5 + 1) / (3 - 0.5))])
 
 
+@pytest.mark.slow
 def test_law(law):
     x, y = law.draw(THETA, np.random.default_rng(SEED))
     assert stats.kstest((x - 1.5) / 2.0, stats.norm.cdf).pvalue > 1e-4
@@ -158,6 +159,7 @@ def test_law(law):
         assert np.abs(wrong.mean(axis=0)).max() < 0.01 and abs(np.mean(wrong[:, 2] ** 2)) < 1
 
 
+@pytest.mark.slow
 def test_only_the_generator_decides(law):
     first, again, other = (
         law.draw(THETA, np.random.default_rng(s)) for s in (SEED, SEED, SEED + 1)

@@ -1,5 +1,6 @@
 """Acceptance rules: detailed balance, both tails, and the law they stand for."""
 
+import functools
 import math
 
 import mpmath
@@ -83,11 +84,16 @@ def test_penalty_of_a_float_is_that_of_an_array(x, scale):
         assert float(a) == pytest.approx(b[0], rel=1e-12, abs=1e-13)
 
 
+@functools.cache
+def quadrature():
+    return np.polynomial.legendre.leggauss(2000)
+
+
 @pytest.mark.parametrize("log_ratio", [-3.0, -0.5, 0.0, 0.8, 4.0])
 def test_penalty_is_metropolis_with_noise_averaged_out(log_ratio):
     """The second way to the number: integrate min(1, exp(lambda + xi - s^2/2)) over xi."""
     s = 1.3
-    nodes, weights = np.polynomial.legendre.leggauss(2000)
+    nodes, weights = quadrature()
     kink = (s**2 / 2 - log_ratio) / s  # integrate on both sides of it
     total = 0.0
     for low, high in ((-12, kink), (kink, 12)):

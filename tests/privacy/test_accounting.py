@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
@@ -270,6 +270,8 @@ def test_adaptive_adversary_by_dynamic_programming(mechanism):
         max_size=4,
     )
 )
+# dp-accounting divides by a probability next to nothing here, and NumPy warned.
+@example([(Gaussian(1.0), 28), (Decision(Penalty(0.296875), 1.90625), 21)])
 @settings(max_examples=30, deadline=None)
 def test_order_does_not_matter_and_more_is_more(accesses):
     forward, backward = epsilon_of(accesses, 1e-5), epsilon_of(accesses[::-1], 1e-5)
@@ -287,7 +289,7 @@ def test_order_does_not_matter_and_more_is_more(accesses):
     epsilon=st.floats(0.1, 8),
     delta=st.floats(1e-9, 1e-3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_max_draws_is_the_last_that_fits(scale, sensitivity, epsilon, delta):
     access = Decision(Penalty(scale), sensitivity)
     k = max_draws([(access, 1)], epsilon, delta)

@@ -23,7 +23,8 @@ from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
 from pymc_dp.privacy.sampled import SampledGaussian
 
-DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=2000).tolist())
+#: Few: each has its own cost, which takes milliseconds to find.
+DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=50).tolist())
 
 
 def fixed(label="A[x]", variables=("x",), sensitivity=0.05, **kwargs):
@@ -59,7 +60,7 @@ class TestSharingOut:
         chains=st.integers(1, 8),
         sensitivity=st.floats(0.005, 0.1),
     )
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=15, deadline=None)
     def test_fixed_cost(self, epsilon, delta, chains, sensitivity):
         step = fixed(sensitivity=sensitivity)
         try:
@@ -85,7 +86,7 @@ class TestSharingOut:
         rng, charged, counts = np.random.default_rng(seed), [], []
         for _ in range(chains):
             allowance = plan.fresh()
-            while allowance.charge(((family.at(distance := rng.rayleigh(0.02)), 1),)):
+            while allowance.charge(((family.at(distance := rng.choice(DISTANCES)), 1),)):
                 charged.append(family.at(distance))
             assert allowance.filter.spent <= plan.share.rho
             counts.append(allowance.used)

@@ -140,7 +140,12 @@ def test_without_the_library(monkeypatch):
         PrivacyBudget(1.0, DELTA, chains=1, accountant="pld")
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+def all_but(*slow):
+    """Every kind; those named, whose bounds take seconds for each example, with the slow tests."""
+    return [pytest.param(k, marks=pytest.mark.slow if k in slow else []) for k in FAMILIES]
+
+
+@pytest.mark.parametrize("kind", all_but("sampled decision"))
 @given(noise=NOISES, more=st.floats(1.02, 3), k=st.integers(1, 300))
 @settings(max_examples=8, deadline=None)
 def test_monotone(kind, noise, more, k):
@@ -155,10 +160,7 @@ def test_monotone(kind, noise, more, k):
         assert delta_of([(make(noise), k)], spent) <= DELTA * (1 + 1e-3)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=pytest.mark.slow if k == "Poisson minibatch" else []) for k in FAMILIES],
-)
+@pytest.mark.parametrize("kind", all_but("Poisson", "Poisson minibatch"))
 @given(noise=NOISES, epsilon=st.floats(0.2, 6), chains=st.integers(1, 4))
 @settings(max_examples=6, deadline=None)
 def test_max_draws_is_the_last_that_fits(kind, noise, epsilon, chains):
@@ -172,7 +174,7 @@ def test_max_draws_is_the_last_that_fits(kind, noise, epsilon, chains):
     assert spent(draws + 1) > epsilon
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", all_but("sampled decision", "without replacement"))
 @given(epsilon=st.floats(0.2, 6), k=st.integers(1, 2000))
 @settings(max_examples=5, deadline=None)
 def test_calibrated_noise_never_exceeds_its_target(kind, epsilon, k):
@@ -188,7 +190,7 @@ def test_calibrated_noise_never_exceeds_its_target(kind, epsilon, k):
 
 
 @given(epsilon=st.floats(0.2, 6), k=st.integers(50, 3000), z=st.floats(0.8, 3))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_calibrated_batch_size(epsilon, k, z):
     """The largest batch that fits, a whole number."""
 

@@ -53,7 +53,16 @@ def decision_law(rule, x):
     return mpmath.ncdf(x / s - s / 2) + tail, mpmath.ncdf(-x / s + s / 2) - tail
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+def few_quick(*quick):
+    """One rule of each kind; the others with the slow tests."""
+    return [r if r in quick else pytest.param(r, marks=pytest.mark.slow) for r in RULES]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    few_quick(Penalty(0.3), Penalty(2.0), Barker(), Lazy(Penalty(1.4), 0.5)),
+    ids=lambda r: r.name,
+)
 @pytest.mark.parametrize("sensitivity", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("order", [1.5, 20.0])
 def test_decision_against_brute_force(rule, sensitivity, order):
@@ -110,7 +119,9 @@ def test_penalty_decision_costs_less_than_the_noisy_value(scale, sensitivity):
     assert decision.gaussian_mu == pytest.approx(sensitivity / scale)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule", few_quick(Penalty(1.0), Barker(), Lazy(Barker(), 0.25)), ids=lambda r: r.name
+)
 def test_monotone_in_sensitivity_and_order(rule):
     costs = np.array([Decision(rule, d).renyi(ORDERS) for d in np.geomspace(1e-4, 20, 25)])
     assert np.all(np.diff(costs, axis=0) > 0)

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
+import pytest
 
 from scipy import stats
 from scipy.special import gamma
+
+from pymc_dp.steps import base
+
+_COMPILED: dict = {}
+
+
+@contextlib.contextmanager
+def compiled_once(*key, only=None):
+    """Steps built here share one compiled likelihood, which has no state: most of the time of a test would go into it.
+
+    The key says which model it is, with its data; names and records are added to it. Models other than ``only``, if that is given,
+    are compiled as usual.
+    """
+    real = base.RecordLikelihood
+
+    def shared(model, *, records=None, **options):
+        if only not in (None, model) or any(v is not None for v in options.values()):
+            return real(model, records=records, **options)
+        names = tuple(v.name for v in model.basic_RVs)  # a test may have added some
+        whole = (*key, names, None if records is None else np.asarray(records).tobytes())
+        if whole not in _COMPILED:
+            _COMPILED[whole] = real(model, records=records)
+        return _COMPILED[whole]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "RecordLikelihood", shared)
+        yield shared
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from pymc_dp.privacy.allowance import Allowance
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.noise import OperatingSystemBits, SeededBits, bernoulli
 from pymc_dp.steps import accept_reject
+from tests.steps.targets import compiled_once
 
 ORDERS = np.array([1.1, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0])
 #: What the data sets do not share with chance: tests on secret randomness fail by chance with this probability.
@@ -153,7 +154,8 @@ def normal_model(y, **kwargs):
         mu = pm.Normal("mu", 0, 2)
         pm.Normal("nuisance", 0, 1)
         pm.Normal("y", mu, 1.0, observed=y)
-    return build(model, **kwargs)
+    with compiled_once("nuisance", y.tobytes()):
+        return build(model, **kwargs)
 
 
 def build(model, *, step=DPPenalty, adjacency="substitute", **kwargs):
@@ -263,7 +265,8 @@ def infinite_model(y, **kwargs):
         mu = pm.Normal("mu", 0, 2)
         pm.Normal("nuisance", 0, 1)
         pm.CustomDist("y", mu, logp=lambda value, mu: value * mu, observed=y)
-    return build(model, **kwargs)
+    with compiled_once("infinite", y.tobytes()):
+        return build(model, **kwargs)
 
 
 EXTREMES = (math.inf, -math.inf, 1e308, -1e308, 0.4, 1e6)
@@ -458,7 +461,8 @@ def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
             mu = pm.Normal("mu", 0, 2)
             pm.Normal("y", mu, 1.0, observed=y)
         budget = PrivacyBudget(2.0, 1e-5, chains=1)
-        step = DPPenalty(budget=budget, model=model, clip_bound=BOUND, proposal=proposal)
+        with compiled_once("one variable", y.tobytes()):
+            step = DPPenalty(budget=budget, model=model, clip_bound=BOUND, proposal=proposal)
         step.set_rng(np.random.default_rng(4))
         step.stop_tuning()
         point, history = model.initial_point(), []
@@ -524,12 +528,13 @@ def two_chains(step):
             mu = pm.Normal("mu", 0, 2)
             pm.Normal("nuisance", 0, 1)
             pm.Normal("y", mu, 1.0, observed=y)
-        return step(
-            budget=PrivacyBudget(math.inf, 1e-6, chains=3),
-            model=model,
-            clip_bound=BOUND,
-            proposal=Forced(DISTANCE),
-        )
+        with compiled_once("nuisance", y.tobytes()):
+            return step(
+                budget=PrivacyBudget(math.inf, 1e-6, chains=3),
+                model=model,
+                clip_bound=BOUND,
+                proposal=Forced(DISTANCE),
+            )
 
     return joint_outcomes(build_on(OTHERS), 1500)
 
@@ -551,7 +556,7 @@ def runs(reproducible, seed, n=120):
     """Two runs of a sampler with the same random_seed: outcomes and distances of each."""
     results = []
     for _ in range(2):
-        with pm.Model():
+        with compiled_once("one variable", OTHERS.tobytes()), pm.Model():
             mu = pm.Normal("mu", 0, 2)
             pm.Normal("y", mu, 1.0, observed=OTHERS)
             budget = PrivacyBudget(math.inf, 1e-6, chains=1)

@@ -20,7 +20,7 @@ from scipy import stats
 from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk
 from pymc_dp.acceptance import Penalty
 from pymc_dp.steps import accept_reject
-from tests.steps.targets import BANANA, GAUSSIAN, LOGIT, TARGETS, TWO_VARIABLES
+from tests.steps.targets import BANANA, GAUSSIAN, LOGIT, TARGETS, TWO_VARIABLES, compiled_once
 
 #: False alarms: 1e-4 for the whole file, shared by fewer than 350 comparisons.
 LIMIT = 1e-4 / 350
@@ -34,7 +34,7 @@ HUGE = 1e3
 
 def private_step(target, proposal, *, step=DPPenalty, clip_bound=HUGE, **kwargs):
     budget = PrivacyBudget(math.inf, 1e-6, chains=1)
-    with target.model():
+    with compiled_once(target.name), target.model():
         return step(
             budget=budget, clip_bound=clip_bound, proposal=proposal, reproducible=True, **kwargs
         )
@@ -169,14 +169,17 @@ PAIRS = [
     ((0, 1, 0), (1, 0, 1)),
     ((0, 1, 1), (1, 0, 0)),
 ]
+#: Which of a pair runs by default, by target and walk: even these meet both values of each. The others are slow tests.
+QUICK = [(1, 0, 0), (0, 0, 1), (0, 1, 1)]
 CASES = [
     pytest.param(
         target, walk, lazy, tempered, multiplier,
         id=f"{target.name}-{walk}{'-lazy' * lazy}{'-tempered' * tempered}-{'multiplier' if multiplier else 'scale'}",
+        marks=[] if k == QUICK[i][j] else pytest.mark.slow,
     )
     for i, target in enumerate(TARGETS)
     for j, walk in enumerate(WALKS)
-    for lazy, tempered, multiplier in PAIRS[(i + j) % 4]
+    for k, (lazy, tempered, multiplier) in enumerate(PAIRS[(i + j) % 4])
 ]  # fmt: skip
 
 
@@ -223,7 +226,7 @@ def test_two_steps_on_one_budget():
     exact = reference(TWO_VARIABLES, 1.0)
     sd = exact.std(axis=0)
     budget = PrivacyBudget(math.inf, 1e-6, chains=1)
-    with TWO_VARIABLES.model() as model:
+    with compiled_once(TWO_VARIABLES.name), TWO_VARIABLES.model() as model:
         both = CompoundStep(
             [
                 DPPenalty([model["a"]], budget=budget, clip_bound=HUGE, proposal=RandomWalk(2 * sd[0]), noise_scale=1.0, reproducible=True),
@@ -348,7 +351,9 @@ CONTROLS = {
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-@pytest.mark.parametrize("target", [GAUSSIAN, LOGIT], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "target", [GAUSSIAN, pytest.param(LOGIT, marks=pytest.mark.slow)], ids=lambda t: t.name
+)
 def test_broken_chains_fail(control, target):
     """Negative controls: the very check that the chains above pass."""
     settings = {"walk": WALKS["random walk"]} | CONTROLS[control]
@@ -366,7 +371,7 @@ CLIPPED_SD, BOUND, STEP = 6.0, 0.02, 1.5
 
 def clipped_step():
     """One parameter; most records are clipped, those that are depend on the pair of states."""
-    with pm.Model():
+    with compiled_once("clipped"), pm.Model():
         mu = pm.Normal("mu", 0.0, 3.0)
         pm.Normal("y", mu, CLIPPED_SD, observed=CLIPPED_Y)
         return DPPenalty(

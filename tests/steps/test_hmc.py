@@ -40,8 +40,8 @@ from pymc_dp import (
     sample,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.allowance import Allowance
+from pymc_dp.privacy.composition import renyi_to_epsilon
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
@@ -58,6 +58,7 @@ from tests.steps.targets import (
     QUARTIC_PARTS,
     TWO_VARIABLES,
     WIDE,
+    compiled_once,
     quartic_moment,
 )
 from tests.steps.test_exactness import HUGE, check, reference
@@ -66,23 +67,6 @@ from tests.steps.test_exactness import HUGE, check, reference
 N_DRAWS = 5000
 
 # ---------------------------------------------------------------- building
-
-_LIKELIHOODS: dict = {}
-
-
-@contextlib.contextmanager
-def compiled_once(key):
-    """Steps on one target share its compiled likelihood, which has no state: most of the time of a test would go into it."""
-    real = base.RecordLikelihood
-
-    def shared(model, **options):
-        if key not in _LIKELIHOODS:
-            _LIKELIHOODS[key] = real(model, **options)
-        return _LIKELIHOODS[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "RecordLikelihood", shared)
-        yield
 
 
 def record_gradients(likelihood, theta, directions):
@@ -234,7 +218,7 @@ CASES = {
 }  # fmt: skip
 
 
-QUICK = ("gaussian", "gaussian, MALA", "logit, noise multiplier")
+QUICK = ("gaussian", "gaussian, MALA")
 
 
 @pytest.mark.parametrize(
@@ -247,21 +231,23 @@ def test_posterior(name, seed=1):
     check_chain(*chain(target, n=n, seed=seed, **options))
 
 
-def test_noise_and_clipping_are_what_they_are_said_to_be():
+@pytest.mark.parametrize(
+    "target", [GAUSSIAN, BANANA, pytest.param(LOGIT, marks=pytest.mark.slow)], ids=lambda t: t.name
+)
+def test_noise_and_clipping_are_what_they_are_said_to_be(target):
     """In units of the posterior the gradient has about sd 1, as its noise, and half of all records are clipped."""
-    for target in (GAUSSIAN, BANANA, LOGIT):
-        step, exact = build(target, **PATH), reference(target, 1.0)
-        directions, bound = step.coordinates.directions, step.gradient_clip_bound
-        total, clipped = [], []
-        for theta in exact[:20]:
-            each = record_gradients(step.likelihood, theta, directions)
-            total.append(
-                each.sum(axis=0) + step.coordinates.pull(step.likelihood.grad_log_prior(theta))
-            )
-            clipped.append(np.mean(np.linalg.norm(each, axis=1) > bound))
-        noise = step.gradient_noise_multiplier * 2 * bound
-        assert 0.6 < np.sqrt(np.mean(np.square(total))) / noise < 2
-        assert 0.4 < np.mean(clipped) < 0.65
+    step, exact = build(target, **PATH), reference(target, 1.0)
+    directions, bound = step.coordinates.directions, step.gradient_clip_bound
+    total, clipped = [], []
+    for theta in exact[:20]:
+        each = record_gradients(step.likelihood, theta, directions)
+        total.append(
+            each.sum(axis=0) + step.coordinates.pull(step.likelihood.grad_log_prior(theta))
+        )
+        clipped.append(np.mean(np.linalg.norm(each, axis=1) > bound))
+    noise = step.gradient_noise_multiplier * 2 * bound
+    assert 0.6 < np.sqrt(np.mean(np.square(total))) / noise < 2
+    assert 0.4 < np.mean(clipped) < 0.65
 
 
 def compound(first, seed=1, n=N_DRAWS // 2, **options):
@@ -429,8 +415,14 @@ BROKEN = {
     "clipped decisions": {"step": FewerRecords},
 }
 
+#: The others are planted in the kernel below, too, which the step is shown to be: here with the slow tests.
+QUICKLY_FOUND = ("keeps the end gradient", "step of the state", "clipped decisions")
 
-@pytest.mark.parametrize("name", BROKEN)
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICKLY_FOUND else pytest.mark.slow) for n in BROKEN],
+)
 def test_broken_chains_fail(name, monkeypatch, seed=1):
     """The very check that the chains above pass."""
     exact = reference(GAUSSIAN, 1.0)
@@ -663,7 +655,9 @@ def largest_gap(step, trajectory, **options):
 
 
 @pytest.mark.parametrize("mass", ["diagonal", "dense", "identity"])
-@pytest.mark.parametrize("target", [BANANA, WIDE], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "target", [BANANA, pytest.param(WIDE, marks=pytest.mark.slow)], ids=lambda t: t.name
+)
 def test_paths_lead_back(target, mass):
     """To 12 digits, with noise and half of all gradients clipped."""
     options = {"step_size": 0.25, "leapfrog_steps": 7, "step_size_jitter": 0.3}
@@ -907,7 +901,7 @@ VARIANTS = {
 def test_accesses_are_what_was_charged(name):
     """Counted, in order, at their true cost: within 2 % of the charge, which is rounded up; together within the budget."""
     step = paid_step(**VARIANTS[name])
-    accesses = []
+    total = 0.0
     for seed in (1, 2):
         n, point, events = exhaust(step, seed)
         allowance = step._allowance
@@ -934,8 +928,8 @@ def test_accesses_are_what_was_charged(name):
                 again, (statistics,) = step.step(point)
                 assert again is point and statistics["exhausted"]
         assert {kind for kind, _ in events} == {"refusal"}
-        accesses += accessed
-    assert epsilon_of(accesses, 1e-5) <= step.budget.epsilon
+        total += cost
+    assert renyi_to_epsilon(*order, total, 1e-5) <= step.budget.epsilon
     assert step.budget.spent() <= step.budget.epsilon
 
 
@@ -1071,7 +1065,7 @@ ROWS = np.random.default_rng(41).normal(0.3, 1.0, size=(12, 2))
 
 
 def plain_step(y, adjacency, step=DPHMC, **options):
-    with pm.Model():
+    with compiled_once("plain", y.tobytes()), pm.Model():
         mu = pm.Normal("mu", 0, 5, shape=2)
         pm.Normal("y", mu, 1.0, observed=y)
         budget = PrivacyBudget(8.0, 1e-5, chains=3, adjacency=adjacency)

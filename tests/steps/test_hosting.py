@@ -5,6 +5,7 @@ import logging
 import math
 import pickle
 
+from collections import Counter
 from typing import ClassVar
 
 import cloudpickle
@@ -14,7 +15,7 @@ import pytest
 
 from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk, release, sample
 from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.privacy.accounting import epsilon_of
+from pymc_dp.privacy.composition import renyi_to_epsilon
 from pymc_dp.privacy.mechanisms import Decision
 from pymc_dp.privacy.noise import OperatingSystemBits
 
@@ -55,12 +56,21 @@ def record_charges(monkeypatch):
     return paid
 
 
+def epsilon_paid(paid, budget, delta):
+    """Epsilon of all that was paid, composed at the orders of the plan: no less than at the best of all orders, which takes
+    many times as long to find.
+    """
+    orders = sorted({allowance.share.order for allowance in budget.plan().values()})
+    total = sum(k * m.renyi(orders) for m, k in Counter(paid).items())
+    return min(renyi_to_epsilon(a, t, delta) for a, t in zip(orders, total, strict=True))
+
+
 @pytest.mark.parametrize(
     "parallel",
     [
         {"cores": 1},
         {"cores": 2, "mp_ctx": "fork"},
-        {"cores": 2, "mp_ctx": "forkserver"},
+        pytest.param({"cores": 2, "mp_ctx": "forkserver"}, marks=pytest.mark.slow),
         {"cores": 2, "mp_ctx": "spawn"},
     ],
     ids=lambda p: p.get("mp_ctx", "sequential"),
@@ -106,7 +116,7 @@ def test_every_decision_is_paid_and_the_sum_stays_within_the_budget(normal_model
     object.__setattr__(step, "likelihood", _Counting(step.likelihood, logp, evaluations))
     run(normal_model, budget, step)
     assert all(isinstance(m, Decision) for m in paid)
-    assert epsilon_of([(m, 1) for m in paid], 1e-5, "rdp") <= 3.0
+    assert 0.9 * 3.0 < epsilon_paid(paid, budget, 1e-5) <= 3.0
     # One evaluation per paid decision, and one for the first state of each chain: the current state is cached.
     assert len(evaluations) == len(paid) + 2
     assert sum(budget.report().draws) == len(paid)
@@ -185,7 +195,7 @@ def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
         ]
         assert len(budget.plan()) == 2
         idata = run(model, budget, steps)
-    assert epsilon_of([(m, 1) for m in paid], 1e-5, "rdp") <= 4.0
+    assert 0 < epsilon_paid(paid, budget, 1e-5) <= 4.0
     assert budget.spent() <= 4.0
     assert idata.posterior["sigma"].std() > 0 and idata.posterior["mu"].std() > 0
     assert len(budget.ledger.claims()) == 4

@@ -45,8 +45,9 @@ from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.privacy.sampled import SampledDecision
 from pymc_dp.steps import accept_reject
 from tests.steps import test_audit
+from tests.steps.targets import compiled_once
 from tests.steps.test_audit import ORDERS, Forced, Leak, Observed, compare, patched, sweep
-from tests.steps.test_minibatch_exactness import compiled_once, drive
+from tests.steps.test_minibatch_exactness import drive
 
 BOUND, DISTANCE = 0.5, 0.4
 OLD, NEW = 0.1, 0.4
@@ -267,7 +268,12 @@ def fixed_size(others, values=VALUES, moves=None, **options):
     return [on_fixed_size(build(y, **options), moves) for y in neighbours(others, values)]
 
 
-@pytest.mark.parametrize("name", FIXED_SIZE)
+def all_but(cases, *slow):
+    """Settings; those named with the slow tests."""
+    return [pytest.param(n, marks=pytest.mark.slow if n in slow else []) for n in cases]
+
+
+@pytest.mark.parametrize("name", all_but(FIXED_SIZE, "noise multiplier", "Barker, C = 2"))
 def test_batches_of_fixed_size(name):
     """Never above the charge, whatever the other records are; near it where they all agree."""
     step, options, least = FIXED_SIZE[name]
@@ -299,7 +305,7 @@ def poisson(others, values=VALUES, moves=None, *, step=DPFastMH, **options):
     return seen
 
 
-@pytest.mark.parametrize("name", POISSON)
+@pytest.mark.parametrize("name", all_but(POISSON, "Barker, tempered", "lazy penalty"))
 def test_poisson_batches(name):
     """Never above the charge; near it where the other records say nothing, as the worst case is that they hide nothing."""
     options, least = POISSON[name]

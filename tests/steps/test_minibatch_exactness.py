@@ -37,28 +37,10 @@ from pymc_dp import (
 from pymc_dp.correction import CorrectedBarker
 from pymc_dp.privacy.batches import without_replacement
 from pymc_dp.privacy.families import PoissonMinibatchFamily
-from pymc_dp.steps import accept_reject, base, fast_mh
+from pymc_dp.steps import accept_reject, fast_mh
 from pymc_dp.steps.accept_reject import Move, State
-from tests.steps.targets import BANANA, GAUSSIAN, LOGIT
+from tests.steps.targets import BANANA, GAUSSIAN, LOGIT, compiled_once
 from tests.steps.test_exactness import HUGE, LIMIT, batch_means, check, private_step, reference, run
-
-_COMPILED: dict = {}
-
-
-@contextlib.contextmanager
-def compiled_once(*key):
-    """Steps built here share one compiled likelihood, which has no state: most of the time of a test would go into it."""
-    real = base.RecordLikelihood
-
-    def shared(model, **options):
-        if key not in _COMPILED:
-            _COMPILED[key] = real(model, **options)
-        return _COMPILED[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "RecordLikelihood", shared)
-        yield shared
-
 
 # ---------------------------------------------------------------- a step whose randomness is given
 
@@ -258,7 +240,9 @@ def check_frequencies(step):
             raise AssertionError(f"wrong law: {accepted / N_TRIES:.3f} in place of {p:.3f}")
 
 
-@pytest.mark.parametrize("name", ["Barker", "lazy penalty", "Metropolis"])
+@pytest.mark.parametrize(
+    "name", ["Barker", pytest.param("lazy penalty", marks=pytest.mark.slow), "Metropolis"]
+)
 def test_frequency_of_acceptance(name):
     """With its own randomness a step accepts as often as the enumeration says."""
     check_frequencies(few_records(**RULES[name]))
@@ -356,6 +340,8 @@ class NoRecordTwice(Rewritten):
 MUTANTS = [
     WrongSign, HalfTheWeight, KeepsTheOthers, KeepsAll, PlainEstimate, PriorInTheBatch, SizeOfTheRate, NoRecordTwice,
 ]  # fmt: skip
+#: One fault of each part: weights, what is kept, the prior, the size.
+QUICKLY_FOUND = (HalfTheWeight, KeepsTheOthers, PriorInTheBatch, SizeOfTheRate)
 
 
 def test_rewritten():
@@ -363,7 +349,10 @@ def test_rewritten():
     check_frequencies(few_records(step=Rewritten))
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, marks=[] if m in QUICKLY_FOUND else pytest.mark.slow) for m in MUTANTS],
+)
 def test_broken_decisions_are_found(mutant):
     with pytest.raises(AssertionError, match="wrong law"):
         check_frequencies(few_records(step=mutant))
@@ -397,7 +386,7 @@ def check_balance(step):
             raise AssertionError(f"no balance: {forth:.3f} and {odds * again:.3f}")
 
 
-@pytest.mark.parametrize("name", ["Barker", "lazy penalty"])
+@pytest.mark.parametrize("name", ["Barker", pytest.param("lazy penalty", marks=pytest.mark.slow)])
 def test_limit_keeps_balance(name):
     check_balance(one_way(full_batch_at=LIMIT_AT, **RULES[name]))
 
@@ -531,7 +520,7 @@ def minibatch_chain(
     exact = reference(target, temperature)
     proposal = walk(exact.std(axis=0))
     model, records = target.model(), kwargs.get("records")
-    with compiled_once(target.name, None if records is None else records.tobytes()) as compiled:
+    with compiled_once(target.name) as compiled:
         likelihood = compiled(model, records=records)
     n_records = likelihood.n_records
     slope, typical = largest_slope(likelihood, proposal, exact)
@@ -542,7 +531,7 @@ def minibatch_chain(
         options |= {"budget": budget, "reproducible": True}
     if limit:
         options["full_batch_at"] = round(rate + n_records * temperature * bound * typical)
-    with compiled_once(target.name, None if records is None else records.tobytes()):
+    with compiled_once(target.name):
         method = step(model=model, **options, **kwargs)
     start = np.random.default_rng(seed + 1000).integers(len(exact))
     with watched(method) as seen:
@@ -564,7 +553,9 @@ CHAINS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n == "penalty" else []) for n in CHAINS]
+)
 def test_posterior(name):
     """Batches decide, smaller than the data, and the chain has the posterior."""
     target, walk, options = CHAINS[name]
@@ -600,13 +591,14 @@ BARKER = {
 }
 
 
-@pytest.mark.parametrize("name", BARKER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "banana" else pytest.mark.slow) for n in BARKER]
+)
 def test_barker_on_all_records(name):
     """Barker's rule on the log-ratio itself: exact with no noise and no correction."""
     target, walk, options = BARKER[name]
     exact = reference(target, options.get("temperature", 1.0))
-    with compiled_once(target.name, None):
-        method = private_step(target, BLIND[walk](exact.std(axis=0)), step=DPBarker, **options)
+    method = private_step(target, BLIND[walk](exact.std(axis=0)), step=DPBarker, **options)
     check(run(method, exact[7], 10_000, 3), exact)
 
 
@@ -767,7 +759,7 @@ def test_bias_without_skewness(test, name, variance):
         (barker_test, "exponential", 1),
     ],
 )
-@pytest.mark.parametrize("size", [50, 200])
+@pytest.mark.parametrize("size", [pytest.param(50, marks=pytest.mark.slow), 200])
 def test_bias_with_skewness(test, name, sign, size):
     """Skewed changes shift the mean, by about ``0.4 * skewness * v * sqrt(N T) / m`` posterior sd; the spread stays right."""
     scale = scale_for(test, size, 0.1, POWER)
@@ -925,7 +917,7 @@ def approximate_chain(kind, name, size, scale, n):
     return exact[:, None], run(method, exact[:1] * unit, n, 4) / unit
 
 
-@pytest.mark.parametrize("kind", APPROXIMATE)
+@pytest.mark.parametrize("kind", ["penalty", pytest.param("Barker", marks=pytest.mark.slow)])
 def test_chain_on_batches(kind):
     """The chain has the invariant law that was computed, and mean and variance within 5 % of the posterior's."""
     exact, draws = approximate_chain(kind, APPROXIMATE[kind][1], 200, 1.0 if kind == "penalty" else 0.6, 12_000)  # fmt: skip

@@ -1,5 +1,6 @@
 """DPSGHMC: its update, its own stationary law, what it is charged for, and PyMC as its host."""
 
+import functools
 import itertools
 import math
 import pickle
@@ -861,6 +862,15 @@ def test_large_batches_cost_no_privacy():
 # ---------------------------------------------------------------- clipping
 
 
+@functools.cache
+def with_last(value):
+    """A likelihood of the regression, with another value for the last record."""
+    with pm.Model() as model:
+        beta, y = pm.Normal("beta", 0, 1, shape=2), np.append(Y[:-1], value)
+        pm.Normal("y", W @ beta, REGRESSION_SD, observed=y)
+    return RecordLikelihood(model)
+
+
 @pytest.mark.parametrize("mass", [None, DENSE], ids=["identity", "dense"])
 def test_a_record_moves_the_sum_by_no_more_than_its_bound(mass, monkeypatch):
     """Replaced, it moves the sum by 2 b, removed by b, at the most; outliers do so nearly."""
@@ -868,18 +878,14 @@ def test_a_record_moves_the_sum_by_no_more_than_its_bound(mass, monkeypatch):
     coordinates = gradients.Coordinates(mass, np.arange(2), 2)
     thetas = np.random.default_rng(5).normal(size=(20, 2))
 
-    def sums(y):
-        with pm.Model() as model:
-            pm.Normal("y", W @ pm.Normal("beta", 0, 1, shape=2), REGRESSION_SD, observed=y)
-        likelihood = RecordLikelihood(model)
+    def sums(value):
+        likelihood = with_last(value)
         return np.array([
             [likelihood.clipped_grad(t, bound, index, directions=coordinates.directions) for index in (None, np.arange(N - 1))]
             for t in thetas
         ])  # fmt: skip
 
-    all_of, others = zip(
-        *[np.moveaxis(sums(np.append(Y[:-1], out)), 1, 0) for out in outliers], strict=True
-    )
+    all_of, others = zip(*[np.moveaxis(sums(out), 1, 0) for out in outliers], strict=True)
     for one, two in itertools.pairwise(others):
         assert np.array_equal(one, two)
     added = [np.linalg.norm(a - o, axis=1) for a, o in zip(all_of, others, strict=True)]

@@ -1,0 +1,342 @@
+"""Plans for a surrogate: settings, and shares of the budget, chosen on records drawn from the model."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.acceptance import Barker
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.newton import MISFIT, initial_point, local_precision, simulation
+from pymc_dp.privacy.budget import PrivacyBudget
+from pymc_dp.privacy.composition import Cost, renyi_budget
+from pymc_dp.privacy.ledger import Accesses
+from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Gaussian
+from pymc_dp.starting import PrivateStart, check_number_is_public
+from pymc_dp.steps.gradients import Coordinates
+from pymc_dp.steps.surrogate import LEAST, MANY, Features, Surrogate
+from pymc_dp.tuning import decision_cost
+
+__all__ = [
+    "Setting",
+    "SurrogateChoice",
+    "SurrogatePlan",
+    "plan_for",
+    "plan_surrogate",
+    "setting_at",
+]
+
+# What is tried out: parts of the gradients, and of what is left, that are within bounds; parts of what
+# is left of the budget for the sum of gradients.
+_GRADIENTS_WITHIN = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
+_WITHIN = (0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
+_PARTS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.96)
+#: Noise multiplier of the sum if epsilon is infinite.
+_LEAST_NOISE = 1e-3
+#: Room above the longest of the simulated gradients, if nothing is to be clipped.
+_ROOM = 1.2
+#: The reference is not at the centre of the posterior: noise of a start, in that of the sum with this
+#: part of the budget.
+_FAR, _TYPICAL = 2.0, 0.7
+#: Positions, and simulated records there, that choices are judged by.
+_POSITIONS, _RECORDS = 32, 20_000
+
+
+@dataclass(frozen=True)
+class SurrogateChoice:
+    """One choice of settings, and what is expected of it; errors are in posterior standard deviations.
+
+    Parameters
+    ----------
+    gradient_clip_bound : float
+        Of gradients, in coordinates in which the precision is 1 for each record.
+    gradients_clipped : float
+        Part of the records.
+    within : float
+        Part of the simulated records that the bound on what is left is to hold.
+    noise_multiplier : float
+        Of the sum of gradients.
+    part : float
+        Part of the budget that the sum takes, of what is left of it (in Rényi divergence: decisions
+        are paid for by a filter).
+    noise : float
+        Error of a posterior mean that comes from the noise.
+    bias : float
+        That comes from what bounds cut off.
+    draws : float
+        Of each chain.
+    effective_draws : float
+        Of all chains together, roughly: proposals are nearly independent, and half of them rejected.
+    """
+
+    gradient_clip_bound: float
+    gradients_clipped: float
+    within: float
+    noise_multiplier: float
+    part: float
+    noise: float
+    bias: float
+    draws: float
+    effective_draws: float
+
+    @property
+    def error(self) -> float:
+        """Expected error of a posterior mean, in all."""
+        return math.sqrt(self.noise**2 + self.bias**2 + 1 / max(self.effective_draws, 1e-12))
+
+
+@dataclass(frozen=True)
+class SurrogatePlan:
+    """Choices for :func:`~pymc_dp.private_surrogate`; print it, or plot it, to see what was weighed against what.
+
+    Parameters
+    ----------
+    choices : tuple of SurrogateChoice
+        All that are possible, by expected error; the eight best are printed.
+    chains : int
+    epsilon, delta : float
+    n_records : int
+    position : dict of str to array
+        Where records were drawn from the model.
+    notes : tuple of str
+        What the user should know.
+    """
+
+    choices: tuple[SurrogateChoice, ...]
+    chains: int
+    epsilon: float
+    delta: float
+    n_records: int
+    position: dict[str, np.ndarray] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def chosen(self) -> SurrogateChoice:
+        """The best choice."""
+        return self.choices[0]
+
+    def __str__(self) -> str:
+        """The settings, what is expected, and alternatives."""
+        c = self.chosen
+        lines = [
+            f"Plan for epsilon = {self.epsilon:g} at delta = {self.delta:g}, {self.n_records} records, {self.chains} chain(s)",
+            "made on records drawn from the model: private data were not looked at",
+            "",
+            f"DPControlVariate: one sum of gradients, clipped at {c.gradient_clip_bound:.4g} ({c.gradients_clipped:.2%} of records), noise multiplier",
+            f"           {c.noise_multiplier:.4g}, for {c.part:.0%} of the budget left; the rest for decisions on what that leaves of each record",
+            f"expected:  {c.draws:.0f} draws in each chain, about {c.effective_draws:.0f} effective draws in all; means are off by {c.noise:.2f} posterior",
+            f"           standard deviations for the noise and {c.bias:.2f} for clipping",
+            "",
+            "gradient bound  clipped  rest within  part  noise  bias  draws  effective  error",
+        ]
+        lines += [
+            f"{x.gradient_clip_bound:14.3g}{x.gradients_clipped:9.2%}{x.within:13.4g}{x.part:6.2g}{x.noise:7.2f}{x.bias:6.2f}"
+            f"{x.draws:7.0f}{x.effective_draws:11.0f}{x.error:7.2f}"
+            for x in self.choices[:8]
+        ]
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+
+class Setting(NamedTuple):
+    """Where a surrogate is going to be, and the law of gradients there."""
+
+    likelihood: RecordLikelihood
+    simulated: SimulatedRecords
+    theta: np.ndarray
+    coordinates: Coordinates
+    norms: np.ndarray
+    temperature: float
+    n_records: int
+    rng: np.random.Generator
+
+
+def plan_surrogate(
+    *,
+    budget: PrivacyBudget,
+    at: PrivateStart | Mapping[str, Any] | None = None,
+    temperature: float = 1.0,
+    max_draws: int = 1000,
+    besides: Accesses = (),
+    public_covariates: bool = False,
+    stand_in: pm.Model | None = None,
+    stand_in_records: Any = None,
+    records: Any = None,
+    n_records: int | None = None,
+    random_seed: Any = None,
+    model: pm.Model | None = None,
+) -> SurrogatePlan:
+    """Choose how to spend a budget on a surrogate and on decisions, without looking at private data.
+
+    On records drawn from the model at one position, as :func:`~pymc_dp.plan`.
+
+    Parameters
+    ----------
+    budget, at, temperature, besides, random_seed, model
+        See :func:`~pymc_dp.plan`.
+    max_draws : int
+        Most draws of each chain, for time's sake.
+    public_covariates, stand_in, stand_in_records, records, n_records
+        See :func:`~pymc_dp.private_start`.
+
+    Returns
+    -------
+    SurrogatePlan
+
+    Raises
+    ------
+    PrivacyBudgetExhausted, ValueError
+        As :func:`~pymc_dp.plan`.
+    """
+    check_number_is_public(budget, public_covariates, stand_in, n_records)
+    setting = setting_at(
+        model=pm.modelcontext(model), at=at, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records, random_seed=random_seed,
+    )  # fmt: skip
+    return plan_for(setting, budget, max_draws, besides, at is None)
+
+
+def setting_at(
+    *,
+    model: pm.Model,
+    at: PrivateStart | Mapping[str, Any] | None,
+    temperature: float = 1.0,
+    public_covariates: bool = False,
+    stand_in: pm.Model | None = None,
+    stand_in_records: Any = None,
+    records: Any = None,
+    n_records: int | None = None,
+    random_seed: Any = None,
+) -> Setting:
+    """Simulate records where a surrogate is going to be."""
+    if not 0 < temperature <= 1:
+        raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+    rng = np.random.default_rng(random_seed)
+    likelihood = RecordLikelihood(model, records=records)
+    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
+    n_records = n_records or likelihood.n_records
+    theta = at.theta if isinstance(at, PrivateStart) else likelihood.ravel(initial_point(model, at))
+    precision, rows = local_precision(
+        likelihood, simulated, theta, temperature, rng, n_records=n_records
+    )
+    d, mass = len(theta), precision / (temperature * n_records)
+    coordinates = Coordinates(mass, np.arange(d), d)
+    norms = np.linalg.norm(rows @ coordinates.directions, axis=1)
+    return Setting(likelihood, simulated, theta, coordinates, norms, temperature, n_records, rng)
+
+
+def plan_for(
+    setting: Setting,
+    budget: PrivacyBudget,
+    max_draws: int,
+    besides: Accesses = (),
+    is_vague: bool = False,
+) -> SurrogatePlan:
+    """Plan for what is left of a budget, and of it after what is claimed besides."""
+    if budget.accountant not in ("best", "rdp"):
+        raise ValueError(
+            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
+        )
+    claimed = [access for accesses in budget.outside.values() for access in accesses]
+    left = renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
+    choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= 10]
+    if not choices:
+        raise PrivacyBudgetExhausted(
+            f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for a sum of gradients and ten draws in each of "
+            f"{budget.chains} chain(s) on {setting.n_records} records. Use fewer chains or a larger epsilon."
+        )
+    choices.sort(key=lambda c: c.error)
+    notes = []
+    if (error := choices[0].error) > 0.5:
+        notes.append(
+            f"means will be off by about {error:.1f} posterior standard deviations. More records, a larger epsilon or fewer parameters would help."
+        )
+    if is_vague:
+        notes.append(
+            "records were drawn at PyMC's initial point, which may be far from your data: pass at= a private start or a public guess."
+        )
+    return SurrogatePlan(
+        choices=tuple(choices),
+        chains=budget.chains,
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        n_records=setting.n_records,
+        position=setting.likelihood.unravel(setting.theta),
+        notes=tuple(notes),
+    )
+
+
+def _choices(
+    setting: Setting, budget: PrivacyBudget, left: np.ndarray, max_draws: int
+) -> Iterator[SurrogateChoice]:
+    simulated, n, t = setting.simulated, setting.n_records, setting.temperature
+    d, sides = len(setting.theta), sides_of(budget)
+    sums = dict(_sums(left))
+    if not sums:
+        return
+    draws: np.ndarray | None = None
+    # From the widest bound on, for which the surrogate is easiest to explore.
+    for within_bound in reversed(_GRADIENTS_WITHIN):
+        bound = float(np.quantile(setting.norms, within_bound))
+        bound *= _ROOM if within_bound == 1 else 1
+        features = Features(
+            simulated, setting.theta, setting.coordinates, bound, 1.0, setting.rng, most=_RECORDS
+        )
+        if draws is None:
+            usual = float(np.quantile(setting.norms, 0.9))
+            noise_sd = _FAR * sides * usual * sums[_TYPICAL]
+            total = features.expected(n)
+            surrogate = Surrogate(features, total, noise_sd, n, t, setting.rng)
+            draws = surrogate.draws[setting.rng.integers(len(surrogate.draws), size=_POSITIONS)]
+        found = []
+        for theta in draws:
+            place = features.at(theta)
+            assert place is not None  # it was there
+            found.append(_cut_off(*features.left(theta, place)))
+        # For a posterior standard deviation, of which there is one per record in these coordinates.
+        slope = math.sqrt(n * t * np.trace(features.gain @ features.gain.T) / d) / (n * t)
+        noise = slope * sides * bound * t
+        unknown = MISFIT * math.sqrt(n * t * np.mean(features.cut_gradient**2))
+        for within, judged in zip(_WITHIN, np.moveaxis(np.array(found), 1, 0), strict=True):
+            bounds, variance, unseen, size = judged.T
+            # Of the sum over the data, and of its mean over records that are simulated.
+            scatter = n * (1 + n / min(simulated.n_records, MANY)) * variance.mean()
+            misfit = unknown**2 + (MISFIT * t * n) ** 2 * np.mean(size**2) / d
+            bias = math.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
+            pairs = np.quantile(np.add.outer(bounds, bounds), np.linspace(0.02, 0.98, 13))
+            cost = np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+            for part, z in sums.items():
+                rest = np.max((left - Gaussian(z).renyi(ORDERS)) / cost)
+                number = min(max_draws, float(rest) / budget.chains)
+                yield SurrogateChoice(
+                    bound, float(np.mean(setting.norms > bound)), within, z, part, noise * z, bias,
+                    number, budget.chains * number / 3,
+                )  # fmt: skip
+
+
+def _cut_off(ratios: np.ndarray, left: np.ndarray) -> list[tuple[float, ...]]:
+    """For each quantile as the bound: it; of what it cuts off the variance, the part of ratios, the mean size."""
+    found: list[tuple[float, ...]] = []
+    for bound in np.maximum(np.quantile(np.abs(left), _WITHIN), LEAST):
+        cut = left - np.clip(left, -bound, bound)
+        (variance, shared), (_, all_) = np.cov(cut, ratios)
+        found.append((bound, variance, shared / all_, np.abs(cut).mean()))
+    return found
+
+
+def _sums(left: np.ndarray) -> Iterator[tuple[float, float]]:
+    """Noise multipliers of the sum of gradients for parts of what is left, where a Gaussian costs least of it."""
+    most = np.max(left / ORDERS)
+    for part in _PARTS if most > 0 else ():
+        yield part, max(_LEAST_NOISE, math.sqrt(1 / (2 * part * most)))
+
+
+def sides_of(budget: PrivacyBudget) -> float:
+    return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]

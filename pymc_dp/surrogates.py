@@ -1,0 +1,96 @@
+"""Release a surrogate: one noisy sum of gradients, for a sampler that decides about the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymc as pm
+
+from pymc_dp.privacy.budget import PrivacyBudget
+from pymc_dp.privacy.gaussian_noise import noisy_sum
+from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.noise import OperatingSystemBits
+from pymc_dp.starting import PrivateStart, check_number_is_public
+from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at, sides_of
+
+__all__ = ["private_surrogate", "release_surrogate"]
+
+
+def private_surrogate(
+    *,
+    budget: PrivacyBudget,
+    start: PrivateStart,
+    choice: SurrogateChoice | None = None,
+    noise_aware: bool = True,
+    temperature: float = 1.0,
+    max_draws: int = 1000,
+    public_covariates: bool = False,
+    stand_in: pm.Model | None = None,
+    stand_in_records: Any = None,
+    records: Any = None,
+    n_records: int | None = None,
+    random_seed: Any = None,
+    model: pm.Model | None = None,
+) -> Surrogate:
+    """Release a noisy sum of gradients at a private start, and make of it a surrogate of the posterior.
+
+    Parameters
+    ----------
+    budget : PrivacyBudget
+        Pays, once for all its chains; the claim is in its ledger and report.
+    start : PrivateStart
+        The reference.
+    choice : SurrogateChoice, optional
+        One of a plan made at this start; by default the best one.
+    noise_aware : bool
+        Whether the noise is part of the posterior's uncertainty.
+    temperature, max_draws, public_covariates, stand_in, stand_in_records, records, n_records
+        As for :func:`~pymc_dp.plan_surrogate`.
+    random_seed : int or Generator, optional
+        Of simulations. Noise on gradients is secret in any case.
+    model : pm.Model, optional
+
+    Returns
+    -------
+    Surrogate
+        For :class:`~pymc_dp.DPControlVariate`. Public, as it was paid for.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted, ValueError
+        As :func:`~pymc_dp.plan_surrogate`.
+
+    References
+    ----------
+    Control variates for decisions: section 3.8 of the project's mathematics; coefficients by
+    regression instead of a Taylor expansion, and the noise integrated out given the law of the sum,
+    are explained in the page on control variates.
+    """
+    check_number_is_public(budget, public_covariates, stand_in, n_records)
+    model = pm.modelcontext(model)
+    setting = setting_at(
+        model=model, at=start, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records, random_seed=random_seed,
+    )  # fmt: skip
+    if choice is None:
+        choice = plan_for(setting, budget, max_draws).chosen
+    return release_surrogate(setting, budget, choice, noise_aware)
+
+
+def release_surrogate(
+    setting: Setting, budget: PrivacyBudget, choice: SurrogateChoice, noise_aware: bool = True
+) -> Surrogate:
+    """Claim, and release the sum."""
+    likelihood, coordinates, theta = setting.likelihood, setting.coordinates, setting.theta
+    bound, directions = choice.gradient_clip_bound, setting.coordinates.directions
+    features = Features(setting.simulated, theta, coordinates, bound, choice.within, setting.rng)
+    noise_sd = sides_of(budget) * bound * choice.noise_multiplier
+    # Compiled before anything is paid for.
+    likelihood.clipped_grad_steps(theta * 0, bound, directions=directions)
+    budget.spend("sum of gradients", ((Gaussian(choice.noise_multiplier), 1),))
+    steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
+    total = noisy_sum(steps, exponent, noise_sd, OperatingSystemBits())
+    return Surrogate(
+        features, total, noise_sd, setting.n_records, setting.temperature, setting.rng, noise_aware=noise_aware
+    )  # fmt: skip
