@@ -93,7 +93,7 @@ class DPControlVariate(DecidingStep):
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_dp as dp
-    >>> y = np.random.default_rng(1).normal(30.0, 2.0, size=50_000)
+    >>> y = np.random.default_rng(1).normal(30.0, 2.0, size=200_000)
     >>> with pm.Model():
     ...     mu, sigma = pm.Normal("mu", 0, 100), pm.HalfNormal("sigma", 10)
     ...     _ = pm.Normal("y", mu, sigma, observed=y)
