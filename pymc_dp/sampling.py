@@ -140,7 +140,7 @@ def sample(
         _log.info("%s", the_plan)
         step = DPControlVariate
         kwargs.pop("temperature", None)  # the surrogate has it
-        kwargs["surrogate"] = release_surrogate(setting, budget, the_plan.chosen)
+        kwargs["surrogate"] = release_surrogate(setting, budget, the_plan.chosen, max_draws=most)
     elif dry_run or public_covariates or start is not None or stand_in is not None:
         raise ValueError(
             "dry_run, start, public_covariates and stand_in are for planned runs: leave out step= and its settings, or them."

@@ -11,19 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 
-from pymc_dp.acceptance import Barker
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.newton import MISFIT, initial_point, local_precision, simulation
+from pymc_dp.newton import initial_point, local_precision, simulation
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.composition import Cost, renyi_budget
 from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
+from pymc_dp.remainders import (
+    POSITIONS,
+    bounds_on_the_rest,
+    decisions,
+    effective,
+    renyi_left,
+    sides_of,
+)
 from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import LEAST, MANY, Features, Surrogate
-from pymc_dp.tuning import decision_cost
+from pymc_dp.steps.surrogate import Features, Surrogate
 
 __all__ = [
     "Setting",
@@ -34,10 +39,9 @@ __all__ = [
     "setting_at",
 ]
 
-# What is tried out: parts of the gradients, and of what is left, that are within bounds; parts of what
-# is left of the budget for the sum of gradients.
+# What is tried out: parts of the gradients that are within the bound; parts of what is left of the
+# budget for the sum of gradients.
 _GRADIENTS_WITHIN = (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
-_WITHIN = (0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
 _PARTS = (0.1, 0.25, 0.4, 0.55, 0.7, 0.8, 0.9, 0.96)
 #: Noise multiplier of the sum if epsilon is infinite.
 _LEAST_NOISE = 1e-3
@@ -46,8 +50,8 @@ _ROOM = 1.2
 #: The reference is not at the centre of the posterior: noise of a start, in that of the sum with this
 #: part of the budget.
 _FAR, _TYPICAL = 2.0, 0.7
-#: Positions, and simulated records there, that choices are judged by.
-_POSITIONS, _RECORDS = 32, 20_000
+#: Simulated records that choices are judged by.
+_RECORDS = 20_000
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ class SurrogateChoice:
         Of each chain.
     effective_draws : float
         Of all chains together, roughly: proposals are nearly independent, and half of them rejected.
+
+    Notes
+    -----
+    `within`, and what follows from it, is what is best on average over places where the sum may lead to.
+    When the sum is released, :func:`~pymc_dp.private_surrogate` chooses it anew for the place it led to.
     """
 
     gradient_clip_bound: float
@@ -90,7 +99,7 @@ class SurrogateChoice:
     @property
     def error(self) -> float:
         """Expected error of a posterior mean, in all."""
-        return math.sqrt(self.noise**2 + self.bias**2 + 1 / max(self.effective_draws, 1e-12))
+        return math.sqrt(self.noise**2 + self.bias**2 + 1 / self.effective_draws)
 
 
 @dataclass(frozen=True)
@@ -244,8 +253,7 @@ def plan_for(
         raise ValueError(
             f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
         )
-    claimed = [access for accesses in budget.outside.values() for access in accesses]
-    left = renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
+    left = renyi_left(budget, besides)
     choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= 10]
     if not choices:
         raise PrivacyBudgetExhausted(
@@ -294,41 +302,18 @@ def _choices(
             noise_sd = _FAR * sides * usual * sums[_TYPICAL]
             total = features.expected(n)
             surrogate = Surrogate(features, total, noise_sd, n, t, setting.rng)
-            draws = surrogate.draws[setting.rng.integers(len(surrogate.draws), size=_POSITIONS)]
-        found = []
-        for theta in draws:
-            place = features.at(theta)
-            assert place is not None  # it was there
-            found.append(_cut_off(*features.left(theta, place)))
+            draws = surrogate.draws[setting.rng.integers(len(surrogate.draws), size=POSITIONS)]
         # For a posterior standard deviation, of which there is one per record in these coordinates.
         slope = math.sqrt(n * t * np.trace(features.gain @ features.gain.T) / d) / (n * t)
         noise = slope * sides * bound * t
-        unknown = MISFIT * math.sqrt(n * t * np.mean(features.cut_gradient**2))
-        for within, judged in zip(_WITHIN, np.moveaxis(np.array(found), 1, 0), strict=True):
-            bounds, variance, unseen, size = judged.T
-            # Of the sum over the data, and of its mean over records that are simulated.
-            scatter = n * (1 + n / min(simulated.n_records, MANY)) * variance.mean()
-            misfit = unknown**2 + (MISFIT * t * n) ** 2 * np.mean(size**2) / d
-            bias = math.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
-            pairs = np.quantile(np.add.outer(bounds, bounds), np.linspace(0.02, 0.98, 13))
-            cost = np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+        clipped = float(np.mean(setting.norms > bound))
+        for within, bias, cost in bounds_on_the_rest(simulated, features, draws, n, t, sides):
             for part, z in sums.items():
-                rest = np.max((left - Gaussian(z).renyi(ORDERS)) / cost)
-                number = min(max_draws, float(rest) / budget.chains)
+                number = decisions(left - Gaussian(z).renyi(ORDERS), cost, budget.chains, max_draws)
                 yield SurrogateChoice(
-                    bound, float(np.mean(setting.norms > bound)), within, z, part, noise * z, bias,
-                    number, budget.chains * number / 3,
+                    bound, clipped, within, z, part, noise * z, bias, number,
+                    effective(budget.chains, number),
                 )  # fmt: skip
-
-
-def _cut_off(ratios: np.ndarray, left: np.ndarray) -> list[tuple[float, ...]]:
-    """For each quantile as the bound: it; of what it cuts off the variance, the part of ratios, the mean size."""
-    found: list[tuple[float, ...]] = []
-    for bound in np.maximum(np.quantile(np.abs(left), _WITHIN), LEAST):
-        cut = left - np.clip(left, -bound, bound)
-        (variance, shared), (_, all_) = np.cov(cut, ratios)
-        found.append((bound, variance, shared / all_, np.abs(cut).mean()))
-    return found
 
 
 def _sums(left: np.ndarray) -> Iterator[tuple[float, float]]:
@@ -336,7 +321,3 @@ def _sums(left: np.ndarray) -> Iterator[tuple[float, float]]:
     most = np.max(left / ORDERS)
     for part in _PARTS if most > 0 else ():
         yield part, max(_LEAST_NOISE, math.sqrt(1 / (2 * part * most)))
-
-
-def sides_of(budget: PrivacyBudget) -> float:
-    return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]

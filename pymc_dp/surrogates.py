@@ -10,9 +10,10 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
+from pymc_dp.remainders import best_within, sides_of
 from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.surrogate import Features, Surrogate
-from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at, sides_of
+from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at
 
 __all__ = ["private_surrogate", "release_surrogate"]
 
@@ -42,7 +43,8 @@ def private_surrogate(
     start : PrivateStart
         The reference.
     choice : SurrogateChoice, optional
-        One of a plan made at this start; by default the best one.
+        One of a plan made at this start; by default the best one, with bounds on what is left of
+        records that are chosen when the sum, and so the cost of decisions, is known.
     noise_aware : bool
         Whether the noise is part of the posterior's uncertainty.
     temperature, max_draws, public_covariates, stand_in, stand_in_records, records, n_records
@@ -73,15 +75,20 @@ def private_surrogate(
         model=model, at=start, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records, random_seed=random_seed,
     )  # fmt: skip
-    if choice is None:
-        choice = plan_for(setting, budget, max_draws).chosen
-    return release_surrogate(setting, budget, choice, noise_aware)
+    if choice is not None:
+        return release_surrogate(setting, budget, choice, noise_aware)
+    choice = plan_for(setting, budget, max_draws).chosen
+    return release_surrogate(setting, budget, choice, noise_aware, max_draws)
 
 
 def release_surrogate(
-    setting: Setting, budget: PrivacyBudget, choice: SurrogateChoice, noise_aware: bool = True
+    setting: Setting,
+    budget: PrivacyBudget,
+    choice: SurrogateChoice,
+    noise_aware: bool = True,
+    max_draws: int | None = None,
 ) -> Surrogate:
-    """Claim, and release the sum."""
+    """Claim, and release the sum; with `max_draws`, choose the bounds on what is left for so many, at most."""
     likelihood, coordinates, theta = setting.likelihood, setting.coordinates, setting.theta
     bound, directions = choice.gradient_clip_bound, setting.coordinates.directions
     features = Features(setting.simulated, theta, coordinates, bound, choice.within, setting.rng)
@@ -91,6 +98,9 @@ def release_surrogate(
     budget.spend("sum of gradients", ((Gaussian(choice.noise_multiplier), 1),))
     steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
     total = noisy_sum(steps, exponent, noise_sd, OperatingSystemBits())
-    return Surrogate(
+    surrogate = Surrogate(
         features, total, noise_sd, setting.n_records, setting.temperature, setting.rng, noise_aware=noise_aware
     )  # fmt: skip
+    if max_draws is not None:
+        surrogate.hold(best_within(setting.simulated, surrogate, budget, max_draws))
+    return surrogate

@@ -27,6 +27,7 @@ TOP = {
     "diagnostics",
     "starting",
     "newton",
+    "remainders",
     "surrogate_plans",
     "surrogates",
 }

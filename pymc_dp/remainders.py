@@ -1,0 +1,110 @@
+"""Bounds on what a surrogate leaves of records: what they cut off, and how many decisions they allow."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pymc_dp.acceptance import Barker
+from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.newton import MISFIT
+from pymc_dp.privacy.budget import PrivacyBudget
+from pymc_dp.privacy.composition import Cost, renyi_budget
+from pymc_dp.privacy.ledger import Accesses
+from pymc_dp.privacy.mechanisms import ORDERS, Adjacency
+from pymc_dp.steps.surrogate import LEAST, MANY, Features, Surrogate
+from pymc_dp.tuning import decision_cost
+
+__all__ = [
+    "POSITIONS",
+    "best_within",
+    "bounds_on_the_rest",
+    "decisions",
+    "effective",
+    "renyi_left",
+    "sides_of",
+]
+
+#: Parts of what is left, among simulated records, that bounds may hold.
+_WITHIN = (0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
+#: Positions that they are judged by.
+POSITIONS = 32
+
+
+def bounds_on_the_rest(
+    simulated: SimulatedRecords,
+    features: Features,
+    draws: np.ndarray,
+    n_records: int,
+    temperature: float,
+    sides: float,
+) -> Iterator[tuple[float, float, np.ndarray]]:
+    """For each part that bounds may hold: it, the bias, and the Rényi divergence of a decision.
+
+    Means over draws of a surrogate; the bias is in posterior standard deviations.
+    """
+    n, t, d = n_records, temperature, len(features.theta)
+    found = []
+    for theta in draws:
+        place = features.at(theta)
+        assert place is not None  # it was there
+        found.append(_cut_off(*features.left(theta, place)))
+    unknown = MISFIT * math.sqrt(n * t * np.mean(features.cut_gradient**2))
+    for within, judged in zip(_WITHIN, np.moveaxis(np.array(found), 1, 0), strict=True):
+        bounds, variance, unseen, size = judged.T
+        # Of the sum over the data, and of its mean over records that are simulated.
+        scatter = n * (1 + n / min(simulated.n_records, MANY)) * variance.mean()
+        misfit = unknown**2 + (MISFIT * t * n) ** 2 * np.mean(size**2) / d
+        bias = math.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
+        pairs = np.quantile(np.add.outer(bounds, bounds), np.linspace(0.02, 0.98, 13))
+        yield within, bias, np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+
+
+def best_within(
+    simulated: SimulatedRecords, surrogate: Surrogate, budget: PrivacyBudget, max_draws: int
+) -> float:
+    """The part that bounds should hold, once it is known where decisions are going to be."""
+    draws = surrogate.draws[:: math.ceil(len(surrogate.draws) / POSITIONS)]
+    n, t = surrogate.n_records, surrogate.temperature
+    left, chains = renyi_left(budget), budget.chains
+
+    def error(judged: tuple[float, float, np.ndarray]) -> float:
+        _, bias, cost = judged
+        return bias**2 + 1 / effective(chains, decisions(left, cost, chains, max_draws))
+
+    judged = bounds_on_the_rest(simulated, surrogate.features, draws, n, t, sides_of(budget))
+    return min(judged, key=error)[0]
+
+
+def renyi_left(budget: PrivacyBudget, besides: Accesses = ()) -> np.ndarray:
+    """Rényi divergences that are left of a budget, after what is claimed besides."""
+    claimed = [access for accesses in budget.outside.values() for access in accesses]
+    return renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
+
+
+def decisions(left: np.ndarray, cost: np.ndarray, chains: int, most: int) -> float:
+    """Decisions of each chain that a Rényi budget pays for."""
+    return min(most, float(np.max(left / cost)) / chains)
+
+
+def effective(chains: int, draws: float) -> float:
+    """Effective draws, roughly: proposals are nearly independent, and half of them rejected."""
+    return max(chains * draws / 3, 1e-12)
+
+
+def sides_of(budget: PrivacyBudget) -> float:
+    """Records that differ between neighbours."""
+    return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
+
+
+def _cut_off(ratios: np.ndarray, left: np.ndarray) -> list[tuple[float, ...]]:
+    """For each part, the bound; of what it cuts off the variance, the part of ratios, the mean size."""
+    found: list[tuple[float, ...]] = []
+    for bound in np.maximum(np.quantile(np.abs(left), _WITHIN), LEAST):
+        cut = left - np.clip(left, -bound, bound)
+        (variance, shared), (_, all_) = np.cov(cut, ratios)
+        found.append((bound, variance, shared / all_, np.abs(cut).mean()))
+    return found
