@@ -614,6 +614,7 @@ def test_on_one_budget():
     budget = PrivacyBudget(2.0, 1e-6, chains=2)
     surrogate, _ = watched(budget, max_draws=60)
     case = built("normal")
+    assert surrogate.features.within == best_within(case.simulated, surrogate, budget, 60)
     with pytest.MonkeyPatch.context() as patch, case.model:
         shared(patch, case)
         step = DPControlVariate(budget=budget, surrogate=surrogate)
