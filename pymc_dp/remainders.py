@@ -22,6 +22,7 @@ __all__ = [
     "POSITIONS",
     "best_within",
     "bounds_on_the_rest",
+    "check_filter",
     "decisions",
     "effective",
     "renyi_left",
@@ -82,6 +83,14 @@ def best_within(
 
     judged = bounds_on_the_rest(simulated, surrogate.features, draws, n, t, sides_of(budget))
     return min(judged, key=error)[0]
+
+
+def check_filter(budget: PrivacyBudget) -> None:
+    """Refuse accountants that decisions of varying cost cannot be paid by, before anything else is."""
+    if budget.accountant not in ("best", "rdp"):
+        raise ValueError(
+            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
+        )
 
 
 def renyi_left(budget: PrivacyBudget, besides: Accesses = ()) -> np.ndarray:

@@ -21,6 +21,7 @@ from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
 from pymc_dp.remainders import (
     POSITIONS,
     bounds_on_the_rest,
+    check_filter,
     decisions,
     effective,
     renyi_left,
@@ -82,8 +83,9 @@ class SurrogateChoice:
 
     Notes
     -----
-    `within`, and what follows from it, is what is best on average over places where the sum may lead to.
-    When the sum is released, :func:`~pymc_dp.private_surrogate` chooses it anew for the place it led to.
+    In a plan, `within` and what follows from it are best on average over places where the sum may lead
+    to. :func:`~pymc_dp.private_surrogate` chooses it anew for the place it has led to, unless it is
+    given a choice.
     """
 
     gradient_clip_bound: float
@@ -249,10 +251,7 @@ def plan_for(
     is_vague: bool = False,
 ) -> SurrogatePlan:
     """Plan for what is left of a budget, and of it after what is claimed besides."""
-    if budget.accountant not in ("best", "rdp"):
-        raise ValueError(
-            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
-        )
+    check_filter(budget)
     left = renyi_left(budget, besides)
     choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= 10]
     if not choices:

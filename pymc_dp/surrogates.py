@@ -10,7 +10,7 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
-from pymc_dp.remainders import best_within, sides_of
+from pymc_dp.remainders import best_within, check_filter, sides_of
 from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.surrogate import Features, Surrogate
 from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at
@@ -69,6 +69,7 @@ def private_surrogate(
     regression instead of a Taylor expansion, and the noise integrated out given the law of the sum,
     are explained in the page on control variates.
     """
+    check_filter(budget)
     check_number_is_public(budget, public_covariates, stand_in, n_records)
     model = pm.modelcontext(model)
     setting = setting_at(

@@ -550,6 +550,8 @@ def test_accountants_without_a_filter_are_refused_before_anything_is_spent(accou
     budget = PrivacyBudget(2.0, 1e-6, chains=2, accountant=accountant)
     with pytest.raises(ValueError, match="use 'best' or 'rdp'"):
         plan(budget)
+    error, events = watched(budget, choice=CHOICE)
+    assert isinstance(error, ValueError) and "use 'best' or 'rdp'" in str(error) and not events
     assert not budget.ledger.claims(budget.id)
 
 
