@@ -1,5 +1,6 @@
 """Numbers in the documentation are those the code gives."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -46,3 +47,36 @@ def test_minibatches_buy_no_privacy():
         batch = PoissonMinibatchDecision(Barker(), 0.001, rate, 50_000).renyi(ORDERS)
         assert batch[ORDERS == 2] / full[ORDERS == 2] == pytest.approx(ratio, rel=0.02)
         assert (batch >= full * (1 - 1e-3)).all()
+
+
+def referred_to():
+    """Tests that the documentation names, with the page."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [
+        (page.name, reference)
+        for page in pages
+        for reference in re.findall(r"tests/[\w/]+\.py(?:::\w+)*", page.read_text())
+    ]
+    assert len(found) > 40
+    return found
+
+
+def exists(reference):
+    path, *names = reference.split("::")
+    if not (ROOT / path).is_file():
+        return False
+    body = ast.parse((ROOT / path).read_text()).body
+    for name in names:
+        inner = [node for node in body if getattr(node, "name", None) == name]
+        if not inner:
+            return False
+        body = inner[0].body
+    return True
+
+
+def test_tests_that_are_named_exist():
+    assert [x for x in referred_to() if not exists(x[1])] == []
+    assert not exists("tests/test_docs.py::test_that_is_not_there")
+    assert not exists(
+        "tests/privacy/test_accounting.py::TestPublishedTable::test_that_is_not_there"
+    )
