@@ -30,14 +30,16 @@ def test_tables(page, script):
     assert stored == [line for line in printed.splitlines() if line]
 
 
-@pytest.mark.parametrize("page", ["accounting", "fast_mh"])
+@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+@pytest.mark.parametrize("page", ["accounting", "fast_mh", "howto"])
 def test_code_blocks(page):
     """The Python of a page runs."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert blocks
+    names: dict = {}
     for block in blocks:
-        exec(block, {})
+        exec(block, names)
 
 
 def test_minibatches_buy_no_privacy():
