@@ -31,7 +31,15 @@ def test_tables(page, script):
 
 
 @pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
-@pytest.mark.parametrize("page", ["accounting", "fast_mh", "howto"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "accounting",
+        "fast_mh",
+        "howto",
+        *(pytest.param(page, marks=pytest.mark.slow) for page in ("privatized", "sghmc")),
+    ],
+)
 def test_code_blocks(page):
     """The Python of a page runs."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
