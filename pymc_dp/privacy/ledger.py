@@ -19,7 +19,7 @@ import tempfile
 import weakref
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,20 +97,22 @@ class Ledger:
             self._finalizer = weakref.finalize(self, _remove, name, os.getpid())
             path = name
         self.path = str(Path(path).absolute())
-        with self._transaction() as db:
-            if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
-                if epsilon is None or delta is None:
-                    raise LedgerError(
-                        f"{self.path} holds no account yet: give epsilon and delta to open one."
-                    )
-                check_terms(epsilon, delta)
-                for statement in _SCHEMA.split(";"):
-                    db.execute(statement)
-                db.execute(
-                    "INSERT INTO account VALUES (1, ?, ?, ?, ?)",
-                    (epsilon, delta, adjacency or "substitute", _now()),
-                )
+        with self._reading() as db:
             account = self._account(db)
+        if account is None:
+            if epsilon is None or delta is None:
+                raise LedgerError(
+                    f"{self.path} holds no account yet: give epsilon and delta to open one."
+                )
+            check_terms(epsilon, delta)
+            with self._transaction() as db:
+                account = self._account(db)
+                if account is None:  # nor has another program opened one meanwhile
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    terms = (epsilon, delta, adjacency or "substitute")
+                    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", (*terms, _now()))
+                    account = Account(*terms)
         asked = (epsilon, delta, adjacency)
         for name, value in zip(("epsilon", "delta", "adjacency"), asked, strict=True):
             if value is not None and value != getattr(account, name):
@@ -123,14 +125,18 @@ class Ledger:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
 
+    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
+        """One state of the file, also while another program writes, and if it cannot be written to."""
+        return self._transaction("DEFERRED")
+
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, lock: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
         """Open, lock against every other writer, and commit or roll back as a whole."""
         try:
             # A connection per transaction: none is ever shared across a fork.
             with closing(sqlite3.connect(self.path, timeout=120, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = FULL")
-                db.execute("BEGIN IMMEDIATE")
+                db.execute(f"BEGIN {lock}")
                 try:
                     yield db
                 except BaseException:
@@ -143,7 +149,9 @@ class Ledger:
                 "file is a pymc_dp ledger, that it and its folder are writable, and that the disk is not full."
             ) from error
 
-    def _account(self, db: sqlite3.Connection) -> Account:
+    def _account(self, db: sqlite3.Connection) -> Account | None:
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
+            return None
         return Account(*db.execute("SELECT epsilon, delta, adjacency FROM account").fetchone())
 
     def _claims(self, db: sqlite3.Connection) -> list[Claim]:
@@ -155,7 +163,7 @@ class Ledger:
 
     def claims(self, budget: str | None = None) -> list[Claim]:
         """All claims so far, or those of one budget."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return [claim for claim in self._claims(db) if budget in (None, claim.budget)]
 
     def claim(
@@ -192,6 +200,7 @@ class Ledger:
         """
         with self._transaction() as db:
             account, claims = self._account(db), self._claims(db)
+            assert account is not None  # or there were no claims
             own = [c for c in claims if c.budget == budget]
             before = sum(c.step == step for c in own)
             if before >= limit:
@@ -216,7 +225,7 @@ class Ledger:
 
     def has_callback(self, budget: str) -> bool:
         """Whether the budget has answered as a callback, in whatever process."""
-        with self._transaction() as db:
+        with self._reading() as db:
             return (
                 db.execute("SELECT 1 FROM callbacks WHERE budget = ?", (budget,)).fetchone()
                 is not None

@@ -5,8 +5,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
+
+from contextlib import closing
 
 import pytest
 
@@ -142,6 +145,32 @@ def test_temporary_ledgers_are_removed_by_their_owner_only():
     assert os.path.exists(path)
     del ledger
     assert not os.path.exists(path)
+
+
+def test_read_while_another_program_writes(tmp_path, monkeypatch):
+    """Listing an account takes no lock that a writer holds, so nobody waits; claiming does."""
+    path = tmp_path / "a.ledger"
+    claim(Ledger(path, **TERMS), [(Gaussian(10.0), 1.0)])
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, **k | {"timeout": 0.1}))
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        ledger = Ledger(path)
+        assert len(ledger.claims()) == 1 and "1 claim" in str(ledger)
+        with pytest.raises(LedgerError, match="locked"):
+            claim(ledger, [(Gaussian(10.0), 1.0)])
+    assert len(ledger.claims()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any file")
+def test_read_a_file_that_must_not_be_written(tmp_path):
+    path = tmp_path / "a.ledger"
+    claim(Ledger(path, **TERMS), [(Gaussian(10.0), 1.0)])
+    path.chmod(0o444)
+    ledger = Ledger(path)
+    assert len(ledger.claims()) == 1
+    with pytest.raises(LedgerError, match="writable"):
+        claim(ledger, [(Gaussian(10.0), 1.0)])
 
 
 class TestUnusableFiles:
