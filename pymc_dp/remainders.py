@@ -9,25 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from pymc_dp.acceptance import Barker
+from pymc_dp.costs import decision_cost, decisions, renyi_left, sides_of
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import MISFIT
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.composition import Cost, renyi_budget
-from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS, Adjacency
 from pymc_dp.steps.surrogate import LEAST, MANY, Features, Surrogate
-from pymc_dp.tuning import decision_cost
 
-__all__ = [
-    "POSITIONS",
-    "best_within",
-    "bounds_on_the_rest",
-    "check_filter",
-    "decisions",
-    "effective",
-    "renyi_left",
-    "sides_of",
-]
+__all__ = ["POSITIONS", "best_within", "bounds_on_the_rest", "effective"]
 
 #: Parts of what is left, among simulated records, that bounds may hold.
 _WITHIN = (0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
@@ -85,33 +73,9 @@ def best_within(
     return min(judged, key=error)[0]
 
 
-def check_filter(budget: PrivacyBudget) -> None:
-    """Refuse accountants that decisions of varying cost cannot be paid by, before anything else is."""
-    if budget.accountant not in ("best", "rdp"):
-        raise ValueError(
-            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
-        )
-
-
-def renyi_left(budget: PrivacyBudget, besides: Accesses = ()) -> np.ndarray:
-    """Rényi divergences that are left of a budget, after what is claimed besides."""
-    claimed = [access for accesses in budget.outside.values() for access in accesses]
-    return renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
-
-
-def decisions(left: np.ndarray, cost: np.ndarray, chains: int, most: int) -> float:
-    """Decisions of each chain that a Rényi budget pays for."""
-    return min(most, float(np.max(left / cost)) / chains)
-
-
 def effective(chains: int, draws: float) -> float:
     """Effective draws, roughly: proposals are nearly independent, and half of them rejected."""
     return max(chains * draws / 3, 1e-12)
-
-
-def sides_of(budget: PrivacyBudget) -> float:
-    """Records that differ between neighbours."""
-    return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
 
 
 def _cut_off(ratios: np.ndarray, left: np.ndarray) -> list[tuple[float, ...]]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 
+from pymc_dp.costs import check_filter, decisions, renyi_left, sides_of
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
@@ -18,15 +19,7 @@ from pymc_dp.newton import initial_point, local_precision, simulation
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
-from pymc_dp.remainders import (
-    POSITIONS,
-    bounds_on_the_rest,
-    check_filter,
-    decisions,
-    effective,
-    renyi_left,
-    sides_of,
-)
+from pymc_dp.remainders import POSITIONS, bounds_on_the_rest, effective
 from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.gradients import Coordinates
 from pymc_dp.steps.surrogate import Features, Surrogate

@@ -6,11 +6,12 @@ from typing import Any
 
 import pymc as pm
 
+from pymc_dp.costs import check_filter, sides_of
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
-from pymc_dp.remainders import best_within, check_filter, sides_of
+from pymc_dp.remainders import best_within
 from pymc_dp.starting import PrivateStart, check_number_is_public
 from pymc_dp.steps.surrogate import Features, Surrogate
 from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at

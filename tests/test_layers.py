@@ -27,6 +27,7 @@ TOP = {
     "diagnostics",
     "starting",
     "newton",
+    "costs",
     "remainders",
     "surrogate_plans",
     "surrogates",

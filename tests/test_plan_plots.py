@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from pymc_dp import DPPenalty
 from pymc_dp.plan_plots import plot_plan
 from pymc_dp.surrogate_plans import SurrogateChoice, SurrogatePlan
 from pymc_dp.tuning import Candidate, Plan
@@ -33,7 +34,9 @@ def penalty_plan():
         return Candidate("local", length, 2.0, 0.5, 1.0, 0.01, 0.2, 100.0, effective, bias)
 
     candidates = (candidate(0.7, 0.05, 100.0), candidate(0.2, 0.3, 25.0))
-    return Plan(settings={}, chosen=candidates[0], candidates=candidates, notes=(), **TERMS)
+    return Plan(
+        step=DPPenalty, settings={}, chosen=candidates[0], candidates=candidates, notes=(), **TERMS
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import PrivacyBudget, PrivacyBudgetExhausted
+from pymc_dp import DPHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget, PrivacyBudgetExhausted
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
@@ -125,6 +125,32 @@ def test_effort_is_limited():
         max_draws=50,
     )
     assert 10 <= short.chosen.draws <= 50
+
+
+def test_other_rules_than_the_penalty(planned):
+    """Draws are as many as the budget then allows; a penalty rule would have made more of it, and batches change the cost by a few per cent."""
+    made = {DPPenalty: planned}
+    for step in (DPBarker, DPFastMH):
+        purse = budget()
+        options = {"at": GUESS, "public_covariates": True, "random_seed": 1}
+        made[step] = plan(budget=purse, step=step, model=logistic(), **options)
+        built = made[step].build(purse, logistic())
+        assert type(built) is step and step.__name__ in str(made[step])
+        assert purse.expected_draws() == pytest.approx(made[step].chosen.draws, rel=0.03)
+        assert made[step].chosen.error > planned.chosen.error
+    fast, barker = made[DPFastMH].chosen, made[DPBarker].chosen
+    assert 0.9 < fast.draws / barker.draws < 1.1  # lazy ones even gain a little
+    assert fast.clip_bound == barker.clip_bound and fast.noise_scale is None
+    rate = made[DPFastMH].settings["batch_rate"]
+    typical = float(built.expected_batch(math.sqrt(3)))  # of three standard deviations, in all
+    assert typical == pytest.approx(2 * rate, rel=1e-9) and typical < N / 4
+
+
+def test_what_there_are_no_plans_for():
+    with pytest.raises(ValueError, match=r"DPFastMH, got 'DPHMC'.*plan_surrogate"):
+        plan(budget=budget(), step=DPHMC, model=logistic())
+    with pytest.raises(ValueError, match="'substitute' only"):
+        plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
 
 
 def test_too_small_a_budget():
