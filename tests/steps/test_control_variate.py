@@ -278,7 +278,7 @@ def test_law_with_other_rules(options, seed):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_law_in_two_dimensions(seed):
     """Along both coordinates and their sum and difference, in units of the surrogate's spread."""
-    surrogate = surrogate_of("logit", seed=1)
+    surrogate = surrogate_of("logit", seed=4)  # which leaves enough to be told apart
     draws = run(step_of("logit", surrogate, free()), 3000, seed)
     centre, root = surrogate.draws.mean(axis=0), np.linalg.cholesky(np.cov(surrogate.draws.T))
     side = np.linspace(-6.5, 6.5, 53)
