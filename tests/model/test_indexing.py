@@ -294,8 +294,9 @@ def test_families_compiled(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fill", MODELS.values(), ids=MODELS)
-def test_models_compiled(fill):
+@pytest.mark.parametrize("name", [*MODELS][1::2])  # the others with their gradients
+def test_models_compiled(name):
+    fill = MODELS[name]
     with pm.Model() as model:
         fill()
     check_cheap(RecordLikelihood(model), model)

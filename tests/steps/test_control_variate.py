@@ -267,7 +267,7 @@ def test_stale_sums_lead_to_another_law(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("options", [{"laziness": 0.5}, {"noise_scale": 1.5}], ids=str)
 def test_law_with_other_rules(options, seed):
     draws = run(step_of("rate", surrogate_of("rate"), **options), 3000, seed)[:, 0]
@@ -275,8 +275,7 @@ def test_law_with_other_rules(options, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_law_in_two_dimensions(seed):
+def test_law_in_two_dimensions(seed=1):
     """Along both coordinates and their sum and difference, in units of the surrogate's spread."""
     surrogate = surrogate_of("logit", seed=4)  # which leaves enough to be told apart
     draws = run(step_of("logit", surrogate, free()), 3000, seed)
