@@ -77,7 +77,8 @@ def sample(
         Number of chains, among which the budget is shared.
     draws : int, optional
         Draws per chain; by default as many as the budget allows (without a `step` at most 1000: they
-        are nearly independent). Fewer do not cost less: a chain claims its whole share.
+        are nearly independent). Fewer do not cost less: a chain claims its whole share. More are an
+        error, or without a `step`, where it shows late, a warning in the log.
     adjacency, accountant, ledger
         See :class:`~pymc_dp.PrivacyBudget`.
     start, start_share, public_covariates, stand_in
@@ -120,7 +121,8 @@ def sample(
     )
     if step is None and not _PLANNED.isdisjoint(kwargs):
         step = DPPenalty
-    if step is None:
+    is_planned = step is None
+    if is_planned:
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
@@ -163,8 +165,11 @@ def sample(
         if varying
         else int(expected)
     )
-    if step is DPControlVariate and draws is None:
-        draws = min(_MOST_DRAWS, int(min(limit, 1e9)))
+    if is_planned or (step is DPControlVariate and draws is None):
+        asked, draws = draws, int(min(limit, _MOST_DRAWS if draws is None else draws))
+        if asked is not None and draws < asked:
+            # Start and sum are paid for: an error would lose them.
+            _log.warning("draws=%d is more than the budget pays for: about %d per chain.", asked, expected)  # fmt: skip
     if draws is not None and draws > limit:
         raise ValueError(
             f"draws={draws} is more than epsilon = {epsilon:g} pays for: {expected:g} per chain. Leave out draws=."

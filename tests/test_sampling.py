@@ -54,6 +54,21 @@ def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
     assert "private data were not looked at" in text
 
 
+@pytest.mark.slow
+def test_draws_that_the_budget_does_not_pay_for_are_no_error(tmp_path, caplog):
+    """Start and sum are paid for when it shows."""
+    y = Y[:2000]
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 50), pm.HalfNormal("sigma", 10), observed=y)
+    start = {"mu": 12.0, "sigma": 3.0}
+    with caplog.at_level("INFO", logger="pymc.dp"):
+        released = dp.sample(
+            **TERMS, model=model, draws=10**9, start=start, ledger=tmp_path / "l", random_seed=1, **QUIET
+        )  # fmt: skip
+    assert 1 < released.posterior.sizes["draw"] < 10**6
+    assert "draws=1000000000 is more than the budget pays for" in caplog.text
+
+
 def test_a_dry_run_touches_nothing(model, tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise AssertionError("the data were touched")

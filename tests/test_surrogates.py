@@ -179,6 +179,20 @@ def test_nothing_is_cut_off_by_a_bound_beyond_all_records(monkeypatch):
     assert features.cut(theta, expansion) == pytest.approx(beyond.mean(), rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_chance_does_not_decide_how_many_of_few_records_are_clipped(monkeypatch, seed):
+    """As many as their part among all, but for one; of records drawn blindly it would be eight at times."""
+    monkeypatch.setattr("pymc_dp.steps.surrogate._RECORDS", 300)
+    case = control.built("logit")
+    features = features_of(case.simulated, case.reference, 0.7, seed=seed)
+    few, all_ = (
+        np.linalg.norm(values, axis=1) > 0.7 * (1 - 1e-9)
+        for values in (features._few[1], features.values)
+    )
+    assert len(few) == 300 and 0.05 < all_.mean() < 0.95
+    assert abs(few.sum() - 300 * all_.mean()) <= 1
+
+
 def test_features_are_clipped_and_finite():
     case = control.built("logit")
     features = control.surrogate_of("logit", seed=1).features

@@ -273,7 +273,10 @@ class Surrogate:
         return position
 
     def hold(self, within: float) -> None:
-        """Set the part of simulated records that bounds on what is left hold; the law stays the same."""
+        """Set the part of simulated records that bounds on what is left hold, before a step is built.
+
+        The surrogate's own law stays the same; that of a step does not.
+        """
         self.features.within = within
         self._weigh()
 
