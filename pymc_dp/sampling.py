@@ -91,8 +91,8 @@ def sample(
         The model, else the one on the context stack.
     **kwargs
         The step's own arguments (``clip_bound``, ``proposal``, ...; of a planned one ``temperature``,
-        ``records``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others for ``pm.sample`` (``cores``, ``initvals``,
-        ``random_seed``, ``progressbar``, ...).
+        ``records``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others
+        for ``pm.sample`` (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
 
     Returns
     -------
@@ -122,7 +122,7 @@ def sample(
     if step is None and not _PLANNED.isdisjoint(kwargs):
         step = DPPenalty
     is_planned = step is None
-    if is_planned:
+    if step is None:
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
