@@ -31,43 +31,59 @@ class Pilot:
         n_records: int,
         rng: np.random.Generator,
     ) -> None:
-        self._prior, self._simulated = likelihood.log_prior, simulated
-        self._rng = rng
+        self._prior, self._grad_prior = likelihood.log_prior, likelihood.grad_log_prior
+        self._simulated, self.rng = simulated, rng
         self._data = simulated.draw(theta, rng)
         self._some = simulated.some(_RECORDS, rng)
         #: Weight of a simulated record: there may be more or fewer of them.
-        self._weight = temperature * n_records / len(self._some)
+        self.weight = temperature * n_records / len(self._some)
         self.notes: list[str] = []
         precision, _ = local_precision(
             likelihood, simulated, theta, temperature, rng, n_records=n_records
         )
         covariance = np.linalg.inv(precision)
-        force = self._weight * simulated.gradients(theta, self._data, self._some).sum(axis=0)
-        mode = theta + covariance @ (force + likelihood.grad_log_prior(theta))
+        force = self.weight * simulated.gradients(theta, self._data, self._some).sum(axis=0)
+        mode = theta + covariance @ (force + self._grad_prior(theta))
         z = rng.standard_normal((_MOVES, len(theta)))
         self.draws = mode + z @ np.linalg.cholesky(covariance).T
-        self.shapes = {"local": covariance}
+        #: Where the posterior is, and its covariance (by name), as far as is known.
+        self.centre, self.shapes = mode, {"local": covariance}
         log_weights = np.array([self.target(x) for x in self.draws]) + (z**2).sum(axis=1) / 2
         weights = np.exp(log_weights - log_weights.max())
         if weights.sum() ** 2 / (weights**2).sum() < _MOVES / 3:
             chain = self._chain(mode if np.isfinite(self.target(mode)) else theta, covariance)
             self.draws = chain[rng.integers(len(chain), size=_MOVES)]
+            self.centre = chain.mean(axis=0)
             self.shapes["pilot"] = np.cov(chain.T).reshape(covariance.shape) + 1e-12 * covariance
             self.notes.append(
                 "the posterior is not near to normal: the plan rests on a short chain on simulated records."
             )
         self.spread = self.shapes.get("pilot", covariance)
 
+    @property
+    def n_dim(self) -> int:
+        """Number of parameters."""
+        return len(self.centre)
+
+    def gradients(self, theta: np.ndarray) -> np.ndarray:
+        """Gradients of the log-likelihoods of some records, shape ``(n, n_dim)``."""
+        return self._simulated.gradients(theta, self._data, self._some)
+
+    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
+        """Gradient of the log-prior."""
+        return self._grad_prior(theta)
+
     def target(self, theta: np.ndarray) -> float:
         """Log-posterior, tempered."""
-        return self._weight * float(self._logp(theta).sum()) + self._prior(theta)
+        return self.weight * float(self.logp(theta).sum()) + self._prior(theta)
 
-    def _logp(self, theta: np.ndarray) -> np.ndarray:
+    def logp(self, theta: np.ndarray) -> np.ndarray:
+        """Log-likelihoods of some records, shape ``(n,)``."""
         return self._simulated.logp(theta, self._data, self._some)
 
     def _chain(self, theta: np.ndarray, covariance: np.ndarray) -> np.ndarray:
         """Metropolis with a covariance that is adapted in the first half; the second half."""
-        d, rng, chain = len(theta), self._rng, []
+        d, rng, chain = len(theta), self.rng, []
         now, scale, root = self.target(theta), 2.4 / math.sqrt(d), np.linalg.cholesky(covariance)
         for k in range(_CHAIN):
             new = theta + scale * root @ rng.standard_normal(d)
@@ -87,23 +103,32 @@ class Pilot:
 
     def moves(self, shape: str, length: float) -> Moves:
         """Proposals from draws of the posterior, and what they change."""
-        d = self.draws.shape[1]
+        d = self.n_dim
         root = np.linalg.cholesky(self.shapes[shape]) * length / math.sqrt(d)
-        z = self._rng.standard_normal((_MOVES, d))
-        changes, ratios = np.empty((_MOVES, len(self._some))), np.empty(_MOVES)
-        for k, (theta, step) in enumerate(zip(self.draws, z, strict=True)):
-            new = theta + root @ step
-            change = self._logp(new) - self._logp(theta)
-            ratios[k] = self._weight * change.sum() + self._prior(new) - self._prior(theta)
-            changes[k] = change
-        inverse = np.linalg.inv(np.linalg.cholesky(self.spread))
-        whitened = inverse @ root
-        slowest = float(np.linalg.eigvalsh(whitened @ whitened.T)[0])
+        z = self.rng.standard_normal((_MOVES, d))
         sizes = np.linalg.norm(z, axis=1)
+        return self.followed(shape, length, self.draws + z @ root.T, sizes)
+
+    def followed(self, shape: str, length: float, ends: np.ndarray, sizes: np.ndarray) -> Moves:
+        """What moves from the first of the posterior's draws to `ends` change."""
+        changes, ratios = np.empty((len(ends), len(self._some))), np.empty(len(ends))
+        for k, (theta, new) in enumerate(zip(self.draws, ends, strict=False)):
+            changes[k] = self.logp(new) - self.logp(theta)
+            ratios[k] = self.weight * changes[k].sum() + self._prior(new) - self._prior(theta)
+        distances = np.linalg.norm(self.white((ends - self.draws[: len(ends)]).T), axis=0)
         return Moves(
-            shape, length, np.nan_to_num(changes), np.nan_to_num(ratios, nan=-np.inf), sizes,
-            np.linalg.norm(z @ whitened.T, axis=1), slowest, self._weight,
+            shape, length, np.nan_to_num(changes), np.nan_to_num(ratios, nan=-np.inf), sizes, distances,
+            length**2 / self.n_dim * self.narrowest(shape), self.weight,
         )  # fmt: skip
+
+    def narrowest(self, shape: str) -> float:
+        """Least variance of a covariance in any direction, relative to the posterior's."""
+        root = self.white(np.linalg.cholesky(self.shapes[shape]))
+        return float(np.linalg.eigvalsh(root @ root.T)[0])
+
+    def white(self, columns: np.ndarray) -> np.ndarray:
+        """Vectors in posterior standard deviations."""
+        return np.linalg.solve(np.linalg.cholesky(self.spread), columns)
 
 
 @dataclass(frozen=True)
@@ -137,9 +162,12 @@ class Moves:
 
     def clipping(self, within: float) -> tuple[float, float, float]:
         """Clip bound that this part of the changes is within; part of them that is clipped; bias of the mean."""
-        relative = np.abs(self.changes) / self.sizes[:, None]
-        bound = float(np.quantile(relative, within))
+        bound = float(np.quantile(np.abs(self.changes) / self.sizes[:, None], within))
+        return bound, *self.clipped_to(bound)
+
+    def clipped_to(self, bound: float) -> tuple[float, float]:
+        """Part of the changes that a bound clips, and bias of the mean."""
         limits = bound * self.sizes[:, None]
         cut = np.clip(self.changes, -limits, limits) - self.changes
         errors = self.weight * cut.sum(axis=1) / self.distances
-        return bound, float((cut != 0).mean()), math.sqrt(float(np.mean(errors**2)))
+        return float((cut != 0).mean()), math.sqrt(float(np.mean(errors**2)))

@@ -49,9 +49,9 @@ def plot_plan(plan: Plan | SurrogatePlan, *, ax: Any = None) -> Any:
         error = "noise and clipping"
     else:
         choices = plan.candidates
-        lasting = [c.bias for c in choices]
+        lasting = [np.hypot(c.bias, getattr(c, "spread", 0.0)) for c in choices]
         colours, label = [c.length for c in choices], "length of proposals"
-        error = "clipping"
+        error = "other sources"
     scatter = [1 / np.sqrt(max(c.effective_draws, 1e-12)) for c in choices]
     ax = plt.subplots(figsize=(5.5, 4), layout="constrained")[1] if ax is None else ax
     dots = ax.scatter(scatter, lasting, c=colours, s=12, cmap="viridis")

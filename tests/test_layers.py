@@ -21,6 +21,10 @@ MAX_LINES = 350
 TOP = {
     "sampling",
     "tuning",
+    "blind_plans",
+    "path_plans",
+    "sghmc_plans",
+    "normal_chains",
     "pilot",
     "plan_plots",
     "release",

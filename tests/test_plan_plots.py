@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from pymc_dp import DPPenalty
+from pymc_dp.blind_plans import Candidate
 from pymc_dp.plan_plots import plot_plan
 from pymc_dp.surrogate_plans import SurrogateChoice, SurrogatePlan
-from pymc_dp.tuning import Candidate, Plan
+from pymc_dp.tuning import Plan
 
 TERMS = {"chains": 2, "epsilon": 1.0, "delta": 1e-6, "n_records": 1000, "position": {}}
 

@@ -33,7 +33,7 @@ def model():
 def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
     ledger = tmp_path / "data.ledger"
     with model, caplog.at_level("INFO", logger="pymc.dp"):
-        released = dp.sample(**TERMS, ledger=ledger, random_seed=1, **QUIET)
+        released = dp.sample(**TERMS, draws=300, ledger=ledger, random_seed=1, **QUIET)
     expected = {"mu": Y.mean(), "sigma": Y.std()}
     for name, sd in (("mu", 1.0), ("sigma", math.sqrt(0.5))):
         draws = released.posterior[name].to_numpy()

@@ -277,6 +277,7 @@ def test_right_answer_with_other_seeds(case, seed):
     test_right_answer(case, seed)
 
 
+@pytest.mark.slow
 def test_without_what_was_cut_off_skewed_gradients_are_off(monkeypatch):
     """A tenth of all records clipped: right, but without the correction far off, and found to be."""
     monkeypatch.setattr(newton, "_WITHIN", (0.9,))

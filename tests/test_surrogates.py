@@ -576,6 +576,7 @@ def test_many_records_are_clipped_less_at_a_start():
     assert few < np.quantile(np.linalg.norm(rows, axis=1), 0.95) < many
 
 
+@pytest.mark.slow
 def test_draws_of_a_plan():
     """Those of the step that is built from the choice, within a factor of two: the posterior is not centred at the reference."""
     found = normal_plan()

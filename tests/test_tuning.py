@@ -9,7 +9,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget, PrivacyBudgetExhausted
+from pymc_dp import (
+    DPBarker,
+    DPControlVariate,
+    DPFastMH,
+    DPPenalty,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+)
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
@@ -53,6 +60,7 @@ def planned():
     return plan(budget=budget(), at=GUESS, model=logistic(), public_covariates=True, random_seed=1)
 
 
+@pytest.mark.slow
 def test_what_was_observed_does_not_matter(planned):
     for y in (np.zeros(N), np.random.default_rng(5).random(N) < 0.9):
         other = plan(
@@ -147,8 +155,8 @@ def test_other_rules_than_the_penalty(planned):
 
 
 def test_what_there_are_no_plans_for():
-    with pytest.raises(ValueError, match=r"DPFastMH, got 'DPHMC'.*plan_surrogate"):
-        plan(budget=budget(), step=DPHMC, model=logistic())
+    with pytest.raises(ValueError, match=r"DPSGHMC, got 'DPControlVariate'.*plan_surrogate"):
+        plan(budget=budget(), step=DPControlVariate, model=logistic())
     with pytest.raises(ValueError, match="'substitute' only"):
         plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
 
@@ -217,6 +225,7 @@ class TestPilot:
             assert 0 < bias < 3 * (1 - within) * math.sqrt(3000) * spread / bound
         assert moves.clipping(1.0)[1:] == (0.0, 0.0)
 
+    @pytest.mark.slow
     def test_where_the_posterior_is_curved_there_is_a_chain(self):
         with pm.Model() as model:
             a = pm.Normal("a", 0, 10)

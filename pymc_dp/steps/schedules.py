@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from pymc_dp.privacy.sampled import SampledGaussian, Sampling
 
-__all__ = ["CubeRoot", "NoiseSchedule", "Schedule"]
+__all__ = ["Constant", "CubeRoot", "NoiseSchedule", "Schedule"]
 
 Schedule = Callable[[int], float]
 
@@ -28,6 +28,17 @@ class CubeRoot:
     def __call__(self, draw: int) -> float:
         """Step size of draw 1, 2, ..."""
         return float(self.beta * draw ** (-1 / 3))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same for all draws."""
+
+    step_size: float
+
+    def __call__(self, draw: int) -> float:
+        """Step size of draw 1, 2, ..."""
+        return self.step_size
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,9 @@ def test_a_model():
     np.testing.assert_allclose(logp, likelihood._logp(theta), rtol=1e-12)
 
 
-@pytest.mark.parametrize("records", [None, np.arange(150) // 5])
+@pytest.mark.parametrize(
+    "records", [None, pytest.param(np.arange(150) // 5, marks=pytest.mark.slow)]
+)
 def test_without_numba_or_with_records_of_several_rows_there_is_no_loop(records):
     mode = PYTHON if records is None else "NUMBA"
     likelihood, theta = regression(mode, records=records), np.full(10, 0.2)

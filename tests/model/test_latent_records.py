@@ -174,7 +174,7 @@ def random_point(model: pm.Model, seed: int) -> dict[str, np.ndarray]:
 
 
 # Each takes seconds to compile.
-FIRST = {vector_products, function_of_sums, with_dims}
+FIRST = {function_of_sums, with_dims}
 
 
 @pytest.mark.parametrize(
@@ -213,6 +213,7 @@ def test_parts_make_up_the_log_probability(function):
     assert max(map(abs, differences)) > 1e-3  # else nothing was tested
 
 
+@pytest.mark.slow
 def test_only_what_is_used_is_added_up():
     model = build(clamped_moments)
     point = random_point(model, 1)
@@ -346,6 +347,7 @@ def test_wrong_names_of_terms():
         latent(model, ["x"], ["other"])
 
 
+@pytest.mark.slow
 def test_named_terms_must_be_row_by_row():
     with pm.Model() as model:
         x = pm.Normal("x", shape=N)

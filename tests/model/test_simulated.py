@@ -194,6 +194,7 @@ def same(one, other):
     return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 def test_what_was_observed_does_not_matter():
     """A constant, and a pm.Data, of a variable that enters the parameters of the other."""
     one, other = (everything(law_model(50, change), THETA) for change in (0.0, 17.25))
@@ -215,6 +216,7 @@ def test_observed_integers_do_not_matter():
     assert same(*(everything(m, np.array([0.3, -0.5])) for m in (a, b)))
 
 
+@pytest.mark.slow
 def test_leak_would_be_found():
     """Control: the comparison tells models apart that differ in a covariate."""
     models = []

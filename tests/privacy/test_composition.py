@@ -63,6 +63,7 @@ FAMILIES = {
 class TestLossDistributions:
     """Against published figures, closed forms and the exact truth."""
 
+    @pytest.mark.slow
     def test_sghmc_of_lode(self):
         """Table 6.3: batches by Poisson sampling, 10 steps at each of 200 noise levels; to the last published digit."""
         published = {1e-6: 0.881, 1e-5: 0.763, 1e-4: 0.629, 1e-3: 0.473, 1e-2: 0.273}

@@ -62,6 +62,7 @@ def count_posterior(n, epsilon, released):
     return weights, ((k + 1) / (n + 2)) @ weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "epsilon",
     [1.0, pytest.param(0.2, marks=pytest.mark.slow), pytest.param(4.0, marks=pytest.mark.slow)],

@@ -189,7 +189,9 @@ SETTINGS = {
 PARTS = ("clipping", "left", "sign", "cut", "noise", "prior")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    "setting", [pytest.param("rate", marks=pytest.mark.slow), "logit", "logit-tempered"]
+)
 def test_decisions_lead_from_the_surrogate_to_the_documented_density(setting):
     """Log-ratios are the density's, less the surrogate's; each part of it is seen."""
     name, options = SETTINGS[setting]

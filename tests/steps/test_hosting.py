@@ -71,7 +71,7 @@ def epsilon_paid(paid, budget, delta):
         {"cores": 1},
         {"cores": 2, "mp_ctx": "fork"},
         pytest.param({"cores": 2, "mp_ctx": "forkserver"}, marks=pytest.mark.slow),
-        {"cores": 2, "mp_ctx": "spawn"},
+        pytest.param({"cores": 2, "mp_ctx": "spawn"}, marks=pytest.mark.slow),
     ],
     ids=lambda p: p.get("mp_ctx", "sequential"),
 )

@@ -273,7 +273,9 @@ def all_but(cases, *slow):
     return [pytest.param(n, marks=pytest.mark.slow if n in slow else []) for n in cases]
 
 
-@pytest.mark.parametrize("name", all_but(FIXED_SIZE, "noise multiplier", "Barker, C = 2"))
+@pytest.mark.parametrize(
+    "name", all_but(FIXED_SIZE, "penalty", "noise multiplier", "Barker, C = 2")
+)
 def test_batches_of_fixed_size(name):
     """Never above the charge, whatever the other records are; near it where they all agree."""
     step, options, least = FIXED_SIZE[name]

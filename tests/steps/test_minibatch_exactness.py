@@ -554,7 +554,8 @@ CHAINS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n == "penalty" else []) for n in CHAINS]
+    "name",
+    [n if n in ("Barker", "TunaMH") else pytest.param(n, marks=pytest.mark.slow) for n in CHAINS],
 )
 def test_posterior(name):
     """Batches decide, smaller than the data, and the chain has the posterior."""
@@ -925,6 +926,7 @@ def approximate_chain(kind, name, size, scale, n):
     return exact[:, None], run(method, exact[:1] * unit, n, 4) / unit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["penalty", pytest.param("Barker", marks=pytest.mark.slow)])
 def test_chain_on_batches(kind):
     """The chain has the invariant law that was computed, and mean and variance within 5 % of the posterior's."""

@@ -61,7 +61,7 @@ PUBLIC = {"accepted", "acceptance_rate", "step_distance", "epsilon_spent"}
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.slow] if "lazy penalty" in n else []) for n in STEPS],
+    [pytest.param(n, marks=[pytest.mark.slow] if "penalty" in n else []) for n in STEPS],
 )
 def test_stops_when_spent_and_loses_no_draw(normal_model, name, monkeypatch):
     """In one process; the sum of what was charged stays within epsilon; what is released is allowed."""

@@ -797,7 +797,8 @@ class LooksAtTheLikelihood(DPSGHMC):
 
 
 @pytest.mark.parametrize(
-    "fault", [ChargesOneSide, ChargesFewerGradients, ChargesTheFirstDraw, ChargesRoundedUp, LooksAgain, LooksAtTheLikelihood],
+    "fault",
+    [pytest.param(ChargesOneSide, marks=pytest.mark.slow), ChargesFewerGradients, ChargesTheFirstDraw, ChargesRoundedUp, LooksAgain, LooksAtTheLikelihood],
     ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_wrong_charge_is_found(fault, monkeypatch):
