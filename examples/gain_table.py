@@ -2,7 +2,8 @@
 
 Prints the table of ``docs/accounting.md``::
 
-    python examples/gain_table.py
+    python examples/gain_table.py                  # some minutes
+    python examples/gain_table.py "flat banana"    # these rows only
 
 Hyperparameters are those of the thesis and its code: number of records, noise multiplier ``tau *
 sqrt(n)``, clip bound, proposal, delta = 0.1 / n. A decision's cost depends on the noise itself, not
@@ -10,6 +11,7 @@ only on its ratio to the sensitivity; both are taken at the mean distance of a p
 """
 
 import math
+import sys
 
 from dataclasses import dataclass
 
@@ -108,13 +110,15 @@ def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
     return rows
 
 
-def table() -> str:
-    """Markdown table of all experiments."""
+def table(names: list[str]) -> str:
+    """Markdown table of all experiments, or of those with these names."""
     lines = [
         "| experiment | sampler | noise | released: 1 | 4 | decided: 1 | 4 | moves |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for e in EXPERIMENTS:
+        if names and e.name not in names:
+            continue
         delta = 0.1 / e.n
         for sampler, noise, released, same, better in accountings(e):
             # Theorem 3.5 converts as the moments accountant does; Gaussian releases are exact.
@@ -135,4 +139,4 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(sys.argv[1:]))

@@ -26,7 +26,7 @@ _LENGTHS = (0.1, 0.2, 0.4, 0.7, 1.0, 1.5)
 _STEPS = (1, 2, 3, 5, 8)
 #: Noise of a gradient, whose own standard deviation is 1 in each direction.
 _NOISE = (0.25, 0.5, 1.0, 2.0, 4.0)
-_RULES = tuple((s, w) for s in (None, 1.4, 2.0, 2.5) for w in (1.0, 0.5, 0.25))
+_RULES = tuple((s, w) for s in (None, 1.4, 2.0, 2.5) for w in (1.0, 0.5))
 #: Paths in the normal approximation; candidates of which chains are run there; those whose paths are
 #: followed on simulated records, and paths of each.
 _PATHS, _AS_CHAINS, _CLOSELY, _REAL = 256, 24, 6, 32

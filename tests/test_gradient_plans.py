@@ -135,6 +135,7 @@ def test_cost_of_an_effective_draw_of_dpsghmc(friction, bound=0.03, sides=2.0):
     )
 
 
+@pytest.mark.slow
 def test_a_plan_for_dphmc_is_what_happens(model):
     budget = PrivacyBudget(EPSILON, 1e-6, chains=1)
     made = plan(budget=budget, step=DPHMC, at=GUESS, model=model, random_seed=1)
@@ -180,6 +181,7 @@ def test_effective_draws_of_dphmc(model):
     assert 0.5 < effective / expected < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_a_plan_for_dpsghmc_is_what_happens(model, adjacency):
     budget = PrivacyBudget(EPSILON / 2, 1e-6, chains=1, adjacency=adjacency, accountant="rdp")
