@@ -257,7 +257,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["rare", *(pytest.param(case, marks=pytest.mark.slow) for case in ("normal", "correlated", "users"))])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_right_answer(case, seed=0):
     name, epsilon, options = CASES[case]
     if (

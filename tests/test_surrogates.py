@@ -250,7 +250,7 @@ def moments(surrogate, centre, sd, extra=lambda position: 0.0):
     return mean, weight @ (grid - mean) ** 2
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ratio", [0.25, 4.0])
 def test_noise_of_a_normal_mean(ratio, temperature):
     """Posterior given the noisy sum, tempered: ``N(S/N, 1/(T N) + sigma^2/N^2)``; but for the simulated variance."""

@@ -135,6 +135,7 @@ def test_effort_is_limited():
     assert 10 <= short.chosen.draws <= 50
 
 
+@pytest.mark.slow
 def test_other_rules_than_the_penalty(planned):
     """Draws are as many as the budget then allows; a penalty rule would have made more of it, and batches change the cost by a few per cent."""
     made = {DPPenalty: planned}

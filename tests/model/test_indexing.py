@@ -263,18 +263,24 @@ def something_observed_without_parameters():
     pm.Normal("y", pm.Normal("a"), 1.0, observed=Y)
 
 
+def every_other(cases) -> list:
+    """The others with the slow tests."""
+    return [pytest.param(c, marks=[pytest.mark.slow] if k % 2 else []) for k, c in enumerate(cases)]
+
+
 def enlarged(family) -> pm.Model:
     return family.build(np.random.default_rng(5).integers(7, size=N))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
+@pytest.mark.parametrize("family", every_other(FAMILIES), ids=lambda f: f.name)
 def test_families(family):
     model = enlarged(family)
     check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
 
 
-@pytest.mark.parametrize("fill", MODELS.values(), ids=MODELS)
-def test_models(fill):
+@pytest.mark.parametrize("name", every_other(MODELS))
+def test_models(name):
+    fill = MODELS[name]
     with pm.Model() as model:
         fill()
     check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)

@@ -169,6 +169,7 @@ def test_only_the_generator_decides(law):
         assert not np.any(a == c)
 
 
+@pytest.mark.slow
 def test_integers_stay_integers():
     with pm.Model() as model:
         pm.Poisson("y", pm.Exponential("rate", 1), observed=np.arange(N))
@@ -289,9 +290,8 @@ def test_private_covariates_are_refused(kind):
     assert not any(f"{v:.3f}"[:5] in str(refused.value) for v in X.ravel())
 
 
-@pytest.mark.parametrize(
-    "kind", ["index container", *(pytest.param(k, marks=pytest.mark.slow) for k in ("index", "container", "constant"))]
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["index container", "index", "container", "constant"])
 def test_public_covariates_are_used(kind):
     simulated = SimulatedRecords(covariate(kind), public_covariates=True)
     theta = np.array([100.0, 200.0, 300.0])
@@ -352,6 +352,7 @@ def test_refused_as_ever(wrong):
         RecordLikelihood(model)
 
 
+@pytest.mark.slow
 def test_two_variables_that_were_observed_to_be_the_same():
     """PyMC has one constant for both; what is simulated differs."""
     with pm.Model() as model:

@@ -473,7 +473,7 @@ def walking(name, y, *, epsilon=math.inf, reproducible=False, chains=2, **kwargs
 OTHERS = [0.3, 1.1, -0.4, 0.8, 0.2]
 
 
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", all_but(BATCHED, "penalty"))
 def test_results_follow_from_proposals_and_decisions(name, monkeypatch):
     """With the same proposals and decisions, all that a chain returns is the same on any data set and with any batches, to its end."""
     results = []
