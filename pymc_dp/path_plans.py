@@ -302,23 +302,29 @@ def _looked_at(
 
     start = np.linalg.solve(slope.root, (pilot.draws[:_REAL] - pilot.centre).T).T
     some = momenta[:_REAL], noise[:, :_REAL]
-    change, kinetic = paths(start, *some, force, candidate.length, steps)
-    sizes = np.linalg.norm(change, axis=1)
+    with np.errstate(all="ignore"):
+        change, kinetic = paths(start, *some, force, candidate.length, steps)
+        sizes = np.linalg.norm(change, axis=1)
+    if not np.isfinite(sizes + kinetic).all():  # steps that are far too long
+        return replace(candidate, draws=0.0), math.nan
     ends = pilot.draws[:_REAL] + change @ slope.root.T
     moves = pilot.followed(candidate.shape, candidate.length, ends, sizes)
     clipped, bias = moves.clipped_to(candidate.clip_bound)
-    # Paths of the normal approximation are known well: those on records say by how much they differ.
     rule = rule_of(candidate.noise_scale, candidate.laziness)
 
     def accepted(ratios: np.ndarray) -> float:
         return float(np.exp(rule.log_probabilities(ratios)[0]).mean())
 
-    normal, its_ratios = normal_paths(start, *some, slope, candidate.length, steps)
-    less = min(1.0, accepted(moves.ratios + kinetic) / accepted(its_ratios))
-    farther = math.sqrt(np.mean(sizes**2) / np.mean((normal**2).sum(axis=1)))
-    everywhere = pilot.rng.standard_normal((_PATHS, d))
-    change, _ = normal_paths(everywhere, momenta, noise, slope, candidate.length, steps)
-    distances = farther * np.linalg.norm(change, axis=1)
+    distances, expected = sizes, candidate.acceptance
+    if not pilot.is_curved:
+        # Paths of the normal approximation are many: those on records say by how much they differ.
+        same, ratios = normal_paths(start, *some, slope, candidate.length, steps)
+        expected = accepted(ratios)
+        everywhere = pilot.rng.standard_normal((_PATHS, d))
+        change, _ = normal_paths(everywhere, momenta, noise, slope, candidate.length, steps)
+        farther = math.sqrt(np.mean(sizes**2) / np.mean((same**2).sum(axis=1)))
+        distances = farther * np.linalg.norm(change, axis=1)
+    less = min(1.0, accepted(moves.ratios + kinetic) / expected)
     decision = DecisionFamily(
         terms.sides * terms.temperature * candidate.clip_bound,
         rule_of(candidate.noise_scale, 1),

@@ -61,6 +61,11 @@ class Pilot:
         self.spread = self.shapes.get("pilot", covariance)
 
     @property
+    def is_curved(self) -> bool:
+        """Whether the posterior is not near to normal."""
+        return "pilot" in self.shapes
+
+    @property
     def n_dim(self) -> int:
         """Number of parameters."""
         return len(self.centre)
@@ -113,8 +118,9 @@ class Pilot:
         """What moves from the first of the posterior's draws to `ends` change."""
         changes, ratios = np.empty((len(ends), len(self._some))), np.empty(len(ends))
         for k, (theta, new) in enumerate(zip(self.draws, ends, strict=False)):
-            changes[k] = self.logp(new) - self.logp(theta)
-            ratios[k] = self.weight * changes[k].sum() + self._prior(new) - self._prior(theta)
+            with np.errstate(invalid="ignore"):  # where a likelihood is zero
+                changes[k] = self.logp(new) - self.logp(theta)
+                ratios[k] = self.weight * changes[k].sum() + self._prior(new) - self._prior(theta)
         distances = np.linalg.norm(self.white((ends - self.draws[: len(ends)]).T), axis=0)
         return Moves(
             shape, length, np.nan_to_num(changes), np.nan_to_num(ratios, nan=-np.inf), sizes, distances,

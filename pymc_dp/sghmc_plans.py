@@ -187,7 +187,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[SGHMCCandidate]:
                     if draws >= 10:
                         yield SGHMCCandidate(
                             size, steps, friction, estimate, part, slope.bound, z, slope.clipped, draws,
-                            chains * draws / slowest, bias, float(np.abs(np.sqrt(variances) - 1).max()),
+                            chains * draws / max(slowest, 1.0), bias, float(np.abs(np.sqrt(variances) - 1).max()),
                         )  # fmt: skip
 
 

@@ -203,6 +203,10 @@ def plan(
         )
     chosen = candidates[0]
     notes = list(pilot.notes)
+    if step is DPSGHMC and pilot.is_curved:
+        notes.append(
+            "what DPSGHMC makes of such a posterior is not known: the plan has that of a normal one."
+        )
     if chosen.effective_draws < 30:
         notes.append(
             f"about {chosen.effective_draws:.0f} effective draws are few: intervals will be rough. More records, a larger epsilon, fewer "
