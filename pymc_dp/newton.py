@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pymc as pm
 
-from pymc.initial_point import make_initial_point_fn
 from scipy.linalg import eigh
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords, differences
+from pymc_dp.model.simulated import differences
+from pymc_dp.preparation import Prepared
 
 __all__ = [
     "MISFIT",
     "NewtonStep",
     "alike",
-    "initial_point",
     "local_precision",
     "newton_step",
-    "simulation",
 ]
 
 #: Clip bounds to choose from: parts of the simulated records' gradients that are within.
@@ -48,42 +41,8 @@ def alike(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(values.min() > 1 / _TRUST and values.max() < _TRUST)
 
 
-def simulation(
-    model: pm.Model,
-    records: Any,
-    public_covariates: bool,
-    stand_in: pm.Model | None,
-    stand_in_records: Any = None,
-) -> SimulatedRecords:
-    """Records to plan with: of the model, or of its stand-in."""
-    if stand_in is None:
-        return SimulatedRecords(model, records=records, public_covariates=public_covariates)
-    if records is not None and stand_in_records is None:
-        raise ValueError(
-            "with records= and a stand-in, say who its rows belong to: stand_in_records=."
-        )
-    shapes = []
-    for m in (model, stand_in):
-        point = initial_point(m, None)
-        shapes.append([(v.name, np.shape(point[v.name])) for v in m.value_vars])
-    if shapes[0] != shapes[1]:
-        raise ValueError(
-            f"stand_in must have the parameters of the model, {shapes[0]}, but has {shapes[1]} (values on "
-            "the unconstrained scale, with their shapes, in this order)."
-        )
-    return SimulatedRecords(
-        stand_in, records=stand_in_records, public_covariates=True, public_data=True
-    )
-
-
 def local_precision(
-    likelihood: RecordLikelihood,
-    simulated: SimulatedRecords,
-    theta: np.ndarray,
-    temperature: float,
-    rng: np.random.Generator,
-    *,
-    n_records: int | None = None,
+    prepared: Prepared, theta: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Precision of the posterior around a position, and gradients there of the records it is based on.
 
@@ -96,6 +55,7 @@ def local_precision(
     precision : array of shape (n_dim, n_dim)
     gradients : array of shape (n, n_dim)
     """
+    likelihood, simulated = prepared.likelihood, prepared.simulated
     some = simulated.some(_SIMULATED, rng)
     gradients, information = [], np.zeros((simulated.n_dim, simulated.n_dim))
     for _ in range(-(-_SIMULATED // len(some))):
@@ -107,7 +67,7 @@ def local_precision(
     rows = np.concatenate(gradients)
     if simulated.are_drawn:
         information = rows.T @ rows
-    weight = temperature * (n_records or likelihood.n_records)
+    weight = prepared.temperature * prepared.n_records
     prior = differences(likelihood.grad_log_prior, theta)
     precision = weight / len(rows) * information - prior
     if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
@@ -171,18 +131,3 @@ def newton_step(mass: np.ndarray, rows: np.ndarray, variance: float, n_records: 
     values, vectors = np.linalg.eigh(seen)
     newton = (vectors / np.maximum(values, _SEEN)) @ vectors.T
     return NewtonStep(mass, bound, off.mean(axis=0), error, newton)
-
-
-def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """PyMC's initial point, but for what is given."""
-    overrides = dict(start or {})
-    unknown = sorted(overrides.keys() - {v.name for v in (*model.free_RVs, *model.value_vars)})
-    if unknown:
-        raise ValueError(f"start has {', '.join(unknown)}, which the model does not.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
-        try:
-            fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
-        except TypeError:
-            raise ValueError("start has values of other shapes than the parameters.") from None
-        return fn(0)

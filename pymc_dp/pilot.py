@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import local_precision
+from pymc_dp.preparation import Prepared
 
 __all__ = ["Moves", "Pilot"]
 
@@ -22,15 +21,8 @@ _RECORDS = 20_000  # that are looked at
 class Pilot:
     """A data set drawn from the model, and its posterior."""
 
-    def __init__(
-        self,
-        likelihood: RecordLikelihood,
-        simulated: SimulatedRecords,
-        theta: np.ndarray,
-        temperature: float,
-        n_records: int,
-        rng: np.random.Generator,
-    ) -> None:
+    def __init__(self, prepared: Prepared, theta: np.ndarray, rng: np.random.Generator) -> None:
+        _, likelihood, simulated, temperature, n_records = prepared
         self._prior, self._grad_prior = likelihood.log_prior, likelihood.grad_log_prior
         self._simulated, self.rng = simulated, rng
         self._data = simulated.draw(theta, rng)
@@ -38,9 +30,7 @@ class Pilot:
         #: Weight of a simulated record: there may be more or fewer of them.
         self.weight = temperature * n_records / len(self._some)
         self.notes: list[str] = []
-        precision, _ = local_precision(
-            likelihood, simulated, theta, temperature, rng, n_records=n_records
-        )
+        precision, _ = local_precision(prepared, theta, rng)
         covariance = np.linalg.inv(precision)
         force = self.weight * simulated.gradients(theta, self._data, self._some).sum(axis=0)
         mode = theta + covariance @ (force + self._grad_prior(theta))

@@ -13,15 +13,16 @@ from typing import Any
 
 import pymc as pm
 
+from pymc_dp.preparation import prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.release import release
-from pymc_dp.starting import private_start, start_accesses
+from pymc_dp.starting import find_start, start_accesses
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.control_variate import DPControlVariate
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.surrogate_plans import plan_for, plan_surrogate, setting_at
+from pymc_dp.surrogate_plans import plan_for, setting_at
 from pymc_dp.surrogates import release_surrogate
 
 __all__ = ["sample"]
@@ -127,8 +128,9 @@ def sample(
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
         most = _MOST_DRAWS if draws is None else draws
+        prepared = prepare(budget=budget, **shared)
         before = start_accesses(budget, start_share)
-        first = plan_surrogate(budget=budget, at=start, besides=before, max_draws=most, **shared)
+        first = plan_for(setting_at(prepared, start), budget, most, before, start is None)
         if dry_run:
             return first
         _log.info(
@@ -136,8 +138,7 @@ def sample(
             "deviations, if the data are like those the model draws.",
             first.chosen.effective_draws, first.chosen.error,
         )  # fmt: skip
-        begin = private_start(budget=budget, share=start_share, start=start, **shared)
-        setting = setting_at(at=begin, **shared)
+        setting = setting_at(prepared, find_start(prepared, budget, start_share, start))
         the_plan = plan_for(setting, budget, most)
         _log.info("%s", the_plan)
         step = DPControlVariate

@@ -14,22 +14,15 @@ import pymc as pm
 
 from scipy import stats
 
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.newton import (
-    NewtonStep,
-    alike,
-    initial_point,
-    local_precision,
-    newton_step,
-    simulation,
-)
+from pymc_dp.newton import NewtonStep, alike, local_precision, newton_step
+from pymc_dp.preparation import Prepared, prepare
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
-__all__ = ["PrivateStart", "check_number_is_public", "private_start", "start_accesses"]
+__all__ = ["PrivateStart", "find_start", "private_start", "start_accesses"]
 
 #: A move that is near in any case, in posterior standard deviations.
 _NEAR = 0.1
@@ -172,17 +165,27 @@ def private_start(
         raise ValueError(f"share must lie in (0, 1), got {share!r}.")
     if operator.index(steps) < 2:
         raise ValueError(f"steps must be at least 2, got {steps!r}.")
-    if not 0 < temperature <= 1:
-        raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
-    check_number_is_public(budget, public_covariates, stand_in, n_records)
-    model = pm.modelcontext(model)
+    prepared = prepare(
+        budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records, compile_kwargs=compile_kwargs,
+    )  # fmt: skip
+    return find_start(prepared, budget, share, start, steps, random_seed)
+
+
+def find_start(
+    prepared: Prepared,
+    budget: PrivacyBudget,
+    share: float,
+    start: Mapping[str, Any] | None,
+    steps: int = 24,
+    random_seed: Any = None,
+) -> PrivateStart:
+    """:func:`private_start` of a model that is compiled already."""
+    _, likelihood, _, temperature, n_records = prepared
     rng = np.random.default_rng(random_seed)
-    likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
-    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
-    theta = likelihood.ravel(initial_point(model, start))
+    theta = prepared.position(start)
     if not (np.isfinite(theta).all() and np.isfinite(likelihood.log_prior(theta))):
         raise ValueError("start is where the prior is zero.")
-    n_records = n_records or likelihood.n_records
 
     accesses = start_accesses(budget, share, steps)
     noise_multiplier = accesses[0][0].noise_multiplier
@@ -190,9 +193,7 @@ def private_start(
     noise = sides * noise_multiplier / n_records
 
     def plan(theta: np.ndarray) -> NewtonStep:
-        precision, rows = local_precision(
-            likelihood, simulated, theta, temperature, rng, n_records=n_records
-        )
+        precision, rows = local_precision(prepared, theta, rng)
         variance = noise**2 * n_records / (steps / 2)
         mass = precision / (temperature * n_records)
         return newton_step(mass, rows, variance, n_records)
@@ -236,14 +237,12 @@ def private_start(
             "The private start has not come to rest: it was still moving, by more than noise explains, "
             f"{max(mean.length, 0)} of {steps} steps before its end. Chains from there may begin in the tail. Give a start= "
             "that is nearer, by public knowledge, or more steps=.",
-            stacklevel=2,
+            stacklevel=3,
         )
     return PrivateStart(
         point=likelihood.unravel(theta),
         theta=theta,
-        precision=local_precision(
-            likelihood, simulated, theta, temperature, rng, n_records=n_records
-        )[0],
+        precision=local_precision(prepared, theta, rng)[0],
         noise=mean.noise,
         path=path,
         noise_multiplier=noise_multiplier,
@@ -282,23 +281,6 @@ class _Mean:
         self.noise = (1 - weight) ** 2 * self.noise + weight**2 * basis @ noise @ basis.T
         self._all = (1 - weight) ** 2 * self._all + weight**2 * basis @ (noise + error) @ basis.T
         return weight
-
-
-def check_number_is_public(
-    budget: PrivacyBudget,
-    public_covariates: bool,
-    stand_in: pm.Model | None,
-    n_records: int | None,
-) -> None:
-    """Raise if a plan would show the number of records although neighbours differ in it."""
-    if n_records is not None and operator.index(n_records) < 1:
-        raise ValueError(f"n_records must be at least 1, got {n_records!r}.")
-    guessed = stand_in is not None and n_records is not None
-    if budget.adjacency is Adjacency.ADD_REMOVE and not (public_covariates or guessed):
-        raise ValueError(
-            "under add/remove the number of records is private: pass n_records=, a public guess, and stand_in=, or "
-            "say public_covariates=True if the model's number of rows is public."
-        )
 
 
 def start_accesses(

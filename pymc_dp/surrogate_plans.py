@@ -15,12 +15,13 @@ from pymc_dp.costs import check_filter, decisions, renyi_left, sides_of
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.newton import initial_point, local_precision, simulation
+from pymc_dp.newton import local_precision
+from pymc_dp.preparation import Prepared, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
 from pymc_dp.remainders import POSITIONS, bounds_on_the_rest, effective
-from pymc_dp.starting import PrivateStart, check_number_is_public
+from pymc_dp.starting import PrivateStart
 from pymc_dp.steps.gradients import Coordinates
 from pymc_dp.steps.surrogate import Features, Surrogate
 
@@ -199,37 +200,21 @@ def plan_surrogate(
     PrivacyBudgetExhausted, ValueError
         As :func:`~pymc_dp.plan`.
     """
-    check_number_is_public(budget, public_covariates, stand_in, n_records)
-    setting = setting_at(
-        model=pm.modelcontext(model), at=at, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records, random_seed=random_seed,
+    prepared = prepare(
+        budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records,
     )  # fmt: skip
-    return plan_for(setting, budget, max_draws, besides, at is None)
+    return plan_for(setting_at(prepared, at, random_seed), budget, max_draws, besides, at is None)
 
 
 def setting_at(
-    *,
-    model: pm.Model,
-    at: PrivateStart | Mapping[str, Any] | None,
-    temperature: float = 1.0,
-    public_covariates: bool = False,
-    stand_in: pm.Model | None = None,
-    stand_in_records: Any = None,
-    records: Any = None,
-    n_records: int | None = None,
-    random_seed: Any = None,
+    prepared: Prepared, at: PrivateStart | Mapping[str, Any] | None, random_seed: Any = None
 ) -> Setting:
     """Simulate records where a surrogate is going to be."""
-    if not 0 < temperature <= 1:
-        raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+    _, likelihood, simulated, temperature, n_records = prepared
     rng = np.random.default_rng(random_seed)
-    likelihood = RecordLikelihood(model, records=records)
-    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
-    n_records = n_records or likelihood.n_records
-    theta = at.theta if isinstance(at, PrivateStart) else likelihood.ravel(initial_point(model, at))
-    precision, rows = local_precision(
-        likelihood, simulated, theta, temperature, rng, n_records=n_records
-    )
+    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at)
+    precision, rows = local_precision(prepared, theta, rng)
     d, mass = len(theta), precision / (temperature * n_records)
     coordinates = Coordinates(mass, np.arange(d), d)
     norms = np.linalg.norm(rows @ coordinates.directions, axis=1)

@@ -7,12 +7,13 @@ from typing import Any
 import pymc as pm
 
 from pymc_dp.costs import check_filter, sides_of
+from pymc_dp.preparation import prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.remainders import best_within
-from pymc_dp.starting import PrivateStart, check_number_is_public
+from pymc_dp.starting import PrivateStart
 from pymc_dp.steps.surrogate import Features, Surrogate
 from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at
 
@@ -71,12 +72,11 @@ def private_surrogate(
     are explained in the page on control variates.
     """
     check_filter(budget)
-    check_number_is_public(budget, public_covariates, stand_in, n_records)
-    model = pm.modelcontext(model)
-    setting = setting_at(
-        model=model, at=start, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records, random_seed=random_seed,
+    prepared = prepare(
+        budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records,
     )  # fmt: skip
+    setting = setting_at(prepared, start, random_seed)
     if choice is not None:
         return release_surrogate(setting, budget, choice, noise_aware)
     choice = plan_for(setting, budget, max_draws).chosen

@@ -12,15 +12,14 @@ import pymc as pm
 from pymc_dp.blind_plans import Candidate, Terms, plan_blind
 from pymc_dp.costs import renyi_left
 from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.newton import initial_point, simulation
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
+from pymc_dp.preparation import prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.sghmc_plans import SGHMCCandidate, plan_sghmc
-from pymc_dp.starting import PrivateStart, check_number_is_public
+from pymc_dp.starting import PrivateStart
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.fast_mh import DPFastMH
@@ -183,23 +182,21 @@ def plan(
         raise ValueError(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
         )
-    check_number_is_public(budget, public_covariates, stand_in, n_records)
-    model = pm.modelcontext(model)
-    rng = np.random.default_rng(random_seed)
-    likelihood = RecordLikelihood(model, records=records)
-    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
-    n_records = n_records or likelihood.n_records
-    theta = at.theta if isinstance(at, PrivateStart) else likelihood.ravel(initial_point(model, at))
-    pilot = Pilot(likelihood, simulated, theta, temperature, n_records, rng)
+    prepared = prepare(
+        budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
+        stand_in_records=stand_in_records, records=records, n_records=n_records,
+    )  # fmt: skip
+    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at)
+    pilot = Pilot(prepared, theta, np.random.default_rng(random_seed))
     claimed = [access for accesses in budget.outside.values() for access in accesses]
     terms = Terms(
-        budget, (*claimed, *besides), renyi_left(budget, besides), temperature, n_records, max_draws
-    )
+        budget, (*claimed, *besides), renyi_left(budget, besides), temperature, prepared.n_records, max_draws
+    )  # fmt: skip
     settings, candidates = _PLANNERS[step](step, pilot, terms)
     if not candidates:
         raise PrivacyBudgetExhausted(
             f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for ten draws in each of {budget.chains} "
-            f"chain(s) on {n_records} records. Use fewer chains or a larger epsilon."
+            f"chain(s) on {prepared.n_records} records. Use fewer chains or a larger epsilon."
         )
     chosen = candidates[0]
     notes = list(pilot.notes)
@@ -224,7 +221,7 @@ def plan(
         chains=budget.chains,
         epsilon=budget.epsilon,
         delta=budget.delta,
-        n_records=n_records,
-        position=likelihood.unravel(theta),
+        n_records=prepared.n_records,
+        position=prepared.likelihood.unravel(theta),
         notes=tuple(notes),
     )

@@ -9,10 +9,9 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp import DPHMC, DPSGHMC, PrivacyBudget
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.path_plans import Slope, normal_paths, slopes
 from pymc_dp.pilot import Pilot
+from pymc_dp.preparation import prepare
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.sghmc_plans import stationary
 from pymc_dp.steps.gradients import Coordinates, Phase, leapfrog
@@ -47,14 +46,9 @@ def test_slopes_are_those_of_sums_of_clipped_gradients():
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 2.5, shape=2)
         pm.Bernoulli("y", logit_p=x @ beta, observed=np.zeros(n, dtype=int))
-    pilot = Pilot(
-        RecordLikelihood(model),
-        SimulatedRecords(model, public_covariates=True),
-        np.array([-2.0, 0.5]),
-        1.0,
-        n,
-        np.random.default_rng(4),
-    )
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    prepared = prepare(budget=budget, model=model, public_covariates=True)
+    pilot = Pilot(prepared, np.array([-2.0, 0.5]), np.random.default_rng(4))
     covariance = pilot.shapes["local"]
     root = np.linalg.cholesky(covariance)
     for slope in slopes(pilot, covariance):

@@ -18,6 +18,7 @@ from pymc_dp import (
     RandomWalk,
     RecordLikelihood,
     newton,
+    preparation,
     private_start,
     release,
     starting,
@@ -77,7 +78,7 @@ def built(name):
         model, stand_in = correlated_model(data[0], True), correlated_model(data[1] + 5, False)
         options["stand_in"] = stand_in
     likelihood = RecordLikelihood(model, records=records)
-    simulated = newton.simulation(model, records, "public_covariates" in options, stand_in)
+    simulated = preparation.simulation(model, records, "public_covariates" in options, stand_in)
     return model, options, likelihood, simulated
 
 
@@ -87,8 +88,8 @@ def begin(name, epsilon=2.0, seed=1, budget=None, **more):
     bits = np.random.default_rng(1000 + seed)
     budget = budget or PrivacyBudget(epsilon, 1e-6, chains=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starting, "RecordLikelihood", lambda *_, **__: likelihood)
-        patch.setattr(newton, "SimulatedRecords", lambda *_, **__: simulated)
+        patch.setattr(preparation, "RecordLikelihood", lambda *_, **__: likelihood)
+        patch.setattr(preparation, "SimulatedRecords", lambda *_, **__: simulated)
         patch.setattr(starting, "OperatingSystemBits", lambda: SeededBits(bits))
         return private_start(budget=budget, model=model, random_seed=seed, **options | more)
 
@@ -382,13 +383,13 @@ def test_stand_in_with_other_parameters(fill):
     with pm.Model() as stand_in:
         fill()
     with pytest.raises(ValueError, match="stand_in must have the parameters of the model"):
-        newton.simulation(built("normal")[0], None, False, stand_in)
+        preparation.simulation(built("normal")[0], None, False, stand_in)
 
 
 def test_stand_in_needs_to_know_whose_its_rows_are():
     model = built("normal")[0]
     with pytest.raises(ValueError, match="stand_in_records="):
-        newton.simulation(model, np.arange(N) // 2, False, model)
+        preparation.simulation(model, np.arange(N) // 2, False, model)
 
 
 def test_covariates_that_are_not_public():

@@ -26,10 +26,10 @@ from pymc_dp import (
     SurrogateChoice,
     newton,
     plan_surrogate,
+    preparation,
     private_start,
     private_surrogate,
     starting,
-    surrogate_plans,
     surrogates,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted
@@ -79,7 +79,10 @@ MODELS = {"normal": normal_model, "curved": curved_model}
 def built(name):
     """Compiled once."""
     model = MODELS[name]()
-    likelihood, simulated = RecordLikelihood(model), newton.simulation(model, None, False, None)
+    likelihood, simulated = (
+        RecordLikelihood(model),
+        preparation.simulation(model, None, False, None),
+    )
     return SimpleNamespace(model=model, likelihood=likelihood, simulated=simulated)
 
 
@@ -398,9 +401,9 @@ CHOICE = SurrogateChoice(1.7, 0.1, 0.95, 3.0, 0.5, 0.2, 0.1, 100.0, 60.0)
 
 def shared(patch, case):
     """Compile nothing anew."""
-    for module in (surrogate_plans, starting, base):
+    for module in (preparation, base):
         patch.setattr(module, "RecordLikelihood", lambda *_, **__: case.likelihood)
-    patch.setattr(newton, "SimulatedRecords", lambda *_, **__: case.simulated)
+    patch.setattr(preparation, "SimulatedRecords", lambda *_, **__: case.simulated)
 
 
 def watched(budget, **options):
@@ -661,7 +664,7 @@ def logistic(n=20_000, beta=(-0.5, 0.8, -0.4)):
         precision = (x * (p * (1 - p))[:, None]).T @ x + np.eye(3) / 25
         mode = mode + np.linalg.solve(precision, x.T @ (y - p) - mode / 25)
     case = SimpleNamespace(
-        model=model, likelihood=RecordLikelihood(model), simulated=newton.simulation(model, None, True, None)
+        model=model, likelihood=RecordLikelihood(model), simulated=preparation.simulation(model, None, True, None)
     )  # fmt: skip
     return case, mode, np.linalg.inv(precision)
 

@@ -18,9 +18,8 @@ from pymc_dp import (
     PrivacyBudgetExhausted,
 )
 from pymc_dp.acceptance import Barker, Lazy, Penalty
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.pilot import Pilot
+from pymc_dp.preparation import prepare
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
 from pymc_dp.tuning import plan
 
@@ -191,14 +190,8 @@ class TestPilot:
     @staticmethod
     def pilot():
         model, _ = correlated()
-        return Pilot(
-            RecordLikelihood(model),
-            SimulatedRecords(model),
-            np.array([1.0, -1.0]),
-            1.0,
-            3000,
-            np.random.default_rng(4),
-        )
+        prepared = prepare(budget=budget(), model=model)
+        return Pilot(prepared, np.array([1.0, -1.0]), np.random.default_rng(4))
 
     def test_posterior(self, pilot):
         _, covariance = correlated()
@@ -233,14 +226,8 @@ class TestPilot:
             b = pm.Normal("b", 0, 10)
             pm.Normal("x", a, 1, observed=np.zeros(100))
             pm.Normal("y", b + 20 * a**2, 0.3, observed=np.zeros(100))
-        pilot = Pilot(
-            RecordLikelihood(model),
-            SimulatedRecords(model),
-            np.zeros(2),
-            1.0,
-            100,
-            np.random.default_rng(4),
-        )
+        prepared = prepare(budget=budget(), model=model)
+        pilot = Pilot(prepared, np.zeros(2), np.random.default_rng(4))
         assert list(pilot.shapes) == ["local", "pilot"] and len(pilot.notes) == 1
         variance = 0.03**2 + 400 * 2 * 0.1**4  # of b: of what is left, and of the square
         assert pilot.shapes["pilot"][1, 1] == pytest.approx(variance, rel=1.0)

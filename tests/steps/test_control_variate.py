@@ -20,7 +20,7 @@ import pytest
 from scipy import stats
 from scipy.special import expit
 
-from pymc_dp import DPControlVariate, PrivacyBudget, RecordLikelihood, newton
+from pymc_dp import DPControlVariate, PrivacyBudget, RecordLikelihood, preparation
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.model.clipping import clipped_changes
 from pymc_dp.privacy.allowance import Allowance
@@ -89,7 +89,7 @@ def built(name):
         model, stand_in = logit_model(x, y), logit_model(*public, np.zeros(N_SIMULATED, int), 0.5)
         formulas, reference = (logit_logp, logit_gradient), np.array([-0.5, 1.0])
     likelihood = RecordLikelihood(model)
-    simulated = newton.simulation(model, None, True, stand_in)
+    simulated = preparation.simulation(model, None, True, stand_in)
     return SimpleNamespace(
         model=model, likelihood=likelihood, simulated=simulated, private=private, public=public,
         logp=formulas[0], gradient=formulas[1], reference=reference,

@@ -25,9 +25,8 @@ from pymc_dp import (
     PrivacyBudget,
     RecordLikelihood,
     SurrogateChoice,
-    newton,
+    preparation,
     private_surrogate,
-    surrogate_plans,
     surrogates,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted
@@ -71,7 +70,7 @@ def built():
         with pm.Model() as model:
             pm.Normal("y", pm.Normal("theta", 0, 10), 1.0, observed=y)
         both.append((model, RecordLikelihood(model)))
-    return both, newton.simulation(model, None, False, None)
+    return both, preparation.simulation(model, None, False, None)
 
 
 def chain(model, budget, surrogate, rng):
@@ -96,9 +95,9 @@ def sides(k, seed, part, fault):
     model, likelihood = both[k]
     budget = PrivacyBudget(EPSILON, DELTA, chains=1)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (surrogate_plans, base):
+        for module in (preparation, base):
             patch.setattr(module, "RecordLikelihood", lambda *_, **__: likelihood)
-        patch.setattr(newton, "SimulatedRecords", lambda *_, **__: simulated)
+        patch.setattr(preparation, "SimulatedRecords", lambda *_, **__: simulated)
         bits = SeededBits(np.random.default_rng([seed, k, 1]))
         patch.setattr(surrogates, "OperatingSystemBits", lambda: bits)
         patch.setattr(chains, "_LENGTHS", (250,))  # how well the surrogate is explored is no secret

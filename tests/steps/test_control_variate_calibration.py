@@ -15,7 +15,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_dp import DPControlVariate, RecordLikelihood, newton
+from pymc_dp import DPControlVariate, RecordLikelihood, preparation
 from pymc_dp.steps import base
 from pymc_dp.steps import surrogate as surrogates
 from pymc_dp.steps.gradients import Coordinates
@@ -35,7 +35,7 @@ def model(n):
 
 @functools.cache
 def built():
-    simulated = newton.simulation(model(N_SIMULATED), None, False, None)
+    simulated = preparation.simulation(model(N_SIMULATED), None, False, None)
     likelihood = RecordLikelihood(model(N))
     reference, rng = np.array([CENTRE]), np.random.default_rng(0)
     gradients = simulated.gradients(reference, simulated.draw(reference, rng))
