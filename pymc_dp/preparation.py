@@ -18,7 +18,7 @@ from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency
 
-__all__ = ["Prepared", "initial_point", "prepare", "simulation"]
+__all__ = ["Prepared", "initial_point", "note_on", "prepare", "simulation"]
 
 
 class Prepared(NamedTuple):
@@ -30,9 +30,17 @@ class Prepared(NamedTuple):
     temperature: float
     n_records: int
 
-    def position(self, start: Mapping[str, Any] | None) -> np.ndarray:
-        """PyMC's initial point, but for what is given, as a vector."""
-        return self.likelihood.ravel(initial_point(self.model, start))
+    def position(self, at: Mapping[str, Any] | str | None, random_seed: Any = None) -> np.ndarray:
+        """PyMC's initial point, but for what is given, or a draw from the prior, as a vector."""
+        if isinstance(at, str):
+            if at != "prior":
+                raise ValueError(f"Positions are given by names of parameters, or 'prior', got {at!r}.")  # fmt: skip
+            rng = np.random.default_rng(random_seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
+                drawn = pm.draw(self.model.free_RVs, random_seed=int(rng.integers(2**30)))
+            at = {v.name: x for v, x in zip(self.model.free_RVs, drawn, strict=True)}
+        return self.likelihood.ravel(initial_point(self.model, at))
 
 
 def prepare(
@@ -83,6 +91,19 @@ def simulation(
     return SimulatedRecords(
         stand_in, records=stand_in_records, public_covariates=True, public_data=True
     )
+
+
+def note_on(at: Any) -> list[str]:
+    """What the user of a plan should know about where its records were drawn."""
+    if at is None:
+        return [
+            "records were drawn at PyMC's initial point, which may be far from your data: pass at= a private start or a public guess."
+        ]
+    if isinstance(at, str):
+        return [
+            "records were drawn at one draw from the prior: other values of random_seed= show how much the prior leaves open."
+        ]
+    return []
 
 
 def initial_point(model: pm.Model, start: Mapping[str, Any] | None) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_dp.preparation import prepare
+from pymc_dp.preparation import note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.mechanisms import Adjacency
@@ -130,7 +130,7 @@ def sample(
         most = _MOST_DRAWS if draws is None else draws
         prepared = prepare(budget=budget, **shared)
         before = start_accesses(budget, start_share)
-        first = plan_for(setting_at(prepared, start), budget, most, before, start is None)
+        first = plan_for(setting_at(prepared, start), budget, most, before, note_on(start))
         if dry_run:
             return first
         _log.info(

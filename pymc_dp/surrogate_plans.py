@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import local_precision
-from pymc_dp.preparation import Prepared, prepare
+from pymc_dp.preparation import Prepared, note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
@@ -166,7 +166,7 @@ class Setting(NamedTuple):
 def plan_surrogate(
     *,
     budget: PrivacyBudget,
-    at: PrivateStart | Mapping[str, Any] | None = None,
+    at: PrivateStart | Mapping[str, Any] | str | None = None,
     temperature: float = 1.0,
     max_draws: int = 1000,
     besides: Accesses = (),
@@ -204,16 +204,16 @@ def plan_surrogate(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records,
     )  # fmt: skip
-    return plan_for(setting_at(prepared, at, random_seed), budget, max_draws, besides, at is None)
+    return plan_for(setting_at(prepared, at, random_seed), budget, max_draws, besides, note_on(at))
 
 
 def setting_at(
-    prepared: Prepared, at: PrivateStart | Mapping[str, Any] | None, random_seed: Any = None
+    prepared: Prepared, at: PrivateStart | Mapping[str, Any] | str | None, random_seed: Any = None
 ) -> Setting:
     """Simulate records where a surrogate is going to be."""
     _, likelihood, simulated, temperature, n_records = prepared
     rng = np.random.default_rng(random_seed)
-    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at)
+    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
     precision, rows = local_precision(prepared, theta, rng)
     d, mass = len(theta), precision / (temperature * n_records)
     coordinates = Coordinates(mass, np.arange(d), d)
@@ -226,7 +226,7 @@ def plan_for(
     budget: PrivacyBudget,
     max_draws: int,
     besides: Accesses = (),
-    is_vague: bool = False,
+    notes: Sequence[str] = (),
 ) -> SurrogatePlan:
     """Plan for what is left of a budget, and of it after what is claimed besides."""
     check_filter(budget)
@@ -238,14 +238,10 @@ def plan_for(
             f"{budget.chains} chain(s) on {setting.n_records} records. Use fewer chains or a larger epsilon."
         )
     choices.sort(key=lambda c: c.error)
-    notes = []
+    notes = [*notes]
     if (error := choices[0].error) > 0.5:
         notes.append(
             f"means will be off by about {error:.1f} posterior standard deviations. More records, a larger epsilon or fewer parameters would help."
-        )
-    if is_vague:
-        notes.append(
-            "records were drawn at PyMC's initial point, which may be far from your data: pass at= a private start or a public guess."
         )
     return SurrogatePlan(
         choices=tuple(choices),

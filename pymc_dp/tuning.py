@@ -14,7 +14,7 @@ from pymc_dp.costs import renyi_left
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
-from pymc_dp.preparation import prepare
+from pymc_dp.preparation import note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import Adjacency
@@ -101,7 +101,7 @@ def plan(
     *,
     budget: PrivacyBudget,
     step: type[DPStep] = DPPenalty,
-    at: PrivateStart | Mapping[str, Any] | None = None,
+    at: PrivateStart | Mapping[str, Any] | str | None = None,
     temperature: float = 1.0,
     max_draws: int = 20_000,
     besides: Accesses = (),
@@ -142,9 +142,10 @@ def plan(
         :class:`~pymc_dp.DPFastMH` with Barker's rule, :class:`~pymc_dp.DPHMC` or
         :class:`~pymc_dp.DPSGHMC`. Half of the expected batch of DPFastMH does not depend on the proposal
         (`batch_rate`), which changes the cost by a few per cent only.
-    at : PrivateStart or dict, optional
-        Where to draw records: parameters by names, as in ``initvals``. PyMC's initial point by
-        default, which says little if the prior is vague.
+    at : PrivateStart, dict or "prior", optional
+        Where to draw records: parameters by names, as in ``initvals``; or at a draw from the prior, another
+        one for each `random_seed`, before there are any data. PyMC's initial point by default, which says
+        little if the prior is vague.
     temperature : float
         Power of the likelihood.
     max_draws : int
@@ -186,7 +187,7 @@ def plan(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records,
     )  # fmt: skip
-    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at)
+    theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
     pilot = Pilot(prepared, theta, np.random.default_rng(random_seed))
     claimed = [access for accesses in budget.outside.values() for access in accesses]
     terms = Terms(
@@ -209,10 +210,7 @@ def plan(
             f"about {chosen.effective_draws:.0f} effective draws are few: intervals will be rough. More records, a larger epsilon, fewer "
             "parameters or fewer chains would help."
         )
-    if at is None:
-        notes.append(
-            "records were drawn at PyMC's initial point, which may be far from your data: pass at= a private start or a public guess."
-        )
+    notes.extend(note_on(at))
     return Plan(
         step=step,
         settings=settings,

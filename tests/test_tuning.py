@@ -74,6 +74,31 @@ def test_what_was_observed_does_not_matter(planned):
     assert another.chosen != planned.chosen  # other records were drawn
 
 
+@pytest.mark.slow
+def test_a_plan_at_a_draw_from_the_prior():
+    """Records at parameters that the prior has drawn, before there are any data."""
+    options = {"model": logistic(), "public_covariates": True, "random_seed": 3}
+    drawn = plan(budget=budget(), at="prior", **options)
+    beta = drawn.position["beta"]
+    assert 0.5 < beta.std() < 6 and "one draw from the prior" in str(drawn)
+    same = plan(budget=budget(), at={"beta": beta}, **options)
+    assert same.chosen == drawn.chosen
+    other = plan(budget=budget(), at="prior", **(options | {"random_seed": 4}))
+    assert not np.allclose(other.position["beta"], beta)
+    with pytest.raises(ValueError, match="or 'prior', got 'posterior'"):
+        plan(budget=budget(), at="posterior", **options)
+
+
+def test_a_draw_from_the_prior_is_transformed():
+    with pm.Model() as model:
+        pm.Normal("y", 0, pm.HalfNormal("sigma", 2), observed=np.zeros(5))
+    prepared = prepare(budget=budget(), model=model)
+    draws = np.array([prepared.position("prior", seed)[0] for seed in range(100)])
+    assert abs(np.mean(np.exp(2 * draws)) - 4) < 4 * math.sqrt(
+        2 * 16 / 100
+    )  # sigma**2, from its log
+
+
 def test_private_covariates_are_refused():
     with pytest.raises(ValueError, match="public_covariates"):
         plan(budget=budget(), at=GUESS, model=logistic())
