@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
     [
         ("accounting", "gain_table", ["narrow banana", "circle"]),  # all rows take minutes
         ("fast_mh", "fast_mh_table", []),
+        ("guarantees", "clipping_table", []),
     ],
 )
 def test_tables(page, script, part):

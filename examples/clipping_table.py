@@ -1,0 +1,116 @@
+"""What clipping of records' log-ratios does to the posterior of a chain: the table of ``docs/guarantees.md``.
+
+    python examples/clipping_table.py
+
+Nothing is sampled. Records are the quantiles of a law, the one parameter lives on a grid, and so the
+chain of :class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix, whose stationary law is
+compared with the posterior. The part of the records that is clipped is that at proposals from the
+posterior.
+"""
+
+import numpy as np
+
+from scipy import stats
+
+from pymc_dp import Penalty
+
+RULE = Penalty(2.0)
+CLIPPED = (0.0, 0.02, 0.05, 0.1, 0.2)
+#: Root mean square of a proposal, which hardly matters.
+LENGTH = 1.0
+#: Of the grid, in posterior standard deviations; it is as wide as the shifts that are found need it.
+SPACING, HALF_WIDTH = 0.2, 24
+
+
+def normal(theta, y):
+    """Mean of a normal law with variance 1."""
+    return -((y - theta) ** 2) / 2
+
+
+def exponential(theta, y):
+    """Logarithm of a rate."""
+    return theta - y * np.exp(theta)
+
+
+def rare(theta, y):
+    """Shift of the log-odds of an outcome that one in ten has."""
+    odds = theta + np.log(0.1 / 0.9)
+    return y * odds - np.logaddexp(0, odds)
+
+
+#: Title, number of records, log-likelihood, quantiles, and information of a record at 0.
+ROWS = [
+    ("normal", 1000, normal, stats.norm.ppf, 1.0),
+    ("exponential", 1000, exponential, stats.expon.ppf, 1.0),
+    ("exponential", 4000, exponential, stats.expon.ppf, 1.0),
+    ("one in ten", 1000, rare, lambda u: (u > 0.9).astype(float), 0.09),
+]
+
+
+def stationary(law, quantiles, information, n, clipped):
+    """Mean and standard deviation of the chain, in those of the posterior."""
+    y = quantiles((np.arange(n) + 0.5) / n)
+    steps = np.arange(-round(HALF_WIDTH / SPACING), round(HALF_WIDTH / SPACING) + 1)
+    sd = 1 / np.sqrt(n * information)
+    grid = SPACING * sd * steps
+    logp = np.array([law(theta, y) for theta in grid])
+    posterior = logp.sum(axis=1)
+    posterior = np.exp(posterior - posterior.max())
+    posterior /= posterior.sum()
+    reach = round(4 * LENGTH / SPACING)
+    moves = np.arange(-reach, reach + 1)
+    weights = np.exp(-((moves * SPACING / LENGTH) ** 2) / 2) * (moves != 0)
+    weights /= weights.sum()
+
+    def ratios(k, j):
+        """Changes of records' log-likelihoods per distance, and the distance."""
+        distance = abs(k - j) * SPACING * sd
+        return (logp[j] - logp[k]) / distance, distance
+
+    within = range(len(grid))
+    bound = np.inf
+    if clipped:
+        typical = [k for k in within if posterior[k] > 1e-3]
+        sizes, parts = [], []
+        for k in typical:
+            for move, weight in zip(moves, weights, strict=True):
+                if move and move + k in within:
+                    sizes.append(np.abs(ratios(k, k + move)[0]))
+                    parts.append(np.full(n, posterior[k] * weight))
+        sizes, parts = np.concatenate(sizes), np.concatenate(parts)
+        order = np.argsort(sizes)
+        done = np.cumsum(parts[order]) / parts.sum()
+        bound = sizes[order][np.searchsorted(done, 1 - clipped)]
+    chain = np.zeros((len(grid), len(grid)))
+    for k in within:
+        for move, weight in zip(moves, weights, strict=True):
+            if move and k + move in within:
+                change, distance = ratios(k, k + move)
+                log_ratio = np.clip(change, -bound, bound).sum() * distance
+                chain[k, k + move] = weight * RULE.probability(float(log_ratio))
+        chain[k, k] = 1 - chain[k].sum()
+    system = np.vstack([chain.T - np.eye(len(grid)), np.ones(len(grid))])
+    law_of_chain = np.linalg.lstsq(system, np.append(np.zeros(len(grid)), 1), rcond=None)[0]
+
+    def moments(p):
+        mean = p @ grid
+        return mean, np.sqrt(p @ (grid - mean) ** 2)
+
+    (mean, spread), (exact, exact_spread) = moments(law_of_chain), moments(posterior)
+    return (mean - exact) / exact_spread, spread / exact_spread
+
+
+def table():
+    """Markdown."""
+    lines = [
+        "| records | number | " + " | ".join(f"{c:.0%} clipped" for c in CLIPPED) + " |",
+        "| --- | ---: | " + " | ".join("---:" for _ in CLIPPED) + " |",
+    ]
+    for title, n, *law in ROWS:
+        cells = ["{:+.2f}, {:.2f}".format(*stationary(*law, n, c)) for c in CLIPPED]
+        lines.append(f"| {title} | {n} | {' | '.join(cells)} |".replace("-0.00,", "+0.00,"))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())
