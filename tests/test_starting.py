@@ -273,7 +273,7 @@ def test_right_answer(case, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("case", ["normal", "rare", "correlated"])
 def test_right_answer_with_other_seeds(case, seed):
     test_right_answer(case, seed)

@@ -92,7 +92,7 @@ def scores(probabilities):
 
 
 @pytest.mark.slow
-def test_truth_is_anywhere_in_the_posterior(n=80, seed=1):
+def test_truth_is_anywhere_in_the_posterior(n=40, seed=1):
     found = probabilities(n, seed)
     assert np.abs(scores(found)).max() < 4, scores(found)
     assert stats.kstest(found, "uniform").pvalue > 1e-4
