@@ -162,8 +162,7 @@ def plan_paths(
     """Settings of :class:`DPHMC`, and candidates, the chosen first."""
     best: dict[tuple[float, ...], tuple[PathCandidate, Slope]] = {}
     for candidate, slope in _candidates(pilot, terms):
-        noise = terms.temperature * terms.sides * slope.bound * candidate.gradient_noise_multiplier
-        key = candidate.length, candidate.leapfrog_steps, round(noise, 9)
+        key = candidate.length, candidate.leapfrog_steps, round(_noise_sd(candidate, terms), 9)
         if key not in best or candidate.error < best[key][0].error:
             best[key] = candidate, slope
     promising = sorted(best.values(), key=lambda found: found[0].error)[:_AS_CHAINS]
@@ -188,6 +187,12 @@ def plan_paths(
         "temperature": terms.temperature,
     }
     return settings, [candidate for candidate, _ in looked_at]
+
+
+def _noise_sd(candidate: PathCandidate, terms: Terms) -> float:
+    """Of a gradient, in each direction."""
+    size = terms.temperature * terms.sides * candidate.gradient_clip_bound
+    return size * candidate.gradient_noise_multiplier
 
 
 def _candidates(pilot: Pilot, terms: Terms) -> Iterator[tuple[PathCandidate, Slope]]:
@@ -267,7 +272,7 @@ def normal_paths(
 def _as_chains(candidate: PathCandidate, slope: Slope, terms: Terms) -> PathCandidate:
     """What is expected of whole chains, whose gradients are reused with their noise."""
     d, steps = len(slope.gains), candidate.leapfrog_steps
-    sd = terms.temperature * terms.sides * slope.bound * candidate.gradient_noise_multiplier
+    sd = _noise_sd(candidate, terms)
     normal = np.random.default_rng(2).standard_normal
 
     def propose(state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -289,7 +294,7 @@ def _looked_at(
 ) -> tuple[PathCandidate, float]:
     """What comes of it on simulated records, and how far a path may be expected to lead."""
     d, chains, steps = pilot.n_dim, terms.budget.chains, candidate.leapfrog_steps
-    sd = terms.temperature * terms.sides * slope.bound * candidate.gradient_noise_multiplier
+    sd = _noise_sd(candidate, terms)
     momenta = pilot.rng.standard_normal((_PATHS, d))
     noise = sd * pilot.rng.standard_normal((steps + 1, _PATHS, d))
 

@@ -141,7 +141,7 @@ def plan_sghmc(
         "refresh_momentum": False,
         "temperature": terms.temperature,
     }
-    if terms.budget.adjacency is Adjacency.SUBSTITUTE:
+    if terms.budget.adjacency is Adjacency.SUBSTITUTE and chosen.sampling_probability < 1:
         settings["batch_size"] = round(chosen.sampling_probability * terms.n_records)
     else:
         settings["sampling_probability"] = chosen.sampling_probability
@@ -158,7 +158,7 @@ def _schedule(candidate: SGHMCCandidate, terms: Terms) -> NoiseSchedule:
 
 
 def _candidates(pilot: Pilot, terms: Terms) -> Iterator[SGHMCCandidate]:
-    """All choices, with a rough cost: a part ``q`` of the records costs about ``q**2`` of what all do."""
+    """All choices, with a rough cost: a part ``q`` of the records costs ``q**2`` of what all do, under much noise."""
     chains, n_records = terms.budget.chains, terms.n_records
     sizes = {round(q * n_records) for q in _PARTS if q * n_records >= _SMALLEST or q == 1}
     parts = [size / n_records for size in sorted(sizes)]
@@ -182,7 +182,8 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[SGHMCCandidate]:
                     variances, slowest = law
                     z = math.sqrt(2 * (friction - estimate) / size) * part
                     z /= terms.temperature * terms.sides * slope.bound
-                    cost = steps * part**2 * Gaussian(z).renyi(ORDERS)
+                    amplified = part**2 * z**2 * math.expm1(min(z**-2, 50.0)) if part < 1 else 1.0
+                    cost = steps * min(1.0, amplified) * Gaussian(z).renyi(ORDERS)
                     draws = decisions(terms.left, cost, chains, terms.max_draws)
                     if draws >= 10:
                         yield SGHMCCandidate(
