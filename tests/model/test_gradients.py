@@ -138,8 +138,8 @@ def test_every_record_of_long_graphs(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", [f for f in FAMILIES if f.name not in LONG], ids=lambda f: f.name
+@pytest.mark.parametrize(  # each takes half a minute to compile
+    "family", [f for f in FAMILIES if f.name not in LONG][::2], ids=lambda f: f.name
 )
 def test_every_record_as_if_it_were_alone_compiled(family):
     check_family(family, "NUMBA")
@@ -163,7 +163,9 @@ def test_models(fill):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*test_indexing.MODELS][::2])  # the others without gradients
+@pytest.mark.parametrize(
+    "name", [*test_indexing.MODELS][::4]
+)  # each takes half a minute to compile
 def test_models_compiled(name):
     check_model(test_indexing.MODELS[name], "NUMBA")
 

@@ -67,11 +67,15 @@ def check_model_own_likelihood(model, **options):
 
 #: Compiled as RecordLikelihood is, whose tests go through all of them.
 SOME = [n for n in BY_NAME if n not in NO_DRAWS]
+LONG = "multivariate normal, LKJ"  # takes two minutes to compile
 
 
 @pytest.mark.parametrize(
     "name",
-    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[::2] if n not in QUICK)],
+    [
+        *QUICK,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[::2] if n not in (*QUICK, LONG)),
+    ],
 )
 def test_likelihood_and_derivatives(name):
     simulated, theta = check_model_own_likelihood(BY_NAME[name].build())
