@@ -24,7 +24,7 @@ from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
-__all__ = ["MOST_CLIPPED", "WITHIN", "Candidate", "Terms", "error_of", "plan_blind", "rule_of"]
+__all__ = ["MOST_CLIPPED", "WITHIN", "Candidate", "Terms", "Weighed", "plan_blind", "rule_of"]
 
 #: Clip bounds to choose from: parts of the simulated records that are within.
 WITHIN = (0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.9995, 0.9998, 0.9999, 1.0)
@@ -57,9 +57,21 @@ class Terms(NamedTuple):
         return sides_of(self.budget)
 
 
-def error_of(bias: float, effective_draws: float) -> float:
-    """Expected error of a posterior mean, in posterior standard deviations: bias and Monte Carlo error."""
-    return math.sqrt(bias**2 + 1 / max(effective_draws, 1e-12))
+class Weighed:
+    """What candidates are compared by, in posterior standard deviations."""
+
+    bias: float
+    effective_draws: float
+
+    @property
+    def lasting(self) -> float:
+        """Error that more draws do not mend."""
+        return self.bias
+
+    @property
+    def error(self) -> float:
+        """Expected error, Monte Carlo error included."""
+        return math.sqrt(self.lasting**2 + 1 / max(self.effective_draws, 1e-12))
 
 
 def rule_of(noise_scale: float | None, laziness: float) -> AcceptanceRule:
@@ -69,7 +81,7 @@ def rule_of(noise_scale: float | None, laziness: float) -> AcceptanceRule:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Weighed):
     """One choice of settings for blind proposals, and what is expected of it.
 
     Parameters
@@ -111,14 +123,9 @@ class Candidate:
     bias: float
 
     @property
-    def error(self) -> float:
-        """Expected error of a posterior mean, in posterior standard deviations: bias and Monte Carlo error."""
-        return error_of(self.bias, self.effective_draws)
-
-    @property
     def title(self) -> str:
         """What moves, and how far."""
-        return f"random walk of {self.length:g} posterior standard deviations ({self.shape} covariance)"
+        return f"random walk of {self.length:g} posterior standard deviations ({self.shape} covariance), {self.acceptance:.0%} accepted"
 
     @property
     def row(self) -> str:
@@ -138,7 +145,9 @@ def plan_blind(
         for shape in pilot.shapes
         for length in _LENGTHS
         for candidate in _candidates(pilot.moves(shape, length), _RULES[step], terms)
-        if candidate.draws >= 10 and candidate.clipped <= MOST_CLIPPED
+        if candidate.draws >= 10
+        and candidate.effective_draws > 0
+        and candidate.clipped <= MOST_CLIPPED
     ]
     if not candidates:
         return {}, []

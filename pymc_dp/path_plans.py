@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pymc_dp.blind_plans import MOST_CLIPPED, WITHIN, Terms, error_of, rule_of
+from pymc_dp.blind_plans import MOST_CLIPPED, WITHIN, Terms, Weighed, rule_of
 from pymc_dp.costs import decision_cost, decisions
 from pymc_dp.normal_chains import effective_part
 from pymc_dp.pilot import Pilot
@@ -37,7 +37,7 @@ _TOO_FAR = 3.0
 
 
 @dataclass(frozen=True)
-class PathCandidate:
+class PathCandidate(Weighed):
     """One choice of settings for :class:`~pymc_dp.DPHMC`, and what is expected of it.
 
     Parameters
@@ -87,14 +87,9 @@ class PathCandidate:
     bias: float
 
     @property
-    def error(self) -> float:
-        """Expected error of a posterior mean, in posterior standard deviations: bias and Monte Carlo error."""
-        return error_of(self.bias, self.effective_draws)
-
-    @property
     def title(self) -> str:
         """What moves, and how far."""
-        return f"paths of length {self.length:g} in {self.leapfrog_steps} step(s) ({self.shape} covariance)"
+        return f"paths of length {self.length:g} in {self.leapfrog_steps} step(s) ({self.shape} covariance), {self.acceptance:.0%} accepted"
 
     @property
     def row(self) -> str:
@@ -234,7 +229,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[tuple[PathCandidate, Slo
                             sensitivity = terms.sides * terms.temperature * bound * typical
                             cost = steps * gradient + decision_cost(rule, sensitivity)
                             draws = decisions(left, cost, chains, terms.max_draws)
-                            if draws >= 10:
+                            if draws >= 10 and fall > 0:
                                 found = PathCandidate(
                                     shape, length, steps, slope.bound, z, noise_scale, laziness, bound, clipped,
                                     float(accepted.mean()), draws, chains * draws * fall / (2 - fall), bias,

@@ -49,7 +49,7 @@ def plot_plan(plan: Plan | SurrogatePlan, *, ax: Any = None) -> Any:
         error = "noise and clipping"
     else:
         choices = plan.candidates
-        lasting = [np.hypot(c.bias, getattr(c, "spread", 0.0)) for c in choices]
+        lasting = [c.lasting for c in choices]
         colours, label = [c.length for c in choices], "length of proposals"
         error = "other sources"
     scatter = [1 / np.sqrt(max(c.effective_draws, 1e-12)) for c in choices]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_dp.blind_plans import MOST_CLIPPED, Terms
+from pymc_dp.blind_plans import MOST_CLIPPED, Terms, Weighed
 from pymc_dp.costs import decisions
 from pymc_dp.newton import MISFIT
 from pymc_dp.path_plans import Slope, slopes
@@ -36,7 +36,7 @@ _NEARLY = 1.05
 
 
 @dataclass(frozen=True)
-class SGHMCCandidate:
+class SGHMCCandidate(Weighed):
     """One choice of settings for :class:`~pymc_dp.DPSGHMC`, and what is expected of it.
 
     Parameters
@@ -86,9 +86,9 @@ class SGHMCCandidate:
         return self.step_size * self.n_steps
 
     @property
-    def error(self) -> float:
-        """Expected error in posterior standard deviations: of mean and standard deviation, and Monte Carlo error."""
-        return math.sqrt(self.bias**2 + self.spread**2 + 1 / max(self.effective_draws, 1e-12))
+    def lasting(self) -> float:
+        """Errors of mean and standard deviation."""
+        return math.hypot(self.bias, self.spread)
 
     @property
     def title(self) -> str:

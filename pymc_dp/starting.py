@@ -14,11 +14,12 @@ import pymc as pm
 
 from scipy import stats
 
+from pymc_dp.costs import sides_of
 from pymc_dp.newton import NewtonStep, alike, local_precision, newton_step
 from pymc_dp.preparation import Prepared, prepare
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
@@ -161,10 +162,6 @@ def private_start(
     >>> bool(abs(begin.point["mu"] - y.mean()) < 0.5)
     True
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie in (0, 1), got {share!r}.")
-    if operator.index(steps) < 2:
-        raise ValueError(f"steps must be at least 2, got {steps!r}.")
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records, compile_kwargs=compile_kwargs,
@@ -189,7 +186,7 @@ def find_start(
 
     accesses = start_accesses(budget, share, steps)
     noise_multiplier = accesses[0][0].noise_multiplier
-    sides = {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
+    sides = sides_of(budget)
     noise = sides * noise_multiplier / n_records
 
     def plan(theta: np.ndarray) -> NewtonStep:
@@ -287,6 +284,10 @@ def start_accesses(
     budget: PrivacyBudget, share: float, steps: int = 24
 ) -> tuple[tuple[Gaussian, int], ...]:
     """What `private_start` is going to claim."""
+    if not 0 < share < 1:
+        raise ValueError(f"share must lie in (0, 1), got {share!r}.")
+    if operator.index(steps) < 2:
+        raise ValueError(f"steps must be at least 2, got {steps!r}.")
     noise_multiplier = calibrate(
         lambda z: [(Gaussian(z), steps / share)],
         budget.epsilon,

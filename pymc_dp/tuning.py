@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.blind_plans import Candidate, Terms, plan_blind
 from pymc_dp.costs import renyi_left
 from pymc_dp.errors import PrivacyBudgetExhausted
@@ -25,6 +26,7 @@ from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.schedules import Constant
 from pymc_dp.steps.sghmc import DPSGHMC
 
 __all__ = ["Plan", "plan"]
@@ -81,13 +83,13 @@ class Plan:
     def __str__(self) -> str:
         """The settings, what is expected of them, and alternatives."""
         c = self.chosen
-        short = {k: v for k, v in self.settings.items() if isinstance(v, int | float)}
+        short = {k: _shown(v) for k, v in self.settings.items()}
         lines = [
             f"Plan for epsilon = {self.epsilon:g} at delta = {self.delta:g}, {self.n_records} records, {self.chains} chain(s)",
             "made on records drawn from the model: private data were not looked at",
             "",
             f"{self.step.__name__}: {c.title},",
-            "           " + ", ".join(f"{name} = {value:.4g}" for name, value in short.items()),
+            "           " + ", ".join(f"{name} = {text}" for name, text in short.items() if text),
             f"expected:  {c.draws:.0f} draws in each chain, about {c.effective_draws:.0f} effective draws in all,",
             f"           {c.clipped:.2%} of records clipped, which shifts means by about {c.bias:.2f} posterior standard deviations",
             "",
@@ -95,6 +97,19 @@ class Plan:
             *(candidate.row for candidate in self.candidates[:8]),
         ]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+
+def _shown(value: Any) -> str:
+    """A setting, if it is short."""
+    if isinstance(value, float | Constant):
+        return f"{value.step_size if isinstance(value, Constant) else value:.4g}"
+    return (
+        value.name
+        if isinstance(value, AcceptanceRule)
+        else str(value)
+        if isinstance(value, int)
+        else ""
+    )
 
 
 def plan(

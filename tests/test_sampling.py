@@ -13,6 +13,7 @@ import pymc_dp as dp
 
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.sampling import _check
+from pymc_dp.starting import start_accesses
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
@@ -103,6 +104,13 @@ def test_the_number_of_records_under_add_remove(model):
         dp.sample(**options)
     made_up = {"n_records": 10_000, "stand_in": model, "start": {"mu": 10.0, "sigma": 2.0}}
     assert dp.sample(**options, **made_up).n_records == 10_000
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, math.nan])
+def test_share_of_the_start(share):
+    """Refused where it is turned into accesses, whoever asks."""
+    with pytest.raises(ValueError, match=r"share must lie in \(0, 1\), got"):
+        start_accesses(dp.PrivacyBudget(1.0, 1e-6, chains=1), share)
 
 
 def test_chains_that_disagree_or_do_not_move():
