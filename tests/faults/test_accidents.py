@@ -18,8 +18,7 @@ from pymc_dp.errors import (
     PrivacyLeak,
     PrivacyLeakWarning,
 )
-
-from .test_hosting import QUIET, make_step, record_charges, run
+from tests.steps.test_hosting import QUIET, make_step, record_charges, run
 
 
 class TestUncoveredVariable:

@@ -1,6 +1,6 @@
 """Audit of Barker's test and of the samplers on batches: what one decision really tells about a record, against its charge.
 
-As in ``test_audit``, steps are built on neighbouring data sets, and state and proposal are forced. The decision also depends on
+As in ``test_decisions``, steps are built on neighbouring data sets, and state and proposal are forced. The decision also depends on
 a secret batch: its law is the average over all batches, each given to the step in turn. The Rényi divergences of neighbouring
 laws must stay below the charge and come near it, and planted faults must be found.
 """
@@ -44,9 +44,9 @@ from pymc_dp.privacy.minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.privacy.sampled import SampledDecision
 from pymc_dp.steps import accept_reject
-from tests.steps import test_audit
+from tests.audit import test_decisions
+from tests.audit.test_decisions import ORDERS, Forced, Leak, Observed, compare, patched, sweep
 from tests.steps.targets import compiled_once
-from tests.steps.test_audit import ORDERS, Forced, Leak, Observed, compare, patched, sweep
 from tests.steps.test_minibatch_exactness import drive
 
 BOUND, DISTANCE = 0.5, 0.4
@@ -232,7 +232,7 @@ def test_all_records(name, adjacency):
     moves = sweep(OLD, NEW, RANGE)
     steps = [build(y, step=step, adjacency=adjacency, **options) for y in data]
     assert all(isinstance(s.family.at(DISTANCE), Decision) for s in steps)
-    seen = [test_audit.observe(s, moves, DISTANCE) for s in steps]
+    seen = [test_decisions.observe(s, moves, DISTANCE) for s in steps]
     pairs = itertools.pairwise(seen) if adjacency == "add_remove" else itertools.combinations(seen, 2)  # fmt: skip
     share = np.max([compare(a, b) for a, b in pairs], axis=0)
     assert np.all(share[ORDERS <= 16] > 0.98)
