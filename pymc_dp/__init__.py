@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pymc_dp.distributions import DiscreteGaussian, DiscreteLaplace, RandomizedResponse
     from pymc_dp.errors import (
         LedgerError,
+        ModelError,
         PerformanceWarning,
         PrivacyBudgetExhausted,
         PrivacyLeak,
@@ -71,6 +72,7 @@ _HOME = {
     "Ledger": "privacy.ledger",
     "LedgerError": "errors",
     "Metropolis": "acceptance",
+    "ModelError": "errors",
     "OneComponent": "steps.proposals",
     "Penalty": "acceptance",
     "PerformanceWarning": "errors",

@@ -20,7 +20,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from scipy.special import erfcx, log_ndtr, ndtr
+from scipy.special import erfcx, log_ndtr
 
 __all__ = ["AcceptanceRule", "Barker", "Lazy", "Metropolis", "Penalty"]
 
@@ -141,7 +141,8 @@ class Penalty(_Rule):
         if log_reject < -0.7:
             log_accept = math.log1p(-math.exp(log_reject))
         else:
-            log_accept = min(math.log(ndtr(u) + math.exp(log_phi + log_m2)), 0.0)
+            # Not the logarithm of a sum: both terms vanish under much noise, where that raises.
+            log_accept = min(float(np.logaddexp(log_ndtr(u), log_phi + log_m2)), 0.0)
         if x >= 0:
             return log_accept, log_reject
         left = x + log_accept

@@ -19,6 +19,10 @@ class PrivacyLeak(PymcDPError, RuntimeError):
     """Something that was not charged for would have been released or has touched the data."""
 
 
+class ModelError(PymcDPError, RuntimeError):
+    """The model's own code raised while a private step sampled; what it said may show private values."""
+
+
 class LedgerError(PymcDPError, RuntimeError):
     """The ledger file cannot be read, written or trusted."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.privacy.allowance import Allowance, StepAccess
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -219,17 +220,22 @@ class DPStep(BlockedStep):
         """One iteration, or the unchanged point and a flag when the allowance is used up."""
         if not self._opened:
             self._open()
+        failed: BaseException | None = None
         try:
             theta, accepted, distance = self.transition(self.likelihood.ravel(point))
         except _AllowanceUsedUp:
             accepted, distance, exhausted = False, 0.0, True
             self._stay()
+        except Exception as error:
+            failed = self._to_be_raised(error)
         else:
             exhausted = False
             self._n_steps += 1
             if accepted:
                 self._n_accepted += 1
                 point = self.likelihood.unravel(theta)
+        if failed is not None:
+            raise failed  # out here, so that an error whose words are withheld is not its context
         stats = {
             "accepted": accepted,
             "acceptance_rate": self._n_accepted / max(self._n_steps, 1),
@@ -243,6 +249,22 @@ class DPStep(BlockedStep):
         if self.budget is not None:
             self.budget.watch(stats)
         return point, [stats]
+
+    def _to_be_raised(self, error: Exception) -> BaseException:
+        """Return the error, or, where a private run's model itself has failed, one with none of its words."""
+        inner: BaseException | None = error
+        while isinstance(inner, SystemError):  # how compiled code passes on an interruption
+            inner = inner.__cause__ or inner.__context__
+        if isinstance(inner, KeyboardInterrupt):
+            return KeyboardInterrupt()
+        frames = traceback.walk_tb(error.__traceback__)
+        compiled = any(f.f_globals.get("__name__", "").startswith("pytensor.") for f, _ in frames)
+        if compiled and self.budget is not None:
+            return ModelError(
+                f"The model raised {type(error).__name__} in draw {self._n_steps + 1} of {self.label}; what it said is withheld, as it may "
+                "show private values. Run the model on simulated data, or with budget=None on public data, to see it."
+            )
+        return error
 
     def _stay(self) -> None:
         """Account for a call that came after the end of the allowance."""

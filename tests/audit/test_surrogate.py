@@ -12,13 +12,10 @@ decision tells at most is audited in test_control_variate.py.
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 import pymc as pm
 import pytest
-
-from scipy import optimize, stats
 
 from pymc_dp import (
     DPControlVariate,
@@ -36,6 +33,7 @@ from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.starting import PrivateStart
 from pymc_dp.steps import base
 from pymc_dp.steps import surrogate as chains
+from tests.audit import lower_bounds as errors
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,8 +46,6 @@ START = PrivateStart(
     point={"theta": np.array(REFERENCE)}, theta=np.array([REFERENCE]), precision=np.array([[float(N)]]),
     noise=np.zeros((1, 1)), path=[], noise_multiplier=1.0,
 )  # fmt: skip
-#: Each bound fails by chance so often.
-LIMIT = 0.005
 
 
 def choice(part):
@@ -119,29 +115,14 @@ def sides(k, seed, part, fault):
 def lower_bounds(n, seed, part, fault=None):
     """On epsilon and on mu, from `n` runs on each data set."""
     found = np.array([[sides(k, 1000 * seed + run, part, fault) for run in range(n)] for k in (0, 1)])  # fmt: skip
-    epsilon = mu = -math.inf
-    for wrong in zip(np.sum(found[0] > 0, axis=0), np.sum(found[1] <= 0, axis=0), strict=True):
-        false, missed = (stats.beta.isf(LIMIT, w + 1, n - w) if w < n else 1.0 for w in wrong)
-        for one, other in ((false, missed), (missed, false)):
-            epsilon = max(epsilon, math.log(max(1 - other - DELTA, 1e-300) / one))
-        mu = max(mu, stats.norm.isf(missed) + stats.norm.isf(false))
-    return epsilon, mu
-
-
-def mu_allowed():
-    """Of the Gaussian mechanism with the budget's epsilon at delta."""
-
-    def excess(mu):
-        a, b = mu / 2 - EPSILON / mu, -mu / 2 - EPSILON / mu
-        return stats.norm.cdf(a) - math.exp(EPSILON) * stats.norm.cdf(b) - DELTA
-
-    return optimize.brentq(excess, 0.01, 20.0)
+    wrong = zip(np.sum(found[0] > 0, axis=0), np.sum(found[1] <= 0, axis=0), strict=True)
+    return np.max([errors.lower_bounds(w, n, DELTA) for w in wrong], axis=0)
 
 
 def test_runs_tell_no_more_than_allowed():
     epsilon, mu = lower_bounds(350, seed=1, part=0.8)
-    assert epsilon <= EPSILON
-    assert mu_allowed() / 3 < mu <= mu_allowed()
+    allowed = errors.mu_allowed(EPSILON, DELTA)
+    assert epsilon <= EPSILON and allowed / 3 < mu <= allowed
 
 
 def gradient_is_not_clipped(patch, likelihood):
@@ -166,4 +147,4 @@ FAULTS = {gradient_is_not_clipped: 0.8, rest_is_not_clipped: 0.5, noise_is_for_a
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_fault_is_found(fault):
     epsilon, mu = lower_bounds(50, 1, FAULTS[fault], fault)
-    assert epsilon > EPSILON and mu > mu_allowed()
+    assert epsilon > EPSILON and mu > errors.mu_allowed(EPSILON, DELTA)

@@ -1,0 +1,389 @@
+"""Audit of whole runs from outside, for every sampler: which of two data sets was it?
+
+They differ in one record, which lies far out on one side in the one, on the other side in the other. Who knows all other records,
+and everything public (proposals and momenta follow the seed), sees what a run releases and decides by the likelihood ratio, the
+best test there is, as far as it can be calculated. Its errors in many short runs bound epsilon, and mu of Gaussian differential
+privacy, from below: the bounds must not exceed what the budget allows. They come within a factor of three of it for samplers that
+look at all records, so the attack is worth something, and exceed it where a fault is planted.
+
+Single decisions are audited exactly, for smaller faults, in ``test_decisions`` and ``test_batches``; DPControlVariate in
+``test_surrogate``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+from scipy.special import expit, ndtr
+
+from pymc_dp import (
+    DPHMC,
+    DPSGHMC,
+    DPBarker,
+    DPFastMH,
+    DPPenalty,
+    Penalty,
+    PrivacyBudget,
+    RecordLikelihood,
+)
+from pymc_dp.privacy.noise import SeededBits
+from pymc_dp.steps import accept_reject, base, gradients, sghmc
+from tests.audit.lower_bounds import lower_bounds, mu_allowed
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+]
+
+DELTA = 0.01
+FAR, PRIOR_SD = 1e3, 10.0
+
+
+@functools.cache
+def records(n: int, rows: int, side: int) -> np.ndarray:
+    """Values of `n` persons with as many rows each: one up, one down, and the first one far out."""
+    return np.repeat(np.where(np.arange(n) == 0, side * FAR, (-1.0) ** np.arange(n)), rows)
+
+
+@functools.cache
+def built(n: int, rows: int, side: int, by_person: bool):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("theta", 0, PRIOR_SD), 1.0, observed=records(n, rows, side))
+    persons = np.repeat(np.arange(n), rows) if by_person else None
+    return model, RecordLikelihood(model, records=persons)
+
+
+class Seen:
+    """Steps of one length, up or down: proposals are public, and written down."""
+
+    def __init__(self, length):
+        self.max_distance, self.moves = length, []
+
+    def start(self, n_dim):
+        return self
+
+    def propose(self, theta, rng):
+        new = theta + self.max_distance * (1 if rng.random() < 0.5 else -1)
+        self.moves.append((theta[0], new[0], self.max_distance))
+        return new, self.max_distance
+
+    def decided(self, accepted):
+        pass
+
+
+# ---------------------------------------------------------------- what the attacker calculates
+
+
+def changes(case, moves, side):
+    """Clipped log-ratio of each person, for moves (old, new, distance): an array (moves, persons)."""
+    old, new, distance = moves[..., None]
+    change = (new - old) * (records(case.n, case.rows, side) - (new + old) / 2)
+    return np.clip(
+        change.reshape(len(old), case.n, -1).sum(axis=2),
+        *(case.clip_bound * distance * [-1, 1]).T[..., None],
+    )
+
+
+def by_decisions(run, case):
+    """Log-likelihood ratio of the decisions; on batches, as if only the first person came and went."""
+    moves = np.array(run.moves).T
+    prior = (moves[0] ** 2 - moves[1] ** 2) / (2 * PRIOR_SD**2)
+    accepted = np.array([row.accepted for row in run.rows])
+    logp = []
+    for side in (-1, 1):
+        first, *others = changes(case, moves, side).T
+        rest = sum(others) + prior
+        p = case.part * case.law(rest + first / case.part) + (1 - case.part) * case.law(rest)
+        logp.append(np.log(np.where(accepted, p, 1 - p)).sum())
+    return logp[1] - logp[0]
+
+
+def penalty_law(scale):
+    """Probability of accepting: the mean of ``min(1, exp(x + noise))``, normal with mean ``-scale**2 / 2``."""
+    return lambda x: ndtr(x / scale - scale / 2) + np.exp(x) * ndtr(-x / scale - scale / 2)
+
+
+def lazy_barker_law(x):
+    return 0.5 * expit(x)
+
+
+def mean_gradients(case, theta, batch=slice(None)):
+    """Of both data sets, without noise."""
+    bound = case.gradient_bound
+    clipped = [np.clip(records(case.n, 1, side)[batch] - theta, -bound, bound).sum() for side in (-1, 1)]  # fmt: skip
+    return np.array(clipped) / case.part - theta / PRIOR_SD**2
+
+
+def by_first_gradients(run, case):
+    """Of DP MALA: the momentum follows the seed, so that where a path ends shows the gradient where it began, but for its sign."""
+    rng, total, known = np.random.default_rng(run.seed), 0.0, False
+    for row in run.rows:
+        momentum = rng.standard_normal(1)[0]
+        if not known:  # it is not drawn again before the chain has moved
+            ends = np.array([-1, 1]) * row.distance
+            seen = 2 * (ends - case.step_size * momentum) / case.step_size**2
+            sd = case.multiplier * 2 * case.gradient_bound
+            low, high = (
+                np.logaddexp.reduce(stats.norm.logpdf(seen, m, sd))
+                for m in mean_gradients(case, row.old)
+            )
+            total += high - low
+        known = not row.accepted
+    return total
+
+
+def by_all_gradients(run, case):
+    """Of DP SGHMC with one step a draw: the path shows the noisy gradient."""
+    rng, eta, total = np.random.default_rng(run.seed), case.step_size, 0.0
+    batches = iter(run.batches or itertools.repeat(slice(None)))
+    for row, batch in zip(run.rows, batches, strict=False):
+        momentum = rng.standard_normal(1)[0]
+        seen = ((row.new - row.old) / eta - momentum) / eta + case.friction * momentum
+        low, high = mean_gradients(case, row.old, batch)
+        total += (high - low) * (seen - (high + low) / 2)
+    return total
+
+
+# ---------------------------------------------------------------- samplers
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sampler and the attack on it: what it does, and how many records there are."""
+
+    step: type
+    options: dict
+    attack: Callable
+    law: Callable | None = None
+    n: int = 11
+    rows: int = 1
+    by_person: bool = False
+    part: float = 1.0
+    clip_bound: float = 1.0
+    length: float = 0.2
+    gradient_bound: float = 1.0
+    step_size: float = 0.1
+    friction: float = 1.0
+    multiplier: float = 3.0
+    tight: bool = True
+
+    def build(self, model, budget):
+        options = dict(self.options)
+        walk = None
+        if self.law is not None:
+            walk = Seen(self.length)
+            options |= {"clip_bound": self.clip_bound, "proposal": walk}
+        if self.attack is by_all_gradients:
+            options["friction"] = self.friction
+        return self.step(budget=budget, model=model, **options), walk
+
+
+PENALTY = Case(DPPenalty, {"noise_scale": 2.0}, by_decisions, penalty_law(2.0))
+HMC = Case(
+    DPHMC,
+    {
+        "step_size": 0.05, "leapfrog_steps": 1, "gradient_clip_bound": 1.0, "gradient_noise_multiplier": 3.0,
+        "rule": Penalty(0.5), "clip_bound": 0.3,
+    },
+    by_first_gradients, step_size=0.05,
+)  # fmt: skip
+SGHMC = {"step_size": lambda t: 0.01, "n_steps": 1, "gradient_clip_bound": 1.0}
+CASES = {
+    "penalty": PENALTY,
+    "penalty, persons": Case(
+        DPPenalty, {"noise_scale": 2.0}, by_decisions, penalty_law(2.0), rows=4, by_person=True
+    ),
+    "Barker, lazy": Case(DPBarker, {"laziness": 0.5}, by_decisions, lazy_barker_law),
+    "fast MH, full batches": Case(DPFastMH, {"full_batch": True}, by_decisions, expit),
+    "fast MH": Case(DPFastMH, {"batch_rate": 4.0}, by_decisions, expit, n=41, tight=False),
+    "penalty, batches": Case(
+        DPPenalty, {"noise_scale": 2.0, "batch_size": 10}, by_decisions, penalty_law(2.0), n=40, part=0.25, length=0.1,
+        tight=False,
+    ),
+    "Barker, batches": Case(
+        DPBarker, {"batch_size": 10}, by_decisions, expit, n=40, part=0.25, length=0.079,
+        tight=False,
+    ),
+    "HMC": HMC,
+    "SGHMC": Case(DPSGHMC, SGHMC | {"sampling_probability": 1.0}, by_all_gradients, step_size=0.01, friction=0.4),
+    "SGHMC, batches": Case(
+        DPSGHMC, SGHMC | {"sampling_probability": 0.2}, by_all_gradients, n=41, step_size=0.01, friction=1.1, tight=False,
+    ),
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- runs
+
+
+def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=None):
+    """One run with all its chains, as long as the budget pays: what it releases, to those who know the seed."""
+    model, likelihood = built(case.n, case.rows, side, case.by_person)
+    run = SimpleNamespace(seed=seed, rows=[], moves=[], batches=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)
+        if plant is not None:
+            plant(patch, run, likelihood)
+        budget = PrivacyBudget(epsilon, DELTA, chains=chains)
+        step, walk = case.build(model, budget)
+        # Secret to the attacker, but no luck of the day.
+        step._bits = SeededBits(np.random.default_rng([seed, side + 3]))
+        for chain in range(chains):
+            step.set_rng(np.random.default_rng(seed if chains == 1 else [seed, chain]))
+            point = {"theta": np.array(0.0)}
+            for _ in range(tune):
+                point, _ = step.step(point)
+            step.stop_tuning()
+            if walk is not None:
+                walk.moves.clear()
+            for number in range(most):
+                old, (point, (seen,)) = float(point["theta"]), step.step(point)
+                if seen["exhausted"]:
+                    break
+                run.rows.append(
+                    SimpleNamespace(
+                        number=number, old=old, new=float(point["theta"]), accepted=int(seen["accepted"]),
+                        distance=seen["step_distance"],
+                    )
+                )  # fmt: skip
+            if walk is not None:
+                run.moves += walk.moves[: number + (number + 1 == most and not seen["exhausted"])]
+        assert plant is not None or budget.spent() <= epsilon
+    return run
+
+
+def attack(case, n, seed, epsilon, **options):
+    """Lower bounds on epsilon and on mu from `n` runs on each data set."""
+    wrong = []
+    for side in (-1, 1):
+        runs = (release(case, side, 10**6 * seed + 2 * k + side, epsilon, **options) for k in range(n))  # fmt: skip
+        wrong.append(sum(side * case.attack(run, case) <= 0 for run in runs))
+    return lower_bounds(tuple(wrong), n, DELTA)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_runs_tell_no_more_than_allowed(name, seed=1):
+    epsilon = 4.0
+    found, mu = attack(CASES[name], 200 if CASES[name].tight else 60, seed, epsilon)
+    assert found <= epsilon and mu <= mu_allowed(epsilon, DELTA)
+    if CASES[name].tight:
+        assert mu > mu_allowed(epsilon, DELTA) / 3
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def no_noise(patch, run, likelihood):
+    patch.setattr(accept_reject, "decide", lambda rule, x, bits: x > 0)
+
+
+def does_not_clip(patch, run, likelihood):
+    real = type(likelihood).clipped_sum
+    patch.setitem(likelihood.__dict__, "clipped_sum", lambda new, old, bound: real(likelihood, new, old, 1e3 * bound))  # fmt: skip
+
+
+def clips_the_sum(patch, run, likelihood):
+    def clipped_sum(new, old, bound):
+        return float(np.clip((new - old).sum(), -bound * likelihood.n_records, bound * likelihood.n_records))  # fmt: skip
+
+    patch.setitem(likelihood.__dict__, "clipped_sum", clipped_sum)
+
+
+def charges_nothing(patch, run, likelihood):
+    patch.setattr(base.DPStep, "charge", lambda self, accesses: None)
+
+
+def tuning_is_free(patch, run, likelihood):
+    real = base.DPStep.charge
+    patch.setattr(
+        base.DPStep,
+        "charge",
+        lambda self, accesses: None if self._tuning else real(self, accesses),
+    )
+
+
+def a_budget_for_each_chain(patch, run, likelihood):
+    plan = PrivacyBudget.plan
+
+    def for_one(self):
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "chains", 1)
+            return plan(self)
+
+    patch.setattr(PrivacyBudget, "plan", for_one)
+    patch.setattr(PrivacyBudget, "_claim", lambda *_: None)
+
+
+def batches_follow_the_seed(patch, run, likelihood):
+    rng, run.batches = np.random.default_rng([run.seed, 1]), []
+
+    def known(n, part, bits):
+        run.batches.append(np.flatnonzero(rng.random(n) < part))
+        return run.batches[-1]
+
+    patch.setattr(sghmc, "poisson", known)
+
+
+def gradients_with_a_tenth_of_the_noise(patch, run, likelihood):
+    real = gradients.noisy_sum
+    patch.setattr(gradients, "noisy_sum", lambda steps, exponent, sd, bits: real(steps, exponent, sd / 10, bits))  # fmt: skip
+
+
+def gradients_are_not_clipped(patch, run, likelihood):
+    real = type(likelihood).clipped_grad_steps
+    patch.setitem(
+        likelihood.__dict__, "clipped_grad_steps", lambda theta, bound, *a, **k: real(likelihood, theta, 1e2 * bound, *a, **k)
+    )  # fmt: skip
+
+
+def where_it_starts(run, case):
+    return run.rows[0].old
+
+
+def where_it_ends(run, case):
+    return run.rows[-1].new
+
+
+def rows_are_records(patch, run, likelihood):
+    """Planted by the case."""
+
+
+# The attacker knows of the fault.
+QUIET_HMC = replace(HMC, options=HMC.options | {"gradient_noise_multiplier": 10.0}, multiplier=1.0)
+# Each with the number of runs on either data set, and what else they need.
+FAULTS = {
+    no_noise: (PENALTY, 60, {}),
+    does_not_clip: (PENALTY, 60, {}),
+    clips_the_sum: (PENALTY, 60, {}),
+    rows_are_records: (
+        replace(CASES["penalty, persons"], attack=where_it_ends, n=3, rows=40, by_person=False), 60, {}
+    ),
+    charges_nothing: (PENALTY, 60, {"most": 500}),
+    tuning_is_free: (replace(PENALTY, attack=where_it_starts, n=1), 40, {"tune": 1000}),
+    a_budget_for_each_chain: (PENALTY, 60, {"chains": 60}),
+    batches_follow_the_seed: (
+        replace(
+            CASES["SGHMC, batches"], options=SGHMC | {"sampling_probability": 0.01}, part=0.01, n=101, friction=200.0,
+        ),
+        40,
+        {},
+    ),
+    gradients_with_a_tenth_of_the_noise: (QUIET_HMC, 60, {}),
+    gradients_are_not_clipped: (CASES["SGHMC"], 60, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_found(fault, seed=1):
+    case, runs, options = FAULTS[fault]
+    epsilon, _ = attack(case, runs, seed, 1.0, plant=fault, **options)
+    assert epsilon > 1.0
