@@ -20,7 +20,7 @@ from pymc_dp.privacy.accounting import max_draws
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.families import Family
-from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.mechanisms import Mechanism, positive
 
 __all__ = ["mmd", "plot_epsilon", "plot_posterior", "pyplot"]
 
@@ -82,13 +82,13 @@ def mmd(
         rng = np.random.default_rng(random_seed)
         pairs = x[rng.integers(len(x), size=500)] - y[rng.integers(len(y), size=500)]
         bandwidth = float(np.median(np.linalg.norm(pairs, axis=1)))
-    if not 0 < bandwidth < math.inf:
-        raise ValueError(f"bandwidth (else the median distance) must be > 0, is {bandwidth!r}.")
+    bandwidth = positive("bandwidth (else the median distance)", bandwidth)
 
     def total(a: np.ndarray, b: np.ndarray) -> float:
-        rows, scale = max(1, _BLOCK // len(b)), -0.5 / bandwidth**2
-        blocks = (a[i : i + rows] for i in range(0, len(a), rows))
-        return math.fsum(np.exp(scale * cdist(block, b, "sqeuclidean")).sum() for block in blocks)
+        rows = max(1, _BLOCK // len(b))
+        distances = (cdist(a[i : i + rows], b) for i in range(0, len(a), rows))
+        with np.errstate(over="ignore"):  # of distances beyond all bandwidths
+            return math.fsum(np.exp(-0.5 * np.square(d / bandwidth)).sum() for d in distances)
 
     within = sum((total(z, z) - len(z)) / (len(z) * (len(z) - 1)) for z in (x, y))
     return math.sqrt(abs(within - 2 * total(x, y) / (len(x) * len(y))))
@@ -277,7 +277,7 @@ class _Expected(Mechanism):
 def _accesses(source: Any) -> tuple[Callable[[int], list], list]:
     """Return accesses of draw 1, 2, ..., and those made once by every chain."""
     if isinstance(source, PrivacyBudget):
-        steps = [(s.mechanisms, s.starting, s.schedule) for s in source._steps.values()]
+        steps = [(s.mechanisms, s.starting, s.schedule) for s in source.steps.values()]
     elif hasattr(source, "mechanisms"):
         steps = [(source.mechanisms(), source.starting(), source.schedule())]
     else:

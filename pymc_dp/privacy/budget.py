@@ -81,9 +81,7 @@ class PrivacyBudget:
         self.epsilon, self.delta = float(epsilon), float(delta)
         self.chains, self.accountant = chains, accountant
         if not isinstance(ledger, Ledger):
-            exists = (
-                ledger is not None and Path(ledger).exists() and Path(ledger).stat().st_size > 0
-            )
+            exists = ledger is not None and Path(ledger).exists()
             terms = {} if exists else {"epsilon": self.epsilon, "delta": self.delta}
             ledger = Ledger(ledger, adjacency=self.adjacency.value, **terms)
         account = ledger.account
@@ -99,7 +97,8 @@ class PrivacyBudget:
                 )
         self.ledger = ledger
         self.id = uuid.uuid4().hex
-        self._steps: dict[str, StepAccess] = {}
+        #: What the registered steps access, by label.
+        self.steps: dict[str, StepAccess] = {}
         self.outside: dict[str, Accesses] = {}
         self._plans: dict[str, Allowance] | None = None
         self._latest: Any = None
@@ -121,11 +120,11 @@ class PrivacyBudget:
         self._check_no_chain("its steps are settled")
         kept = {
             label: other
-            for label, other in self._steps.items()
+            for label, other in self.steps.items()
             if other.model == access.model and not set(other.variables) & set(access.variables)
         }
         kept[access.label] = access
-        self._steps, self._plans = kept, None
+        self.steps, self._plans = kept, None
 
     def spend(self, label: str, accesses: Accesses) -> None:
         """Claim accesses that belong to no chain, before any chain runs: chains share what is left.
@@ -169,10 +168,10 @@ class PrivacyBudget:
     def plan(self) -> dict[str, Allowance]:
         """Return the allowance of one chain of each step, by label: an equal part of the budget for each chain."""
         if self._plans is None:
-            if not self._steps:
+            if not self.steps:
                 raise ValueError("No step uses this budget yet: build one with budget=... first.")
             self._plans = share_out(
-                self._steps,
+                self.steps,
                 epsilon=self.epsilon,
                 delta=self.delta,
                 chains=self.chains,
@@ -189,8 +188,8 @@ class PrivacyBudget:
 
     def check_covered(self) -> None:
         """Raise unless every variable of the model has a step on this budget."""
-        for access in self._steps.values():
-            covered = {v for step in self._steps.values() for v in step.variables}
+        for access in self.steps.values():
+            covered = {v for step in self.steps.values() for v in step.variables}
             missing = [v for v in access.all_variables if v not in covered]
             if missing:
                 raise PrivacyLeak(
@@ -202,10 +201,10 @@ class PrivacyBudget:
         """Refuse a run of too many chains before it begins; called by the step as soon as the host tells it the number.
 
         A courtesy that saves the first chains' draws: what holds in any case is that the ledger
-        refuses a claim too many.
+        refuses a claim too many. PyMC has forked its workers by then, but no chain has begun.
         """
         self.check_covered()
-        self.plan()  # here, once, and not in every worker
+        share = [access for allowance in self.plan().values() for access in allowance.claim]
         # A new run: what an interrupted one left behind must not end this one early.
         self._run_chains, self._traces, self._exhausted = n_chains, {}, set()
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))
@@ -218,10 +217,12 @@ class PrivacyBudget:
                 f"{self.expected_draws() if left else 0:g} draws. A finished or interrupted chain is "
                 "not refunded; make a budget for as many chains as you want before the first runs."
             )
+        if n_chains * len(self.steps) > 1:  # a single claim loses nothing if it is refused
+            self.ledger.check(share, n_chains, " and ".join(self.steps))
 
     def claim(self, label: str) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""
-        if label not in self._steps:
+        if label not in self.steps:
             raise PrivacyBudgetExhausted(
                 f"{label} was replaced by a newer step on the same variables; sample with that one."
             )
@@ -306,9 +307,9 @@ class PrivacyBudget:
         claims = self.ledger.claims(self.id)
         steps = tuple(
             StepReport.of(access, [c for c in claims if c.step == label])
-            for label, access in self._steps.items()
+            for label, access in self.steps.items()
         )
-        records = {s.n_records for s in self._steps.values()}
+        records = {s.n_records for s in self.steps.values()}
         return PrivacyReport.build(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -321,7 +322,7 @@ class PrivacyBudget:
             n_records=records.pop()
             if len(records) == 1 and self.adjacency is Adjacency.SUBSTITUTE
             else None,
-            secret=all(s.secret for s in self._steps.values()),
+            secret=all(s.secret for s in self.steps.values()),
             ledger=None if self.ledger.temporary else self.ledger.path,
             steps=steps,
             once={label: listed(accesses) for label, accesses in self.outside.items()},

@@ -12,22 +12,24 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import socket
 import sqlite3
 import sys
 import tempfile
+import uuid
 import weakref
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.composition import Cost, check_terms
-from pymc_dp.privacy.mechanisms import Mechanism, from_json, to_json
+from pymc_dp.privacy.mechanisms import Adjacency, Mechanism, from_json, to_json
 
 __all__ = ["Account", "Claim", "Ledger"]
 
@@ -49,6 +51,13 @@ class Account:
     epsilon: float
     delta: float
     adjacency: str
+
+    def __post_init__(self) -> None:
+        check_terms(self.epsilon, self.delta)
+        if self.adjacency not in list(Adjacency):
+            raise ValueError(
+                f"adjacency must be 'substitute' or 'add_remove', got {self.adjacency!r}."
+            )
 
 
 @dataclass(frozen=True)
@@ -92,74 +101,98 @@ class Ledger:
     ):
         self.temporary = path is None
         if path is None:
-            handle, name = tempfile.mkstemp(prefix="pymc_dp_", suffix=".ledger")
-            os.close(handle)
-            self._finalizer = weakref.finalize(self, _remove, name, os.getpid())
-            path = name
+            folder = tempfile.mkdtemp(prefix="pymc_dp_")
+            self._finalizer = weakref.finalize(self, _remove, folder, os.getpid())
+            path = Path(folder) / "temporary.ledger"
         self.path = str(Path(path).absolute())
+        if not Path(self.path).exists():
+            self._create(epsilon, delta, adjacency)
         with self._reading() as db:
-            account = self._account(db)
-        if account is None:
-            if epsilon is None or delta is None:
-                raise LedgerError(
-                    f"{self.path} holds no account yet: give epsilon and delta to open one."
-                )
-            check_terms(epsilon, delta)
-            with self._transaction() as db:
-                account = self._account(db)
-                if account is None:  # nor has another program opened one meanwhile
-                    for statement in _SCHEMA.split(";"):
-                        db.execute(statement)
-                    terms = (epsilon, delta, adjacency or "substitute")
-                    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", (*terms, _now()))
-                    account = Account(*terms)
+            self.account = self._account(db)
         asked = (epsilon, delta, adjacency)
         for name, value in zip(("epsilon", "delta", "adjacency"), asked, strict=True):
-            if value is not None and value != getattr(account, name):
+            if value is not None and value != (found := getattr(self.account, name)):
                 raise LedgerError(
-                    f"The account in {self.path} was opened with {name} = {getattr(account, name)}, not {value}. "
+                    f"The account in {self.path} was opened with {name} = {found}, not {value}. "
                     "The terms of an account cannot be changed; data that are spent stay spent."
                 )
-        self.account = account
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
+
+    def _create(self, epsilon: float | None, delta: float | None, adjacency: str | None) -> None:
+        """Make the file under another name and put it in its place, so that a ledger is never empty."""
+        if epsilon is None or delta is None:
+            raise LedgerError(
+                f"There is no file {self.path}, so it holds no account yet: give epsilon and delta to open one."
+            )
+        account = Account(epsilon, delta, adjacency or "substitute")
+        place = os.path.realpath(self.path)
+        draft = f"{place}.{uuid.uuid4().hex}"
+        with self._usable(OSError):
+            try:
+                with self._transaction("IMMEDIATE", draft) as db:
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    values = (*astuple(account), _now())
+                    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", values)
+                with suppress(FileExistsError):  # another program has opened an account meanwhile
+                    os.link(draft, place)
+            finally:
+                Path(draft).unlink(missing_ok=True)
+
+    @contextmanager
+    def _usable(self, *errors: type[Exception]) -> Iterator[None]:
+        """Say of such errors which file to look at, and for what."""
+        try:
+            yield
+        except errors as error:
+            raise LedgerError(
+                f"The ledger {self.path} cannot be used ({type(error).__name__}: {error}). Without a ledger no data are touched: "
+                "check that the file is a pymc_dp ledger and of no later version than this one, that it and its folder are "
+                "writable, and that the disk is not full. If it is damaged, restore a copy that has all claims."
+            ) from error
 
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
         """One state of the file, also while another program writes, and if it cannot be written to."""
         return self._transaction("DEFERRED")
 
     @contextmanager
-    def _transaction(self, lock: str = "IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """Open, lock against every other writer, and commit or roll back as a whole."""
-        try:
-            # A connection per transaction: none is ever shared across a fork.
-            with closing(sqlite3.connect(self.path, timeout=120, isolation_level=None)) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute(f"BEGIN {lock}")
-                try:
-                    yield db
-                except BaseException:
-                    db.execute("ROLLBACK")
-                    raise
-                db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise LedgerError(
-                f"The ledger {self.path} cannot be used ({error}). Without a ledger no data are touched: check that the "
-                "file is a pymc_dp ledger, that it and its folder are writable, and that the disk is not full."
-            ) from error
+    def _transaction(self, lock: str, draft: str = "") -> Iterator[sqlite3.Connection]:
+        """Open, lock ("IMMEDIATE": against every other writer), and commit or roll back as a whole."""
+        # An account that is gone is no new one: only a draft is made if it is missing.
+        file = f"{Path(draft or self.path).as_uri()}?mode={'rwc' if draft else 'rw'}"
+        # A connection per transaction: none is ever shared across a fork.
+        options: Any = {"timeout": 120, "isolation_level": None, "uri": True}
+        with self._usable(sqlite3.Error), closing(sqlite3.connect(file, **options)) as db:
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute(f"BEGIN {lock}")
+            try:
+                yield db
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
 
-    def _account(self, db: sqlite3.Connection) -> Account | None:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'account'").fetchone():
-            return None
-        return Account(*db.execute("SELECT epsilon, delta, adjacency FROM account").fetchone())
+    def _account(self, db: sqlite3.Connection) -> Account:
+        tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "account" not in tables:
+            raise LedgerError(
+                f"The file {self.path} exists but holds no account ({len(tables)} other tables): it is another program's, or a ledger that was "
+                "emptied. Restore a copy, or give another path; remove the file only if nothing was ever spent on these data."
+            )
+        with self._usable(Exception):  # contents that make no sense
+            return Account(*db.execute("SELECT epsilon, delta, adjacency FROM account").fetchone())
 
     def _claims(self, db: sqlite3.Connection) -> list[Claim]:
         rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
-        return [
-            Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p)
-            for b, s, a, c, p in rows
-        ]
+        with self._usable(Exception):  # contents that make no sense
+            claims = [
+                Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p)
+                for b, s, a, c, p in rows
+            ]
+            _total(claims)  # refuses what is no mechanism or no count
+        return claims
 
     def claims(self, budget: str | None = None) -> list[Claim]:
         """All claims so far, or those of one budget."""
@@ -198,9 +231,8 @@ class Ledger:
         int
             How many claims this step had before.
         """
-        with self._transaction() as db:
+        with self._transaction("IMMEDIATE") as db:
             account, claims = self._account(db), self._claims(db)
-            assert account is not None  # or there were no claims
             own = [c for c in claims if c.budget == budget]
             before = sum(c.step == step for c in own)
             if before >= limit:
@@ -208,28 +240,34 @@ class Ledger:
                     f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
                     "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
-            _check("account", account.epsilon, account.delta, "best", claims, step, accesses, draws)
-            _check("budget", epsilon, delta, accountant, own, step, accesses, draws)
+            by = f"one chain of {step}{'' if draws is None else f' ({draws:g} draws)'}"
+            asked = (Cost.of(accesses), by, draws, "draws by one chain")
+            _check("account", account.epsilon, account.delta, "best", claims, *asked)
+            _check("budget", epsilon, delta, accountant, own, *asked)
             text = json.dumps([(to_json(m), k) for m, k in accesses])
-            process = f"{socket.gethostname()}:{os.getpid()}"
-            db.execute(
-                "INSERT INTO claims (budget, step, accesses, created, process) VALUES (?, ?, ?, ?, ?)",
-                (budget, step, text, _now(), process),
-            )
+            values = (budget, step, text, _now(), f"{socket.gethostname()}:{os.getpid()}")
+            names = "budget, step, accesses, created, process"
+            db.execute(f"INSERT INTO claims ({names}) VALUES (?, ?, ?, ?, ?)", values)
             return before
+
+    def check(self, accesses: Accesses, chains: int, steps: str) -> None:
+        """Raise unless the account pays for the accesses of all chains of a run; nothing is claimed."""
+        terms, asked = self.account, Cost.of(accesses) * chains
+        _check(
+            "account", terms.epsilon, terms.delta, "best", self.claims(),
+            asked, f"{chains} chain(s) of {steps}", chains, "chain(s) of this budget, or more of one with a smaller epsilon",
+        )  # fmt: skip
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget answers as a callback, for chains in other processes to see."""
-        with self._transaction() as db:
+        with self._transaction("IMMEDIATE") as db:
             db.execute("INSERT OR IGNORE INTO callbacks VALUES (?)", (budget,))
 
     def has_callback(self, budget: str) -> bool:
         """Whether the budget has answered as a callback, in whatever process."""
+        query = "SELECT 1 FROM callbacks WHERE budget = ?"
         with self._reading() as db:
-            return (
-                db.execute("SELECT 1 FROM callbacks WHERE budget = ?", (budget,)).fetchone()
-                is not None
-            )
+            return db.execute(query, (budget,)).fetchone() is not None
 
     def spent(self) -> float:
         """Epsilon of all claims together, at the account's delta."""
@@ -259,34 +297,27 @@ def _total(claims: Sequence[Claim]) -> Cost:
 
 
 def _check(
-    name: str,
-    epsilon: float,
-    delta: float,
-    accountant: str,
-    claims: Sequence[Claim],
-    step: str,
-    accesses: Accesses,
-    draws: float | None,
-) -> None:
-    """Raise if the claims and the new accesses together exceed (epsilon, delta)."""
+    name: str, epsilon: float, delta: float, accountant: str, claims: Sequence[Claim],
+    asked: Cost, by: str, number: float | None, units: str,
+) -> None:  # fmt: skip
+    """Raise if the claims and what is asked for together exceed (epsilon, delta); say how many units would not."""
     if epsilon == math.inf:
         return
-    spent, asked = _total(claims), Cost.of(accesses)
+    spent = _total(claims)
     total = (spent + asked).epsilon(delta, accountant)
     if total <= epsilon:
         return
-    parts = 1000 if draws is None else math.ceil(draws)
+    parts = 1000 if number is None else math.ceil(number)
     low, high = 0, parts
     while high - low > 1:
         middle = (low + high) // 2
         fits = (spent + asked * (middle / parts)).epsilon(delta, accountant) <= epsilon
         low, high = (middle, high) if fits else (low, middle)
-    feasible = f"{low / parts:.1%} of that share" if draws is None else f"{low} draws by one chain"
+    feasible = f"{low / parts:.1%} of that share" if number is None else f"{low} {units}"
     so_far = spent.epsilon(delta, accountant)
     raise PrivacyBudgetExhausted(
         f"The {name} allows epsilon = {epsilon:g} at delta = {delta:g}. Spent: {so_far:.4g}, left: {max(epsilon - so_far, 0):.4g}; "
-        f"asked for by one chain of {step}: {asked.epsilon(delta, accountant):.4g}"
-        f"{'' if draws is None else f' ({draws:g} draws)'}, in total {total:.4g}. Largest feasible: {feasible}. "
+        f"asked for by {by}: {asked.epsilon(delta, accountant):.4g}, in total {total:.4g}. Largest feasible: {feasible}. "
         "Nothing was accessed."
     )
 
@@ -295,9 +326,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _remove(path: str, owner: int) -> None:
+def _remove(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked worker must not take the file away from its parent
-        Path(path).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -305,9 +336,6 @@ def main(arguments: Sequence[str]) -> int:
     if len(arguments) != 1:
         print("usage: python -m pymc_dp.privacy.ledger FILE", file=sys.stderr)
         return 2
-    if not Path(arguments[0]).is_file():
-        print(f"There is no file {arguments[0]}.", file=sys.stderr)
-        return 1
     try:
         print(Ledger(arguments[0]))
     except LedgerError as error:

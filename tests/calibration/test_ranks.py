@@ -6,6 +6,8 @@ Clifford, 1989, Biometrika 76, 633-642), and nothing need converge. Ranks are th
 which tells of the data (Modrák et al., 2023, https://doi.org/10.1214/23-BA1404).
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -67,19 +69,22 @@ FREE = {"budget": None, "reproducible": True}
 
 
 def penalty(scales, **options):
-    walk = RandomWalk(np.square(scales), metric="proposal")
+    walk = RandomWalk(scales, metric="proposal")
     return DPPenalty(clip_bound=np.inf, proposal=walk, noise_scale=1.0, **FREE, **options)
 
 
 def lazy_barker(scales, **options):
-    walk = RandomWalk(np.square(scales), metric="proposal")
+    walk = RandomWalk(scales, metric="proposal")
     return DPBarker(clip_bound=np.inf, proposal=walk, laziness=0.7, **FREE, **options)
 
 
 def fast_mh(scales, rule=Barker(), **options):
-    """No record changes by more than the bound, so far as these models go; batches are of a third of them."""
-    walk = RandomWalk(np.square(scales) / 16, metric="proposal")
-    return DPFastMH(clip_bound=1.5, proposal=walk, batch_rate=5.0, rule=rule, **FREE, **options)
+    """No record changes by more than the bound, so far as these models go; batches have three places for four records."""
+    walk = RandomWalk(np.divide(scales, 6), metric="proposal")
+    typical = np.sqrt(len(scales))
+    step = DPFastMH(clip_bound=0.6 / typical, proposal=walk, batch_rate=5.0, rule=rule, **FREE, **options)  # fmt: skip
+    assert step.expected_batch(typical) < 0.75 * N
+    return step
 
 
 def fast_mh_penalty(scales, **options):
@@ -92,6 +97,21 @@ def hmc(scales, **options):
         step_size=0.5, leapfrog_steps=3, clip_bound=np.inf, gradient_clip_bound=0.3,
         gradient_noise_multiplier=2.0, mass_matrix=1 / np.square(scales), reuse_gradient=False, **FREE, **options,
     )  # fmt: skip
+
+
+class CachedRejected(DPPenalty):
+    """Fault: after a rejection, the current state has the likelihoods of the rejected one."""
+
+    def settle(self, move):
+        accepted = super().settle(move)
+        if not accepted:
+            self._current = replace(move.old, records=move.new.records)
+        return accepted
+
+
+def cached_rejected(scales, **options):
+    walk = RandomWalk(scales, metric="proposal")
+    return CachedRejected(clip_bound=np.inf, proposal=walk, noise_scale=1.0, **FREE, **options)
 
 
 SAMPLERS = [penalty, lazy_barker, fast_mh, fast_mh_penalty, hmc]
@@ -169,6 +189,6 @@ def test_truth_is_anywhere_among_the_draws(name, seed=1):
     for sampler in SAMPLERS:
         found = p_values(case.ranks(sampler, seed))
         assert found.min() > 1e-4, (sampler.__name__, found)
-    # Control: chains of another posterior.
-    wrong = p_values(case.ranks(penalty, seed, temperature=0.25))
-    assert wrong.min() < 1e-5
+    # Controls: chains of another posterior, and with likelihoods of the wrong state.
+    assert p_values(case.ranks(penalty, seed, temperature=0.25)).min() < 1e-5
+    assert p_values(case.ranks(cached_rejected, seed)).min() < 1e-5

@@ -178,6 +178,7 @@ PROGRAM = """
 """
 
 
+@pytest.mark.slow  # two programs that start from nothing; test_kills.py has others
 def test_killed_and_restarted_program(tmp_path):
     """The share of a chain that was killed after ten draws is spent: the restarted program is refused."""
     program, path = tmp_path / "program.py", tmp_path / "hospital.ledger"

@@ -20,6 +20,7 @@ from pymc_dp.privacy.allowance import StepAccess, share_out
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.families import DecisionFamily
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
 from pymc_dp.privacy.sampled import SampledGaussian
 
@@ -308,6 +309,39 @@ class TestRegistration:
         with pytest.raises(PrivacyBudgetExhausted, match="chains=2"):
             copies[2].claim("A[x]")
         assert budget.spent() == pytest.approx(copies[2].spent()) and budget.spent() <= 1.0
+
+
+class TestRunsBeforeTheyBegin:
+    """Nothing is claimed for a run that another program's claims do not leave enough for."""
+
+    @pytest.fixture
+    def ledger(self, tmp_path):
+        """An account of which a program took half."""
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=2.0, delta=1e-6)
+        killed = PrivacyBudget(2.0, 1e-6, chains=2, ledger=ledger)
+        killed.register(fixed())
+        killed.expect_chains("A[x]", 2)
+        killed.claim("A[x]")
+        killed.expect_chains("A[x]", 1)
+        return ledger
+
+    def test_all_chains_together(self, ledger):
+        again = PrivacyBudget(2.0, 1e-6, chains=2, ledger=ledger)
+        again.register(fixed())
+        with pytest.raises(PrivacyBudgetExhausted, match=r"by 2 chain.*feasible: 1 chain"):
+            again.expect_chains("A[x]", 2)
+        assert not ledger.claims(again.id)
+        again.expect_chains("A[x]", 1)
+        again.claim("A[x]")
+
+    def test_all_steps_together(self, ledger):
+        again = PrivacyBudget(2.0, 1e-6, chains=1, ledger=ledger)
+        for name in ("x", "y"):
+            again.register(fixed(f"A[{name}]", (name,)))
+        with pytest.raises(PrivacyBudgetExhausted, match=r"A\[x\] and A\[y\]"):
+            again.expect_chains("A[x]", 1)
+        ledger.check(again.plan()["A[x]"].claim, 1, "A[x]")  # for one of them there is enough
+        assert not ledger.claims(again.id)
 
 
 class TestCallback:

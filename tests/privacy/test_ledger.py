@@ -68,6 +68,20 @@ def test_the_message_says_what_is_feasible(tmp_path):
     assert len(ledger.claims()) == 1
 
 
+def test_a_check_claims_nothing(tmp_path):
+    """It says how many chains there is room for."""
+    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
+    access = [(Gaussian(10.0), 1.0)]
+    most = max(k for k in range(1, 20) if epsilon_of([(Gaussian(10.0), k)], 1e-6) <= 1.0)
+    claim(ledger, access)
+    ledger.check(access, most - 1, "s")
+    with pytest.raises(PrivacyBudgetExhausted) as caught:
+        ledger.check(access, most + 5, "s")
+    assert f"asked for by {most + 5} chain(s) of s" in str(caught.value)
+    assert f"Largest feasible: {most - 1} chain(s)" in str(caught.value)
+    assert len(ledger.claims()) == 1
+
+
 def test_a_step_has_a_limited_number_of_chains(tmp_path):
     ledger = Ledger(tmp_path / "a.ledger", **TERMS)
     for before in range(3):
@@ -121,6 +135,38 @@ def test_racing_processes_never_exceed_the_account(tmp_path, method):
     )
 
 
+def _open(path, start, results):
+    start.wait()
+    claim(Ledger(path, **TERMS), [(Gaussian(30.0), 1.0)])
+    results.put(True)
+
+
+def test_racing_processes_open_one_account(tmp_path):
+    """Who comes second finds the account of who came first, whole; no file is left over."""
+    context = multiprocessing.get_context("fork")
+    for turn in range(5):
+        path = tmp_path / f"{turn}.ledger"
+        start, results = context.Barrier(4), context.Queue()
+        workers = [context.Process(target=_open, args=(path, start, results)) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        assert [results.get(timeout=60) for _ in workers] == [True] * 4
+        for worker in workers:
+            worker.join()
+        assert len(Ledger(path).claims()) == 4
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_new_file_is_like_others(tmp_path):
+    """Readable for whom the user's files are, under a name with any characters, where a link points."""
+    (tmp_path / "a link").symlink_to(tmp_path / "100 %? #1.ledger")
+    claim(Ledger(tmp_path / "a link", **TERMS), [(Gaussian(30.0), 1.0)])
+    assert len(Ledger(tmp_path / "100 %? #1.ledger").claims()) == 1
+    (tmp_path / "other").touch()
+    assert (tmp_path / "a link").stat().st_mode == (tmp_path / "other").stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def _claim_and_die(path):
     claim(Ledger(path), [(Gaussian(10.0), 1.0)])
     os.kill(os.getpid(), signal.SIGKILL)
@@ -144,7 +190,7 @@ def test_temporary_ledgers_are_removed_by_their_owner_only():
     child.join()
     assert os.path.exists(path)
     del ledger
-    assert not os.path.exists(path)
+    assert not os.path.exists(os.path.dirname(path))
 
 
 def test_read_while_another_program_writes(tmp_path, monkeypatch):
@@ -200,6 +246,7 @@ class TestUnusableFiles:
         path.unlink()
         with pytest.raises(LedgerError):
             claim(ledger, [(Gaussian(10.0), 1.0)])
+        assert not path.exists()
 
     def test_no_terms(self, tmp_path):
         with pytest.raises(LedgerError, match="no account"):
@@ -211,6 +258,11 @@ class TestUnusableFiles:
     def test_absurd_terms(self, tmp_path, epsilon, delta):
         with pytest.raises(ValueError, match=r"epsilon|delta"):
             Ledger(tmp_path / "a.ledger", epsilon=epsilon, delta=delta)
+
+    def test_absurd_adjacency(self, tmp_path):
+        with pytest.raises(ValueError, match=r"adjacency must be .* got 'swap'"):
+            Ledger(tmp_path / "a.ledger", **TERMS, adjacency="swap")
+        assert not list(tmp_path.iterdir())
 
 
 def test_command_line(tmp_path):

@@ -1,0 +1,301 @@
+"""Records that are not numbers, one record, one and two hundred parameters, budgets that buy nothing, shapes that do not fit."""
+
+import math
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dp import (
+    DPHMC,
+    DPSGHMC,
+    DPBarker,
+    DPFastMH,
+    DPPenalty,
+    Ledger,
+    OneComponent,
+    PrivacyBudget,
+    RandomWalk,
+    sample,
+)
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, UnsupportedModel
+from tests.faults.watching import accesses, watched
+from tests.steps.targets import compiled_once
+from tests.steps.test_hosting import QUIET, make_step, run
+
+WALK = {"clip_bound": 1.0, "proposal": RandomWalk(0.05)}
+HAMILTONIAN = {
+    "step_size": 0.05, "leapfrog_steps": 2, "clip_bound": 1.0, "gradient_clip_bound": 1.0,
+    "gradient_noise_multiplier": 10.0, "max_distance": 0.5,
+}  # fmt: skip
+LANGEVIN = {
+    "step_size": 0.01,
+    "n_steps": 2,
+    "gradient_clip_bound": 1.0,
+    "friction": 50.0,
+    "sampling_probability": 1.0,
+}
+STEPS = {
+    "penalty": (DPPenalty, WALK),
+    "barker": (DPBarker, WALK),
+    "fast": (DPFastMH, WALK),
+    "hmc": (DPHMC, HAMILTONIAN),
+    "sghmc": (DPSGHMC, LANGEVIN),
+}
+
+
+def names(*left_out):
+    """Gradients take long to compile, and decisions by penalties long to plan for."""
+    return [
+        pytest.param(name, marks=[] if name in ("barker", "fast") else [pytest.mark.slow])
+        for name in STEPS
+        if name not in left_out
+    ]
+
+
+# ---------------------------------------------------------------- one record that is not a number
+
+_Y = np.random.default_rng(31).normal(0.3, 1.0, size=40)
+#: Records whose likelihood is not a number, nothing, and infinite.
+_BAD = {101.0: math.nan, 102.0: -math.inf, 103.0: math.inf}
+
+
+def _model(values, where=lambda mu: pt.ge(mu, -math.inf)):
+    def logp(value, mu):
+        result = -((value - mu) ** 2) / 2
+        for bad, becomes in _BAD.items():
+            result = pt.switch(pt.eq(value, bad) & where(mu), becomes, result)
+        return result
+
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 3)
+        pm.CustomDist("y", mu, logp=logp, observed=values)
+    return model
+
+
+def _chain(kind, options, model, key, epsilon=12.0, **more):
+    with compiled_once("edges", key, only=model):
+        budget = PrivacyBudget(epsilon, 1e-5, chains=1, adjacency="add_remove")
+        step = kind(budget=budget, model=model, **options, **more)
+        idata = run(model, budget, step, chains=1, draws=60, random_seed=7)
+    assert budget.spent() <= epsilon
+    return idata
+
+
+@pytest.mark.parametrize("name", names("fast"))
+def test_records_that_are_never_numbers(name):
+    """The chain is that of the other records, to the last bit; nothing is said of it, and nothing raised."""
+    kind, options = STEPS[name]
+    chains = [
+        _chain(kind, options, _model(values), key, reproducible=True)
+        for key, values in {"bad": np.append(_Y, list(_BAD)), "good": _Y}.items()
+    ]
+    bad, good = (idata.posterior["mu"].values[0] for idata in chains)
+    assert len(bad) == len(good) >= 2 and np.isfinite(bad).all() and len(np.unique(good)) > 1
+    assert np.array_equal(bad, good)
+
+
+@pytest.mark.parametrize("name", names())
+def test_records_that_stop_being_numbers(name):
+    """On the way, at some parameters: they count for no more than the clip bound, and the chain goes on."""
+    kind, options = STEPS[name]
+    model = _model(np.append(_Y, list(_BAD)), where=lambda mu: pt.ge(mu, 0.02))
+    if kind is DPFastMH:
+        with compiled_once("edges", "stops", only=model):
+            budget = PrivacyBudget(12.0, 1e-5, chains=1)
+            step = kind(budget=budget, model=model, **options, batch_rate=2.0)
+            idata = run(model, budget, step, chains=1, draws=60)
+    else:
+        idata = _chain(kind, options, model, "stops", reproducible=True)
+    mu = idata.posterior["mu"].values[0]
+    assert len(mu) >= 2 and np.isfinite(mu).all() and len(np.unique(mu)) > 1
+
+
+# ---------------------------------------------------------------- few and many
+
+
+@pytest.fixture
+def smallest():
+    """One record, one parameter (with an axis of its own)."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1, shape=1)
+        pm.Normal("y", mu[0], 1, observed=[0.7])
+    with compiled_once("smallest", only=model):
+        yield model
+
+
+@pytest.mark.parametrize("name", names())
+def test_one_record_and_one_parameter(smallest, name):
+    kind, options = STEPS[name]
+    with smallest:
+        public = sample(
+            epsilon=12.0, delta=1e-5, step=kind, chains=2, cores=1, draws=2, **options, **QUIET
+        )
+    assert public.posterior["mu"].shape == (2, 2, 1)
+    assert public.posterior.attrs["epsilon"] <= 12.0
+
+
+@pytest.mark.parametrize("kind", [DPPenalty, DPBarker])
+def test_a_batch_of_more_records_than_there_are(smallest, kind):
+    with pytest.raises(ValueError, match="from 2 to the number of records, 1, got 2"):
+        kind(budget=PrivacyBudget(12.0, 1e-5, chains=1), model=smallest, batch_size=2, **WALK)
+
+
+@pytest.fixture
+def wide():
+    """Two hundred parameters."""
+    values = np.random.default_rng(32).normal(size=(300, 200))
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 0, 1, shape=200)
+        pm.Normal("y", theta, 1.0, observed=values)
+    with compiled_once("wide", only=model):
+        yield model
+
+
+MANY = {
+    "penalty": (DPPenalty, {"clip_bound": 1.0, "proposal": OneComponent(0.05)}),
+    "penalty at once": (DPPenalty, {"clip_bound": 1.0, "proposal": RandomWalk(0.005)}),
+    "hmc": (DPHMC, {**HAMILTONIAN, "step_size": 0.002}),
+    "sghmc": (DPSGHMC, {**LANGEVIN, "draws": 10, "mass_matrix": np.full(200, 2.0)}),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "penalty at once",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("penalty", "hmc", "sghmc")),
+    ],
+)
+def test_two_hundred_parameters(wide, name):
+    """All of them move, within the budget."""
+    kind, options = MANY[name]
+    with wide:
+        public = sample(
+            epsilon=8.0,
+            delta=1e-5,
+            step=kind,
+            chains=2,
+            cores=1,
+            random_seed=8,
+            reproducible=True,
+            **options,
+            **QUIET,
+        )
+    theta = public.posterior["theta"].values
+    assert theta.shape[0] == 2 and theta.shape[1] >= 2 and theta.shape[2] == 200
+    moved = (theta[:, 1:] != theta[:, :-1]).any(axis=(0, 1))
+    assert np.isfinite(theta).all() and moved.any()
+    assert moved.all() or isinstance(options.get("proposal"), OneComponent)
+    assert public.posterior.attrs["epsilon"] <= 8.0
+
+
+# ---------------------------------------------------------------- budgets
+
+ABSURD = [0, -1.0, -math.inf, math.nan, "1.0", None, 1j, [1.0], np.array([1.0, 2.0])]
+
+
+@pytest.mark.parametrize("value", ABSURD, ids=repr)
+@pytest.mark.parametrize("name", ["epsilon", "delta"])
+def test_absurd_terms(normal_model, tmp_path, name, value):
+    """The message names the term (None: not given, which a ledger that exists could do without); no ledger is opened."""
+    path = tmp_path / "a.ledger"
+    terms = {"epsilon": 1.0, "delta": 1e-5, name: value}
+    for make in (
+        lambda: PrivacyBudget(**terms, chains=1, ledger=path),
+        lambda: Ledger(path, **terms),
+        lambda: sample(**terms, model=normal_model, ledger=path, chains=1, **WALK),
+    ):
+        with pytest.raises((ValueError, TypeError, LedgerError), match=name):
+            make()
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("delta", [1.0, 1.5, math.inf])
+def test_absurd_delta(normal_model, delta):
+    with pytest.raises(ValueError, match="delta must lie"):
+        sample(epsilon=1.0, delta=delta, model=normal_model, chains=1, **WALK)
+
+
+@pytest.mark.parametrize(
+    "epsilon, delta", [(5e-324, 1e-5), (1e-9, 1e-5), (1.0, 5e-324), (1e-9, 1e-300)]
+)
+@pytest.mark.parametrize("name", ["penalty", "sghmc"])
+def test_empty_budget(normal_model, tmp_path, name, epsilon, delta):
+    """Too small for a single draw: said with the numbers, before anything is read or claimed."""
+    kind, options = STEPS[name]
+    log, path = tmp_path / "accesses", tmp_path / "a.ledger"
+    with watched(log), normal_model:
+        budget = PrivacyBudget(epsilon, delta, chains=2, ledger=path)
+        step = kind(budget=budget, **options)
+        log.unlink(missing_ok=True)  # what was read while compiling was read at made-up points
+        with pytest.raises(PrivacyBudgetExhausted, match=r"fewer than one.*Use a smaller"):
+            run(normal_model, budget, step)
+        with pytest.raises(PrivacyBudgetExhausted, match="fewer than one"):
+            step.set_rng(np.random.default_rng(1))
+            step.step(normal_model.initial_point())
+    assert not accesses(log) and not Ledger(path).claims()
+
+
+@pytest.mark.parametrize("epsilon", [pytest.param(1e6, marks=pytest.mark.slow), 1e308])
+def test_boundless_budget(normal_model, epsilon):
+    """Absurd, but a number: it buys many draws."""
+    with normal_model:
+        public = sample(epsilon=epsilon, delta=1e-5, chains=1, draws=5, cores=1, **WALK, **QUIET)
+    assert public.posterior.sizes["draw"] == 5
+
+
+def test_delta_above_one_in_n(normal_model):
+    """It may publish a whole record: the report says so."""
+    budget = PrivacyBudget(3.0, 0.01, chains=1)
+    make_step(normal_model, budget)
+    assert "WEAK DELTA" in str(budget.report())
+    usual = PrivacyBudget(3.0, 1e-5, chains=1)
+    make_step(normal_model, usual)
+    assert "WEAK DELTA" not in str(usual.report())
+
+
+# ---------------------------------------------------------------- shapes
+
+
+def _tables(first, second):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, first))
+        pm.Normal("z", mu, 1, observed=np.linspace(-2, 2, second))
+    return model
+
+
+PERSONS = np.arange(390) + 777_000
+MISFITS = {
+    "too few persons": ({"records": PERSONS}, ValueError, r"shape \(400,\)"),
+    "a table of persons": ({"records": np.zeros((400, 2), int)}, ValueError, r"shape \(400,\)"),
+    "persons of nobody": ({"records": {"z": PERSONS}}, ValueError, "keys"),
+    "persons that are not whole": ({"records": PERSONS / 7}, ValueError, "records"),
+    "initial values": ({"initvals": {"mu": np.zeros(3)}}, Exception, "mu|shape|dimension"),
+    "scales": ({"proposal": RandomWalk([0.1, 0.2])}, ValueError, "length"),
+    "covariance": ({"proposal": RandomWalk(np.eye(2))}, ValueError, "length"),
+    "metric": ({"proposal": RandomWalk(0.1, metric=[1.0, 2.0])}, ValueError, "metric"),
+    "batch": ({"batch_size": 401}, ValueError, "number of records, 400"),
+    "mass matrix": ({"step": DPHMC, **HAMILTONIAN, "mass_matrix": np.eye(2)}, ValueError, "mass_matrix must have shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_mismatched_shapes(normal_model, tmp_path, misfit):
+    """Before anything is claimed; labels of persons are private, and are not shown."""
+    more, error, match = MISFITS[misfit]
+    path = tmp_path / "a.ledger"
+    options = {"step": DPPenalty, **({} if "step" in more else WALK), **more}
+    with normal_model, pytest.raises(error, match=match) as caught:
+        sample(epsilon=3.0, delta=1e-5, chains=2, cores=1, ledger=path, **options, **QUIET)
+    assert "777" not in str(caught.value)
+    assert not Ledger(path).claims()
+
+
+def test_tables_of_different_lengths(tmp_path):
+    path = tmp_path / "a.ledger"
+    with _tables(10, 12), pytest.raises(UnsupportedModel, match="different numbers of rows"):
+        sample(epsilon=3.0, delta=1e-5, ledger=path, **WALK, **QUIET)
+    assert not Ledger(path).claims()
