@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -69,6 +70,10 @@ def _log_mills(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, right, left)
 
 
+def _within(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, Real) and low <= float(value) <= high
+
+
 @dataclass(frozen=True)
 class Penalty(_Rule):
     r"""Penalty rule: Metropolis' test on a log-ratio with Gaussian noise, noise integrated out.
@@ -95,11 +100,13 @@ class Penalty(_Rule):
     private: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and self.scale > 0):
+        # Beyond, every decision is certain or never taken in floating point.
+        if not _within(self.scale, 1e-6, 1e6):
             raise ValueError(
-                f"The noise scale of the penalty rule must be positive and finite, got {self.scale!r}. "
+                f"The noise scale of the penalty rule must be positive and finite, from 1e-6 to 1e6, got {self.scale!r}. "
                 "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
             )
+        object.__setattr__(self, "scale", float(self.scale))  # not in single precision
 
     @property
     def name(self) -> str:
@@ -227,8 +234,9 @@ class Lazy(_Rule):
     weight: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
+        if not _within(self.weight, math.ulp(0.0), 1):
             raise ValueError(f"The weight of a lazy rule must lie in (0, 1], got {self.weight!r}.")
+        object.__setattr__(self, "weight", float(self.weight))
         if isinstance(self.rule, Lazy):  # two are one, and costs are found by looking inside
             object.__setattr__(self, "weight", self.weight * self.rule.weight)
             object.__setattr__(self, "rule", self.rule.rule)

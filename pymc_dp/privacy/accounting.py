@@ -21,6 +21,7 @@ from pymc_dp.privacy.composition import (
     check_accountant,
     check_terms,
 )
+from pymc_dp.privacy.mechanisms import real
 
 __all__ = ["MOST_SCHEDULED", "calibrate", "delta_of", "epsilon_of", "max_draws"]
 
@@ -94,9 +95,9 @@ def max_draws(
     >>> max_draws([(Gaussian(31.62), 1)], epsilon=1.0, delta=1e-6, chains=4)
     14
     """
-    check_terms(epsilon, delta)
+    epsilon, delta = check_terms(epsilon, delta)
     check_accountant(accountant)
-    if not chains >= 1:
+    if not real(chains) >= 1:
         raise ValueError(f"chains must be at least 1, got {chains!r}.")
     unit = Cost.of(mechanisms(1) if callable(mechanisms) else mechanisms)
     once, before = Cost.of(per_chain), Cost.of(besides)
@@ -210,11 +211,14 @@ def calibrate(
     >>> epsilon_of(run(m), 1e-6) <= 1.0 < epsilon_of(run(m + 1), 1e-6)
     True
     """
-    check_terms(epsilon, delta)
-    if whole:
-        low, high = math.ceil(low), math.floor(high)
-    if not 0 < low <= high:
-        raise ValueError(f"The search needs 0 < low <= high, got low={low!r} and high={high!r}.")
+    epsilon, delta = check_terms(epsilon, delta)
+    if not 0 < real(low) <= real(high) < math.inf:
+        raise ValueError(
+            f"The search needs 0 < low <= high, both finite, got low={low!r} and high={high!r}."
+        )
+    low, high = (math.ceil(low), math.floor(high)) if whole else (real(low), real(high))
+    if low > high:
+        raise ValueError(f"There is no whole number to try: {high} < {low}. Look farther.")
 
     most_private, least_private = (low, high) if largest else (high, low)
     names = (

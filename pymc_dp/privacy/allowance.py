@@ -178,6 +178,7 @@ def share_out(
     """
     if epsilon == math.inf:
         return {label: Allowance(math.inf, None, (), (), (), epsilon, math.inf) for label in steps}
+    epsilon = min(epsilon, 1e100)  # nothing overflows, and less is safe
     if any(isinstance(m, Family) for step in steps.values() for m, _ in step.mechanisms):
         return _shares(steps, epsilon, delta, chains, accountant, Cost.of(besides))
     return _iterations(steps, epsilon, delta, chains, accountant, Cost.of(besides))

@@ -8,13 +8,12 @@ a known batch costs what it would cost without sampling. Sizes, rates and probab
 from __future__ import annotations
 
 import math
-import operator
 
 import numpy as np
 
 from scipy.special import ndtri, pdtr, pdtrc
 
-from pymc_dp.privacy.mechanisms import positive, probability
+from pymc_dp.privacy.mechanisms import positive, probability, whole
 from pymc_dp.privacy.noise import BitSource, OperatingSystemBits
 
 __all__ = ["poisson", "poisson_count", "uniforms", "with_replacement", "without_replacement"]
@@ -69,8 +68,7 @@ def poisson(n_records: int, sampling_probability: float, bits: BitSource = _SECR
     and alike for all records; for the number of draws see :func:`poisson_count`. The rest is exact.
     """
     n_records = _records(n_records)
-    probability("sampling probability", sampling_probability)
-    p = float(sampling_probability)
+    p = probability("sampling probability", sampling_probability)
     drawn = 1 - p if p > 0.5 else p
     count = poisson_count(-n_records * math.log1p(-drawn), bits) if drawn else 0
     values = _distinct(_below(n_records, count, bits))
@@ -85,8 +83,7 @@ def poisson_count(rate: float, bits: BitSource = _SECRET) -> int:
     total variation distance from the Poisson law is below ``5e-16 * (1 + sqrt(rate))``. Takes a few
     microseconds at any rate up to 1e10, the largest; milliseconds once in 30 000 times above 1e5.
     """
-    positive("rate", rate)
-    rate = float(rate)
+    rate = positive("rate", rate)
     if rate > _LARGEST_RATE:
         raise ValueError(f"The rate must be at most {_LARGEST_RATE:.0e}, got {rate!r}.")
     word = int.from_bytes(bits.words(2).tobytes(), "little")
@@ -160,9 +157,9 @@ def _records(n_records: int) -> int:
 
 def _whole(what: str, value: int) -> int:
     try:
-        value = operator.index(value)
-    except TypeError:
-        raise ValueError(f"The {what} must be a whole number, got {value!r}.") from None
+        value = whole(f"The {what}", value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
     if value < 0:
         raise ValueError(f"The {what} must not be negative, got {value}.")
     return value

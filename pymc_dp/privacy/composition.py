@@ -38,7 +38,14 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pymc_dp.privacy import pld
-from pymc_dp.privacy.mechanisms import ORDERS, Gaussian, Mechanism, gaussian_profile
+from pymc_dp.privacy.mechanisms import (
+    ORDERS,
+    Gaussian,
+    Mechanism,
+    check_count,
+    gaussian_profile,
+    real,
+)
 
 __all__ = ["ACCOUNTANTS", "Accesses", "Cost", "accountants_for", "check_accountant", "check_terms", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
 
@@ -72,8 +79,7 @@ class Cost:
         """Compose ``(mechanism, count)`` pairs."""
         counts: dict[Mechanism, float] = {}
         for mechanism, count in accesses:
-            if not count >= 0:
-                raise ValueError(f"A count must be at least 0, got {count!r} for {mechanism.name}.")
+            check_count(mechanism, count)
             if count > 0:
                 counts[mechanism] = counts.get(mechanism, 0) + count
         if counts and not frozenset.intersection(*(m.adjacencies for m in counts)):
@@ -99,13 +105,14 @@ class Cost:
     @cached_property
     def renyi(self) -> np.ndarray:
         """Rényi divergence at each order of :data:`~pymc_dp.privacy.mechanisms.ORDERS`."""
-        return sum((k * _renyi(m) for m, k in self.counts.items()), np.zeros(len(ORDERS)))
+        with np.errstate(over="ignore"):
+            return sum((k * _renyi(m) for m, k in self.counts.items()), np.zeros(len(ORDERS)))
 
     @cached_property
     def mu_squared(self) -> float:
         """Square of the Gaussian-DP parameter; infinite if some access has none."""
         mus = [(m.gaussian_mu, k) for m, k in self.counts.items()]
-        return sum((math.inf if mu is None else k * mu**2 for mu, k in mus), 0.0)
+        return sum((math.inf if mu is None else k * mu * mu for mu, k in mus), 0.0)
 
     @cached_property
     def rho(self) -> float:
@@ -125,7 +132,7 @@ class Cost:
     def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
         """Smallest proved epsilon at this delta, and the accountant that proves it."""
         check_accountant(accountant)
-        _check_delta(delta)
+        delta = _check_delta(delta)
         if self.free:
             return 0.0, accountant
         names = accountants_for(self, delta) if accountant == "best" else (accountant,)
@@ -134,9 +141,10 @@ class Cost:
     def delta(self, epsilon: float, accountant: str = "best") -> float:
         """Smallest proved delta at this epsilon."""
         check_accountant(accountant)
-        _check_epsilon(epsilon)
+        epsilon = _check_epsilon(epsilon)
         if self.free or epsilon == math.inf:
             return 0.0
+        epsilon = min(epsilon, 1e100)  # nothing overflows, and less is safe
         names = accountants_for(self, 1.0) if accountant == "best" else (accountant,)
         return min(1.0, *(_DELTA[name](self, epsilon) for name in names))
 
@@ -163,24 +171,25 @@ def check_accountant(accountant: str) -> None:
         )
 
 
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
+def _check_delta(delta: float) -> float:
+    if not 0 < real(delta) < 1:
         raise ValueError(
             f"delta must lie strictly between 0 and 1, got {delta!r}. Usual: well below 1 / (number of records)."
         )
+    return real(delta)
 
 
-def _check_epsilon(epsilon: float) -> None:
-    if not epsilon > 0:
+def _check_epsilon(epsilon: float) -> float:
+    if not real(epsilon) > 0:
         raise ValueError(
             f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
         )
+    return real(epsilon)
 
 
-def check_terms(epsilon: float, delta: float) -> None:
-    """Raise ValueError unless ``epsilon > 0`` and ``0 < delta < 1``."""
-    _check_epsilon(epsilon)
-    _check_delta(delta)
+def check_terms(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return both as floats; ValueError unless ``epsilon > 0`` and ``0 < delta < 1``."""
+    return _check_epsilon(epsilon), _check_delta(delta)
 
 
 def renyi_to_epsilon(orders: Any, renyi: Any, delta: float) -> Any:
@@ -220,29 +229,31 @@ def _delta_zcdp(cost: Cost, epsilon: float) -> float:
     return math.exp(-((epsilon - cost.rho) ** 2) / (4 * cost.rho))
 
 
-def _delta_gaussian(cost: Cost, epsilon: float) -> float:
+def _log_delta_gaussian(cost: Cost, epsilon: float) -> float:
     if cost.mu_squared == math.inf:
-        return 1.0
-    return math.exp(float(gaussian_profile(np.array(epsilon), math.sqrt(cost.mu_squared))))
+        return 0.0
+    return float(gaussian_profile(np.array(epsilon), math.sqrt(cost.mu_squared)))
+
+
+def _delta_gaussian(cost: Cost, epsilon: float) -> float:
+    return math.exp(_log_delta_gaussian(cost, epsilon))
 
 
 def _epsilon_gaussian(cost: Cost, delta: float) -> float:
     if cost.mu_squared == math.inf:
         return math.inf
-    if _delta_gaussian(cost, 1e-12) <= delta:
+
+    def excess(epsilon: float) -> float:
+        return max(_log_delta_gaussian(cost, epsilon), -1e4) - math.log(delta)
+
+    if excess(1e-12) <= 0:
         return 1e-12
     high = 1.0
-    while _delta_gaussian(cost, high) > delta:
+    while excess(high) > 0:
         high *= 2
         if high > 1e12:
             return math.inf
-    root = brentq(
-        lambda e: math.log(max(_delta_gaussian(cost, e), 1e-300) / delta),
-        1e-12,
-        high,
-        xtol=1e-12,
-        rtol=1e-12,
-    )
+    root = brentq(excess, 1e-12, high, xtol=1e-12, rtol=1e-12)
     return root * _SAFETY + 1e-12
 
 

@@ -36,6 +36,8 @@ Pair = Callable[[np.ndarray], tuple[Law, Law]]
 _SAFETY = 1 + 1e-7
 #: Privacy profiles are constant beyond, as exp(epsilon) must not overflow.
 LARGEST_EPSILON = 600.0
+# Beyond, where no decision could be paid for, costs are infinite: the search would run out of numbers.
+_LARGEST_SENSITIVITY = 1e9
 # What a coarse grid may miss of a peak: far out its points lie about as far apart as a peak is wide.
 _COARSE_ERROR = 0.2
 
@@ -95,6 +97,8 @@ def decision_renyi(
     ndarray, shape (len(orders),)
         Supremum over all real log-ratios and both directions, rounded up; read-only.
     """
+    if sensitivity > _LARGEST_SENSITIVITY:
+        return np.full(len(orders), np.inf)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
     result = sup_renyi(pairs, rule, sensitivity, np.array(orders))
     result.flags.writeable = False
@@ -106,6 +110,8 @@ def decision_profile(
     rule: AcceptanceRule, sensitivity: float, sampling_probability: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bound the hockey-stick divergences of a decision: knots and values for :func:`interpolate_profile`."""
+    if sensitivity > _LARGEST_SENSITIVITY:
+        return np.array([0.0, LARGEST_EPSILON]), np.ones(2)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
     return sup_profile(pairs, rule, sensitivity)
 

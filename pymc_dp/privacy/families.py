@@ -109,11 +109,17 @@ class DecisionFamily(Family):
     NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        positive("sensitivity per distance", self.sensitivity_per_distance)
+        per_distance = positive("sensitivity per distance", self.sensitivity_per_distance)
+        self._set(sensitivity_per_distance=per_distance)
         if (self.rule is None) == (self.noise_multiplier is None):
             raise ValueError("Give exactly one of rule and noise_multiplier.")
         if self.noise_multiplier is not None:
-            positive("noise multiplier", self.noise_multiplier)
+            self._set(noise_multiplier=positive("noise multiplier", self.noise_multiplier))
+        noise = getattr(self.rule, "scale", self.noise_multiplier or 1.0)
+        if not 1e-6 <= noise <= 1e6:  # in floating point, every rule is certain or constant beyond
+            raise ValueError(
+                f"The noise multiplier or scale of a penalty rule must be from 1e-6 to 1e6, got {noise!r}."
+            )
         self._cell(0)  # refuses what the mechanism would refuse
 
     @property
@@ -194,7 +200,7 @@ class PoissonMinibatchFamily(Family):
     NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
-        positive("bound per distance", self.bound_per_distance)
+        self._set(bound_per_distance=positive("bound per distance", self.bound_per_distance))
         self.at(max(self.distances))  # refuses what the mechanism would refuse
 
     @property

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pymc_dp.privacy.mechanisms import Mechanism, positive
+from pymc_dp.privacy.mechanisms import Mechanism, check_count, positive, real, reals
 
 __all__ = ["RenyiFilter", "RenyiOdometer", "RenyiShare"]
 
@@ -43,9 +43,10 @@ class RenyiShare(Mechanism):
     rho: float
 
     def __post_init__(self) -> None:
-        positive("share of the filter", self.rho)
-        if not self.order > 1:
+        self._set(rho=positive("share of the filter", self.rho))
+        if not real(self.order) > 1:
             raise ValueError(f"A Rényi order must exceed 1, got {self.order!r}.")
+        self._set(order=real(self.order))
 
     @property
     def name(self) -> str:
@@ -91,9 +92,10 @@ class RenyiFilter:
         """Pay for ``(mechanism, count)`` pairs together, or refuse them, and all that follow."""
         cost = 0.0
         for mechanism, count in accesses:
+            check_count(mechanism, count)
             if mechanism not in self._prices:
                 self._prices[mechanism] = float(mechanism.renyi([self.share.order])[0])
-            cost += count * self._prices[mechanism]
+            cost += real(count) * self._prices[mechanism]
         self.closed = self.closed or not self.spent + cost <= self.share.rho
         if not self.closed:
             self.spent += cost
@@ -138,10 +140,10 @@ class RenyiOdometer:
     """
 
     def __init__(self, delta: float, orders: Sequence[float] = _ODOMETER_ORDERS):
-        if not 0 < delta < 1:
+        if not 0 < real(delta) < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}.")
-        self.delta = delta
-        self.orders = np.array(orders, dtype=float)
+        self.delta = real(delta)
+        self.orders = reals("Rényi orders", orders)
         if self.orders.size == 0 or not np.all(self.orders > 1):
             raise ValueError(f"All Rényi orders must exceed 1, got {list(orders)!r}.")
         self.renyi = np.zeros(len(self.orders))
@@ -149,7 +151,9 @@ class RenyiOdometer:
     def add(self, accesses: Sequence[tuple[Mechanism, float]]) -> None:
         """Add ``(mechanism, count)`` pairs that are about to be, or have been, made."""
         for mechanism, count in accesses:
-            self.renyi = self.renyi + count * mechanism.renyi(self.orders)
+            check_count(mechanism, count)
+            with np.errstate(over="ignore"):
+                self.renyi = self.renyi + real(count) * mechanism.renyi(self.orders)
 
     @property
     def epsilon(self) -> float:

@@ -53,7 +53,10 @@ class Account:
     adjacency: str
 
     def __post_init__(self) -> None:
-        check_terms(self.epsilon, self.delta)
+        for name, value in zip(
+            ("epsilon", "delta"), check_terms(self.epsilon, self.delta), strict=True
+        ):
+            object.__setattr__(self, name, value)
         if self.adjacency not in list(Adjacency):
             raise ValueError(
                 f"adjacency must be 'substitute' or 'add_remove', got {self.adjacency!r}."

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -29,9 +31,15 @@ __all__ = [
     "Decision",
     "Gaussian",
     "Mechanism",
+    "check_count",
     "from_json",
     "gaussian_profile",
+    "positive",
+    "probability",
+    "real",
+    "reals",
     "to_json",
+    "whole",
 ]
 
 #: Rényi orders at which costs are composed: every whole number up to 64 (some bounds are known at
@@ -82,7 +90,7 @@ class Mechanism(ABC):
 
     def renyi(self, orders: npt.ArrayLike) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order > 1, shape of ``orders``."""
-        alpha = np.asarray(orders, dtype=float)
+        alpha = reals("Rényi orders", orders)
         if not np.all(alpha > 1):
             raise ValueError(f"Rényi orders must exceed 1, got {orders!r}.")
         return self._renyi(alpha.ravel()).reshape(alpha.shape)
@@ -101,9 +109,15 @@ class Mechanism(ABC):
         """
         return None
 
+    def _set(self, **values: Any) -> None:
+        """Replace fields by what they come to, while the mechanism is made."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
 
 def gaussian_profile(log_t: np.ndarray, mu: float) -> np.ndarray:
     """Log of the hockey-stick divergence of order ``exp(log_t)`` between ``N(mu, 1)`` and ``N(0, 1)``."""
+    mu = max(mu, 1e-100)  # nothing overflows, and more is safe
     upper, lower = log_ndtr(mu / 2 - log_t / mu), log_t + log_ndtr(-mu / 2 - log_t / mu)
     with np.errstate(divide="ignore"):
         # The two terms cancel: allow for the rounding of each.
@@ -133,7 +147,7 @@ class Gaussian(Mechanism):
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        positive("noise multiplier", self.noise_multiplier)
+        self._set(noise_multiplier=positive("noise multiplier", self.noise_multiplier))
 
     @property
     def name(self) -> str:
@@ -148,7 +162,7 @@ class Gaussian(Mechanism):
     @property
     def zcdp(self) -> float:
         """Exact ``rho``."""
-        return 0.5 / self.noise_multiplier**2
+        return concentrated(self.gaussian_mu)
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Exact Rényi divergence."""
@@ -191,7 +205,7 @@ class Decision(Mechanism):
     sensitivity: float
 
     def __post_init__(self) -> None:
-        positive("sensitivity", self.sensitivity)
+        self._set(sensitivity=positive("sensitivity", self.sensitivity))
         if not self.rule.private:
             raise ValueError(
                 f"The rule {self.rule.name} has no finite privacy cost: a decision can be certain under one data set and "
@@ -216,9 +230,9 @@ class Decision(Mechanism):
     def zcdp(self) -> float | None:
         """Closed-form ``rho`` for penalty and Barker rules, else None."""
         if isinstance(self._inner, Barker):
-            return self.sensitivity**2 / 8
+            return concentrated(self.sensitivity / 2)
         mu = self.gaussian_mu
-        return None if mu is None else mu**2 / 2
+        return None if mu is None else concentrated(mu)
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order, by maximising over the log-ratio."""
@@ -235,16 +249,61 @@ class Decision(Mechanism):
         )
 
 
-def positive(what: str, value: float) -> None:
-    """Raise ValueError unless the value is a positive finite number."""
-    if not (math.isfinite(value) and value > 0):
+def concentrated(mu: float) -> float:
+    """``mu**2 / 2``, the ``rho`` of what is ``mu``-GDP: infinite where that is too large, and never 0."""
+    return max(mu * mu / 2, math.ulp(0.0)) if mu < 1e150 else math.inf
+
+
+def real(value: Any) -> float:
+    """Any real number as a float; NaN for what is none, which no comparison lets pass."""
+    if getattr(value, "ndim", None) == 0:
+        value = np.asarray(value).item()
+    try:
+        return float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def reals(what: str, values: npt.ArrayLike) -> np.ndarray:
+    """Any real numbers as an array of floats, else ValueError."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "biufO":
+            return array.astype(float)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"The {what} must be real numbers, got {values!r}.")
+
+
+def positive(what: str, value: Any) -> float:
+    """Return the value as a float; ValueError unless it is a positive finite number."""
+    if not 0 < real(value) < math.inf:
         raise ValueError(f"The {what} must be positive and finite, got {value!r}.")
+    return real(value)
 
 
-def probability(what: str, value: float) -> None:
-    """Raise ValueError unless ``0 < value <= 1``."""
-    if not 0 < value <= 1:
+def probability(what: str, value: Any) -> float:
+    """Return the value as a float; ValueError unless ``0 < value <= 1``."""
+    if not 0 < real(value) <= 1:
         raise ValueError(f"The {what} must be above 0 and at most 1, got {value!r}.")
+    return real(value)
+
+
+def whole(what: str, value: Any, least: int | None = None) -> int:
+    """Return the value as an int; TypeError unless it is one, ValueError unless it is at least that."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} must be a whole number, got {value!r}: give an integer.") from None
+    if least is not None and number < least:
+        raise ValueError(f"{what} must be at least {least}, got {value!r}.")
+    return number
+
+
+def check_count(mechanism: Mechanism, count: Any) -> None:
+    """Raise ValueError unless something can be accessed so often."""
+    if not real(count) >= 0:
+        raise ValueError(f"A count must be at least 0, got {count!r} for {mechanism.name}.")
 
 
 def to_json(mechanism: Mechanism) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,7 +21,7 @@ from pymc_dp.privacy.decisions import (
     coarse_grid,
     interpolate_profile,
 )
-from pymc_dp.privacy.mechanisms import Adjacency, Decision, Mechanism, positive
+from pymc_dp.privacy.mechanisms import Adjacency, Decision, Mechanism, positive, whole
 
 __all__ = ["PoissonMinibatchDecision"]
 
@@ -123,29 +122,25 @@ class PoissonMinibatchDecision(Mechanism):
     full_batch_at: int | None = None
 
     def __post_init__(self) -> None:
-        positive("bound on a record's contribution", self.log_ratio_bound)
-        positive("batch rate", self.batch_rate)
-        object.__setattr__(self, "n_records", operator.index(self.n_records))
-        if self.n_records < 1:
-            raise ValueError(f"The number of records must be at least 1, got {self.n_records}.")
+        self._set(
+            log_ratio_bound=positive("bound on a record's contribution", self.log_ratio_bound),
+            batch_rate=positive("batch rate", self.batch_rate),
+            n_records=whole("The number of records", self.n_records, 1),
+        )
         if self.full_batch_at is not None:
-            object.__setattr__(self, "full_batch_at", operator.index(self.full_batch_at))
-            if self.full_batch_at < 1:
-                raise ValueError(
-                    f"The limit of the batch size must be at least 1, got {self.full_batch_at}."
-                )
+            self._set(full_batch_at=whole("The limit of the batch size", self.full_batch_at, 1))
+        if self._most_weight > _MOST_PLACES:
+            raise ValueError(
+                f"Records would be taken too often for a minibatch to make sense: {self.expected_batch:.4g} places for {self.n_records} "
+                f"records, at up to {self._largest_odds:.4g} times the odds each, by a bound of {self.log_ratio_bound!r} and a "
+                f"batch_rate of {self.batch_rate!r}. Use a larger batch_rate, a smaller bound, or all records (Decision)."
+            )
         self._full  # refuses a rule without a finite cost
         kinked = isinstance(self._inner, Penalty) and self._inner.scale < 0.01
         if kinked or isinstance(self._inner, Metropolis):
             raise ValueError(
                 f"The cost of {self.rule.name} is not known here: the search for the worst case needs a smooth rule. Use "
                 "Barker(), or a lazy Penalty(scale) with a scale of at least 0.01."
-            )
-        if self._most_weight > _MOST_PLACES:
-            raise ValueError(
-                f"Records would be taken too often for a minibatch to make sense: {self.expected_batch:.4g} places for {self.n_records} "
-                f"records, at up to {self._largest_odds:.4g} times the odds each. Use a larger "
-                "batch_rate, a smaller bound, or all records (Decision)."
             )
 
     @property
@@ -315,13 +310,18 @@ def _law(mechanism: PoissonMinibatchDecision, x: np.ndarray, w: float) -> Law:
     most = int(np.argmax(pdtrc(counts, heavy) < 1e-18)) + 2
     limit = mechanism.full_batch_at
     j = np.arange(most if limit is None else min(most, limit))
-    weights = np.exp(j * math.log(kept) - kept - gammaln(j + 1))
+    log_weights = j * math.log(kept) - kept - gammaln(j + 1)
     if limit is not None and limit < most:
         # Places that count and places that do not are independent Poisson numbers.
         places = mechanism.expected_batch / mechanism.n_records
-        weights *= pdtr(limit - 1 - j, max(places - kept, 0.0)) / pdtr(limit - 1, places)
+        log_weights += np.log(
+            pdtr(limit - 1 - j, max(places - kept, 0.0)) / pdtr(limit - 1, places)
+        )
     bits = []
     for log_a in mechanism.rule.log_probabilities(x[:, None] + j * w):
-        top = log_a.max(axis=1, keepdims=True)  # keeps the tails
-        bits.append(np.log(np.exp(log_a - top) @ weights) + top[:, 0])
+        terms = log_a + log_weights
+        top = terms.max(
+            axis=1, keepdims=True
+        )  # keeps the tails: weights and likelihoods may be far apart
+        bits.append(np.log(np.exp(terms - top).sum(axis=1)) + top[:, 0])
     return bits[0], bits[1]

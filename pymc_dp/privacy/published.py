@@ -5,13 +5,11 @@ Both are stated at whole Rényi orders; between them the cumulant is interpolate
 
 from __future__ import annotations
 
-import operator
-
 from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.privacy.mechanisms import Adjacency, Mechanism, positive, probability
+from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, Mechanism, positive, probability, whole
 from pymc_dp.privacy.subsampling import between_whole_orders, without_replacement_cumulant
 
 __all__ = ["BarkerRelease", "MinibatchRelease"]
@@ -45,8 +43,10 @@ class MinibatchRelease(Mechanism):
     sampling_probability: float
 
     def __post_init__(self) -> None:
-        positive("noise multiplier", self.noise_multiplier)
-        probability("sampling probability", self.sampling_probability)
+        self._set(
+            noise_multiplier=positive("noise multiplier", self.noise_multiplier),
+            sampling_probability=probability("sampling probability", self.sampling_probability),
+        )
 
     @property
     def name(self) -> str:
@@ -64,10 +64,9 @@ class MinibatchRelease(Mechanism):
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Theorem 3.5 at whole orders up to 1000, infinite beyond."""
 
-        def cumulant(whole: np.ndarray) -> np.ndarray:
-            return without_replacement_cumulant(
-                whole, self.sampling_probability, lambda k: k / (2 * self.noise_multiplier**2)
-            )
+        def cumulant(ks: np.ndarray) -> np.ndarray:
+            release = Gaussian(self.noise_multiplier)
+            return without_replacement_cumulant(ks, self.sampling_probability, release.renyi)
 
         return between_whole_orders(orders, cumulant, 2, _HIGHEST) / (orders - 1)
 
@@ -102,8 +101,10 @@ class BarkerRelease(Mechanism):
     n_records: int
 
     def __post_init__(self) -> None:
-        for field in ("batch_size", "n_records"):
-            object.__setattr__(self, field, operator.index(getattr(self, field)))
+        self._set(
+            batch_size=whole("The batch size", self.batch_size),
+            n_records=whole("The number of records", self.n_records),
+        )
         if not 16 <= self.batch_size <= self.n_records:
             raise ValueError(
                 f"The batch size must be at least 16 and at most the number of records ({self.n_records}), got {self.batch_size}."
@@ -127,8 +128,8 @@ class BarkerRelease(Mechanism):
             left = b - 5.0 * k
             return 5 / (2 * b) + np.log(2 * b / left) / (2 * (k - 1)) + 2 * k / left
 
-        def cumulant(whole: np.ndarray) -> np.ndarray:
-            return without_replacement_cumulant(whole, b / self.n_records, divergence)
+        def cumulant(ks: np.ndarray) -> np.ndarray:
+            return without_replacement_cumulant(ks, b / self.n_records, divergence)
 
         highest = min(_HIGHEST, (b - 1) // 5)
         return between_whole_orders(orders, cumulant, 3, highest) / (orders - 1)

@@ -78,10 +78,12 @@ class SampledGaussian(Mechanism):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        positive("noise multiplier", self.noise_multiplier)
-        probability("sampling probability", self.sampling_probability)
-        object.__setattr__(self, "sampling", Sampling(self.sampling))
-        object.__setattr__(self, "adjacency", Adjacency(self.adjacency))
+        self._set(
+            noise_multiplier=positive("noise multiplier", self.noise_multiplier),
+            sampling_probability=probability("sampling probability", self.sampling_probability),
+            sampling=Sampling(self.sampling),
+            adjacency=Adjacency(self.adjacency),
+        )
         if self.adjacency is Adjacency.ADD_REMOVE and self.sampling is not Sampling.POISSON:
             raise ValueError(
                 "Sampling without replacement is not proved for adjacency 'add_remove': the probability to be in a batch of fixed "
@@ -109,13 +111,13 @@ class SampledGaussian(Mechanism):
     @property
     def zcdp(self) -> float | None:
         """That of the release without sampling, if there is none."""
-        return 0.5 / self.noise_multiplier**2 if self.sampling_probability == 1 else None
+        return Gaussian(self.noise_multiplier).zcdp if self.sampling_probability == 1 else None
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order."""
         q, mu = self.sampling_probability, 1 / self.noise_multiplier
         unsampled = Gaussian(self.noise_multiplier).renyi(orders)
-        if q == 1:
+        if q == 1 or mu > 1e100:  # where the rest would overflow
             return unsampled
         if self.adjacency is Adjacency.ADD_REMOVE:
             cumulant = subsampling.poisson_cumulant(orders, q, mu)
@@ -185,8 +187,10 @@ class SampledDecision(Mechanism):
     sampling_probability: float
 
     def __post_init__(self) -> None:
-        Decision(self.rule, self.sensitivity)  # refuses what it would refuse
-        probability("sampling probability", self.sampling_probability)
+        self._set(
+            sensitivity=Decision(self.rule, self.sensitivity).sensitivity,  # refuses the same
+            sampling_probability=probability("sampling probability", self.sampling_probability),
+        )
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pymc_dp.privacy.bernstein import EPS
 from pymc_dp.privacy.farthest_pair import distance, evaluate, farthest_pair
-from pymc_dp.privacy.mechanisms import Adjacency
+from pymc_dp.privacy.mechanisms import Adjacency, real, reals
 
 __all__ = ["Sensitivity", "quadratic_exponents", "sensitivity_of", "sensitivity_of_table"]
 
@@ -156,7 +156,7 @@ def sensitivity_of(
         )
     if powers.min() < 0:
         raise ValueError(f"Exponents must be at least 0, got {powers.min()}.")
-    if not 1e-12 <= tolerance < 1:
+    if not 1e-12 <= real(tolerance) < 1:
         raise ValueError(f"The tolerance must lie in [1e-12, 1), got {tolerance!r}.")
     m, d = powers.shape
     low, high = _exact("lower", lower, d), _exact("upper", upper, d)
@@ -206,7 +206,7 @@ def sensitivity_of_table(
     2.0
     """
     adjacency, order = Adjacency(adjacency), _order(order)
-    rows = np.asarray(table, dtype=float)
+    rows = reals("table's entries", table)
     if rows.ndim != 2 or 0 in rows.shape or not np.isfinite(rows).all():
         raise ValueError(
             f"The table must be finite, of the shape (possible records, terms), got {rows.shape}."
@@ -236,16 +236,16 @@ def sensitivity_of_table(
 
 
 def _order(order: int) -> int:
-    if order not in (1, 2):
+    if real(order) not in (1, 2):
         raise ValueError(f"The order of the norm must be 1 or 2, got {order!r}.")
     return int(order)
 
 
 def _exact(what: str, values: npt.ArrayLike, n: int) -> list[Fraction]:
     """Read n finite floats as rational numbers; a scalar stands for n."""
-    array = np.asarray(values, dtype=float)
+    array = reals(f"values of {what}", values)
     if array.shape not in ((), (n,)) or not np.isfinite(array).all():
-        raise ValueError(f"{what} must be finite, one number or {n}, got {array.tolist()}.")
+        raise ValueError(f"{what} must be finite, one number or {n}, got {values!r}.")
     return [Fraction(x) for x in np.broadcast_to(array, n).tolist()]
 
 
@@ -257,7 +257,7 @@ def _certified(
         value, reached = (float(x if order == 1 else _root(x)) for x in (bound, attained))
     except OverflowError:
         raise ValueError(
-            "The sensitivity is beyond the range of floating point. Choose other units for the columns."
+            f"The sensitivity is beyond the range of floating point, at {records.tolist()}. Choose other units for the columns."
         ) from None
     while Fraction(value) ** order < bound:
         value = math.nextafter(value, math.inf)

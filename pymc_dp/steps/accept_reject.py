@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,9 +17,10 @@ from pymc_dp.model.clipping import clipped_changes
 from pymc_dp.privacy.batches import without_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import Family
-from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.mechanisms import Mechanism, real, whole
 from pymc_dp.privacy.noise import decide
 from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.gradients import check_clip_bound
 from pymc_dp.steps.proposals import Proposal
 
 __all__ = ["AcceptRejectStep", "DecidingStep", "Move", "State"]
@@ -103,14 +103,13 @@ class DecidingStep(DPStep):
         temperature: float,
         **options: Any,
     ):
-        if not (clip_bound > 0 and (math.isfinite(clip_bound) or budget is None)):
-            raise ValueError(
-                f"clip_bound must be positive and finite, got {clip_bound!r}: without it one record could decide everything. "
-                "It bounds the change of one record's log-likelihood per unit of the proposal's distance."
-            )
-        if not 0 < laziness <= 1:
+        check_clip_bound(
+            "clip_bound", clip_bound, budget is not None, "without it one record could decide everything. "
+            "It bounds the change of one record's log-likelihood per unit of the proposal's distance.",
+        )  # fmt: skip
+        if not 0 < real(laziness) <= 1:
             raise ValueError(f"laziness must lie in (0, 1], got {laziness!r}.")
-        if not 0 < temperature <= 1:
+        if not 0 < real(temperature) <= 1:
             raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
         super().__init__(vars, budget=budget, **options)
         self.clip_bound, self.temperature, self.laziness = (
@@ -208,7 +207,7 @@ class AcceptRejectStep(DecidingStep):
         if batch_size is None:
             return None
         n_records = self.likelihood.n_records
-        size = operator.index(batch_size)
+        size = whole("batch_size", batch_size)
         if not 2 <= size <= n_records:
             raise ValueError(
                 f"batch_size must be from 2 to the number of records, {n_records}, got {batch_size!r}."

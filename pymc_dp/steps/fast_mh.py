@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.batches import poisson_count, uniforms, with_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily, Family, PoissonMinibatchFamily
-from pymc_dp.privacy.mechanisms import Decision
+from pymc_dp.privacy.mechanisms import Decision, real, whole
 from pymc_dp.steps.accept_reject import AcceptRejectStep, Move
 from pymc_dp.steps.proposals import Proposal
 
@@ -46,14 +45,14 @@ class _PoissonMinibatchStep(AcceptRejectStep):
         if not math.isfinite(self.clip_bound) and not full_batch:
             raise ValueError("Batches need a finite clip_bound: it decides how large they must be.")
         self.rule = rule if self.laziness == 1 else Lazy(rule, self.laziness)
-        self.full_batch_at = None if full_batch_at is None else operator.index(full_batch_at)
-        if self.full_batch_at is not None and self.full_batch_at < 1:
-            raise ValueError(f"full_batch_at must be at least 1, got {self.full_batch_at}.")
+        self.full_batch_at = (
+            None if full_batch_at is None else whole("full_batch_at", full_batch_at, 1)
+        )
         distances = self._typical_distances()
         if batch_rate is None and not full_batch:
             typical = self._slope * math.sqrt(float(np.mean(np.square(distances))))
             batch_rate = max(1.0, (self.likelihood.n_records * typical) ** 2 / 10)
-        if batch_rate is not None and not (math.isfinite(batch_rate) and batch_rate > 0):
+        if batch_rate is not None and not 0 < real(batch_rate) < math.inf:
             raise ValueError(f"batch_rate must be positive and finite, got {batch_rate!r}.")
         #: Part of the expected batch that does not depend on the proposal; None if all records decide.
         self.batch_rate = None if batch_rate is None else float(batch_rate)

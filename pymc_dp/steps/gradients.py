@@ -14,16 +14,22 @@ from scipy.linalg import solve_triangular
 
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.privacy.gaussian_noise import noisy_sum
+from pymc_dp.privacy.mechanisms import real, reals
 from pymc_dp.privacy.noise import BitSource
 
 __all__ = [
+    "MOST_NOISE",
     "Coordinates",
     "NoisyGradient",
     "Phase",
     "Trajectory",
+    "check_clip_bound",
     "check_gradient_noise",
     "leapfrog",
 ]
+
+#: Largest noise multiplier: noise is counted in steps, 2**31 to a clip bound.
+MOST_NOISE = 1e6
 
 
 class Phase(NamedTuple):
@@ -78,7 +84,7 @@ class Coordinates:
     def __init__(self, mass_matrix: npt.ArrayLike | None, part: np.ndarray, n_dim: int) -> None:
         d = len(part)
         self.part = part
-        mass = np.ones(d) if mass_matrix is None else np.array(mass_matrix, dtype=float)
+        mass = np.ones(d) if mass_matrix is None else reals("entries of mass_matrix", mass_matrix)
         if mass.shape not in ((d,), (d, d)):
             raise ValueError(
                 f"mass_matrix must have shape ({d},) or ({d}, {d}), for the parameters this step moves; its shape is {mass.shape}."
@@ -237,13 +243,23 @@ def leapfrog(
             return
 
 
+def check_clip_bound(what: str, bound: float, private: bool, why: str) -> None:
+    """Raise unless records can be clipped to the bound, on a grid; not at all only where nothing is private."""
+    if not (1e-100 <= real(bound) <= 1e100 or (real(bound) == math.inf and not private)):
+        raise ValueError(
+            f"{what} must be positive and finite, from 1e-100 to 1e100, got {bound!r}: {why}"
+        )
+
+
 def check_gradient_noise(clip_bound: float, noise_multiplier: float, private: bool) -> None:
     """Raise unless gradients are private, if they must be; clip bound and noise go together."""
-    if not (clip_bound > 0 and (math.isfinite(clip_bound) or not private)):
-        raise ValueError(
-            f"gradient_clip_bound must be positive and finite, got {clip_bound!r}: without it one record could move a gradient anywhere."
-        )
-    if not 0 <= noise_multiplier <= 1e6:  # noise is counted in steps, 2**31 to a clip bound
+    check_clip_bound(
+        "gradient_clip_bound",
+        clip_bound,
+        private,
+        "without it one record could move a gradient anywhere.",
+    )
+    if not 0 <= real(noise_multiplier) <= MOST_NOISE:
         raise ValueError(
             f"The noise multiplier of gradients must be positive, and at most 1e6, got {noise_multiplier!r}."
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily
-from pymc_dp.privacy.mechanisms import Gaussian, Mechanism
+from pymc_dp.privacy.mechanisms import Gaussian, Mechanism, real, whole
 from pymc_dp.steps.accept_reject import DecidingStep, Move, State
 from pymc_dp.steps.gradients import (
     Coordinates,
@@ -189,16 +188,17 @@ class DPHMC(DecidingStep):
         rng: Any = None,
         compile_kwargs: dict | None = None,
     ):
-        if not (math.isfinite(step_size) and step_size > 0):
+        if not 0 < real(step_size) < math.inf:
             raise ValueError(f"step_size must be positive and finite, got {step_size!r}.")
-        if operator.index(leapfrog_steps) < 1:
-            raise ValueError(f"leapfrog_steps must be at least 1, got {leapfrog_steps!r}.")
-        if not 0 <= step_size_jitter < 1:
+        leapfrog_steps = whole("leapfrog_steps", leapfrog_steps, 1)
+        if not 0 <= real(step_size_jitter) < 1:
             raise ValueError(f"step_size_jitter must lie in [0, 1), got {step_size_jitter!r}.")
-        if max_distance is not None and not max_distance > 0:
+        if max_distance is not None and not real(max_distance) > 0:
             raise ValueError(f"max_distance must be positive, got {max_distance!r}.")
         check_gradient_noise(gradient_clip_bound, gradient_noise_multiplier, budget is not None)
-        rule = _checked_rule(rule, noise_multiplier, budget is not None, math.isinf(clip_bound))
+        rule = _checked_rule(
+            rule, noise_multiplier, budget is not None, real(clip_bound) == math.inf
+        )
         if record_trajectories and budget is not None:
             raise ValueError(
                 "record_trajectories shows gradients and momenta, for data that need no protection: it needs budget=None."
@@ -208,7 +208,7 @@ class DPHMC(DecidingStep):
             records=records, reproducible=reproducible, model=model, blocked=blocked, rng=rng,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
-        self.step_size, self.leapfrog_steps = float(step_size), operator.index(leapfrog_steps)
+        self.step_size, self.leapfrog_steps = float(step_size), leapfrog_steps
         self.gradient_clip_bound = float(gradient_clip_bound)
         self.gradient_noise_multiplier = float(gradient_noise_multiplier)
         self.step_size_jitter, self.reuse_gradient = float(step_size_jitter), bool(reuse_gradient)
@@ -305,7 +305,7 @@ class DPHMC(DecidingStep):
         with np.errstate(over="ignore", invalid="ignore"):
             distance = self.coordinates.distance(first.theta, last.theta)
             kinetic = (first.momentum @ first.momentum - last.momentum @ last.momentum) / 2
-        if not (0 < distance <= self.max_distance and math.isfinite(distance + kinetic)):
+        if not (0 < distance <= self.max_distance and np.isfinite((distance, kinetic)).all()):
             # Too far, or where there are no numbers any more, as is seen from released gradients.
             return False, 0.0
         prior = self.likelihood.log_prior(last.theta)

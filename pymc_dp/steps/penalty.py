@@ -10,6 +10,7 @@ from typing import Any
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily
+from pymc_dp.privacy.mechanisms import real
 from pymc_dp.steps.accept_reject import AcceptRejectStep, Move
 from pymc_dp.steps.proposals import Proposal
 
@@ -137,7 +138,7 @@ class DPPenalty(AcceptRejectStep):
     ):
         if noise_scale is not None and noise_multiplier is not None:
             raise ValueError("Give noise_scale or noise_multiplier, not both.")
-        if noise_multiplier is not None and math.isinf(clip_bound):
+        if noise_multiplier is not None and real(clip_bound) == math.inf:
             raise ValueError("noise_multiplier needs a finite clip_bound.")
         if noise_scale is None and noise_multiplier is None:
             noise_scale = 2.0

@@ -8,11 +8,14 @@ public generator: the moves cost no privacy.
 from __future__ import annotations
 
 import math
+import sys
 
 from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from pymc_dp.privacy.mechanisms import real, reals
 
 __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
@@ -34,7 +37,7 @@ class Proposal(Protocol):
 
 
 def _scale_array(scale: npt.ArrayLike, n_dim: int, what: str, *, matrix: bool) -> np.ndarray:
-    array = np.asarray(scale, dtype=float)
+    array = reals(f"entries of the {what}", scale)
     shapes = "a scalar, a vector of length" + (" or a covariance matrix of size" if matrix else "")
     if array.ndim > (2 if matrix else 1) or (array.ndim and array.shape != (n_dim,) * array.ndim):
         raise ValueError(
@@ -82,7 +85,7 @@ class RandomWalk:
             raise ValueError(
                 f"Unknown metric {metric!r}; choose 'euclidean', 'proposal' or a vector of parameter scales."
             )
-        if max_distance is not None and not (math.isfinite(max_distance) and max_distance > 0):
+        if max_distance is not None and not 0 < real(max_distance) < math.inf:
             raise ValueError(f"max_distance must be positive and finite, got {max_distance!r}.")
         self.scale, self.metric, self.max_distance = scale, metric, max_distance
 
@@ -111,16 +114,23 @@ class RandomWalk:
 
     def propose(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
         """Draw a move; redraw while it exceeds the cap."""
-        for _ in range(10_000):
-            z: np.ndarray = rng.standard_normal(self.n_dim)
-            move = self._root @ z if self._root.ndim == 2 else self._root * z
-            new = theta + move
-            distance = self._distance(new - theta, z)
-            if distance > 0 and (self.max_distance is None or distance <= self.max_distance):
-                return new, distance
-        raise ValueError(
-            f"10000 proposals in a row were longer than max_distance = {self.max_distance!r} (or had length 0). "
-            "Raise the cap or shrink the scale."
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(10_000):
+                z: np.ndarray = rng.standard_normal(self.n_dim)
+                move = self._root @ z if self._root.ndim == 2 else self._root * z
+                new = theta + move
+                distance = self._distance(new - theta, z)
+                if self._fits(distance):
+                    return new, distance
+        raise self._hopeless()
+
+    def _fits(self, distance: float) -> bool:
+        return 0 < distance <= (self.max_distance or sys.float_info.max)
+
+    def _hopeless(self) -> ValueError:
+        return ValueError(
+            f"10000 proposals in a row were longer than max_distance = {self.max_distance!r} (or had length 0), "
+            f"with scale = {self.scale!r} and metric = {self.metric!r}. Raise the cap or shrink the scale, or change the metric."
         )
 
     def _distance(self, move: np.ndarray, z: np.ndarray) -> float:
@@ -170,16 +180,14 @@ class OneComponent(RandomWalk):
     def propose(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
         """Draw a parameter and a move along it; redraw the move while it exceeds the cap."""
         j = self._component = int(rng.integers(self.n_dim))
-        for _ in range(10_000):
-            new = theta.copy()
-            new[j] += self._move(j, rng)
-            distance = abs(new[j] - theta[j]) / self._units[j]
-            if distance > 0 and (self.max_distance is None or distance <= self.max_distance):
-                return new, float(distance)
-        raise ValueError(
-            f"10000 proposals in a row were longer than max_distance = {self.max_distance!r} (or had length 0). "
-            "Raise the cap or shrink the scale."
-        )
+        with np.errstate(over="ignore", invalid="ignore"):
+            for _ in range(10_000):
+                new = theta.copy()
+                new[j] += self._move(j, rng)
+                distance = float(abs(new[j] - theta[j]) / self._units[j])
+                if self._fits(distance):
+                    return new, distance
+        raise self._hopeless()
 
     def _move(self, j: int, rng: np.random.Generator) -> float:
         return self._scales[j] * rng.standard_normal()

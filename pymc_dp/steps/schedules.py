@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, Mechanism
 from pymc_dp.privacy.sampled import SampledGaussian, Sampling
+from pymc_dp.steps.gradients import MOST_NOISE
 
 __all__ = ["Constant", "CubeRoot", "NoiseSchedule", "Schedule"]
 
@@ -96,9 +97,21 @@ class NoiseSchedule:
         added = self.added / self.step_size_at(draw)
         return math.sqrt(added) * self.probability / self.temperature
 
+    def noise_multiplier(self, draw: int) -> float:
+        """Noise relative to the sensitivity, 0 where there is no noise or no clip bound; refused if it cannot be."""
+        noise = self.noise_sd(draw) / self.sensitivity
+        if not (0 if self.adjacency is None else math.ulp(0.0)) <= noise <= MOST_NOISE:
+            bound = self.sensitivity / (1 if self.adjacency is Adjacency.ADD_REMOVE else 2)
+            raise ValueError(
+                f"The noise multiplier of gradients must be positive, and at most 1e6, but is {noise:g} for draw {draw}: from friction - "
+                f"noise_estimate = {self.added / 2!r}, step_size = {self.step_size_at(draw)!r}, gradient_clip_bound = {bound!r}, "
+                f"temperature = {self.temperature!r} and a part {self.probability:g} of the records."
+            )
+        return noise
+
     def __call__(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
         """Accesses of draw 1, 2, ...; none where there is no noise or no clip bound."""
-        noise = self.noise_sd(draw) / self.sensitivity
+        noise = self.noise_multiplier(draw)
         if noise == 0:
             return ()
         noise = min(noise, _RATIO ** math.floor(math.log(noise) / math.log(_RATIO)))

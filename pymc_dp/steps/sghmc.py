@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -13,10 +12,10 @@ import numpy.typing as npt
 
 from pymc_dp.privacy.batches import poisson, without_replacement
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.mechanisms import Mechanism, real, whole
 from pymc_dp.privacy.sampled import Sampling
 from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory
+from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory, check_clip_bound
 from pymc_dp.steps.schedules import CubeRoot, NoiseSchedule, Schedule
 
 __all__ = ["DPSGHMC"]
@@ -150,23 +149,22 @@ class DPSGHMC(DPStep):
         compile_kwargs: dict | None = None,
     ):
         private = budget is not None
-        if operator.index(n_steps) < 1:
-            raise ValueError(f"n_steps must be at least 1, got {n_steps!r}.")
-        if not (gradient_clip_bound > 0 and (math.isfinite(gradient_clip_bound) or not private)):
+        if not (callable(step_size) or 0 < real(step_size) < math.inf):
+            raise ValueError(f"step_size must be positive and finite, got {step_size!r}.")
+        n_steps = whole("n_steps", n_steps, 1)
+        check_clip_bound(
+            "gradient_clip_bound", gradient_clip_bound, private, "without it one record could move a gradient anywhere."
+        )  # fmt: skip
+        if not 0 <= real(noise_estimate) <= real(friction) <= 1e100:
             raise ValueError(
-                f"gradient_clip_bound must be positive and finite, got {gradient_clip_bound!r}: without it one record could move a "
-                "gradient anywhere."
-            )
-        if not (math.isfinite(friction) and 0 <= noise_estimate <= friction):
-            raise ValueError(
-                f"friction must be finite and noise_estimate from 0 to friction, got {friction!r} and {noise_estimate!r}."
+                f"friction must be at most 1e100 and noise_estimate from 0 to friction, got {friction!r} and {noise_estimate!r}."
             )
         if private and noise_estimate == friction:
             raise ValueError(
                 f"With friction = {friction:g} and noise_estimate = {noise_estimate:g} no noise is added, which is not private at any "
                 "epsilon. Give more friction, or budget=None for a run without privacy (without friction: the naive variant)."
             )
-        if not 0 < temperature <= 1:
+        if not 0 < real(temperature) <= 1:
             raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
         if record_trajectories and private:
             raise ValueError(
@@ -177,14 +175,14 @@ class DPSGHMC(DPStep):
             rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         self.step_size: Schedule = step_size if callable(step_size) else CubeRoot(float(step_size))
-        self.n_steps, self.temperature = operator.index(n_steps), float(temperature)
+        self.n_steps, self.temperature = n_steps, float(temperature)
         self.gradient_clip_bound = float(gradient_clip_bound)
         self.friction, self.noise_estimate = float(friction), float(noise_estimate)
         self.refresh_momentum = bool(refresh_momentum)
         self.batch_size, self.sampling_probability = self._checked_batch(
             batch_size, sampling_probability
         )
-        self._step_size_at(1)
+        self.noise_multiplier(1)  # refused before anything is compiled or charged
         self.coordinates = Coordinates(mass_matrix, self.part, self.likelihood.n_dim)
         self._gradient = NoisyGradient(
             self.likelihood, self.coordinates, self.gradient_clip_bound, self.temperature
@@ -203,11 +201,11 @@ class DPSGHMC(DPStep):
                 "Give batch_size, for batches of fixed size without replacement, or sampling_probability, for Poisson sampling."
             )
         if probability is not None:
-            if not 0 < probability <= 1:
+            if not 0 < real(probability) <= 1:
                 raise ValueError(f"sampling_probability must lie in (0, 1], got {probability!r}.")
             return None, float(probability)
         n_records = self.likelihood.n_records
-        size = operator.index(size)  # type: ignore[arg-type]
+        size = whole("batch_size", size)
         if not 1 <= size <= n_records:
             raise ValueError(
                 f"batch_size must be from 1 to the number of records, {n_records}, got {size!r}."
@@ -227,7 +225,7 @@ class DPSGHMC(DPStep):
 
         0 where there is no noise or no clip bound.
         """
-        return self._noise_sd(draw) / (self._sides * self.gradient_clip_bound)
+        return self._terms().noise_multiplier(draw)
 
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
         """One noisy gradient of a batch for each step of the first draw."""

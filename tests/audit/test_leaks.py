@@ -134,6 +134,9 @@ def as_tree(idata):
     return idata.to_datatree() if hasattr(idata, "to_datatree") else idata
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The data type", "ignore:Consolidated metadata"
+)  # say that formats may change
 def test_released_zarr_holds_nothing_private(ward, tmp_path):
     pytest.importorskip("zarr", reason="zarr, which to_zarr needs, is not installed here")
     model, secrets = ward
