@@ -1,4 +1,4 @@
-"""DPHMC on posteriordb's cases with hardly any noise: the posterior of real models is that of reference draws.
+"""The exact samplers on posteriordb's cases with hardly any noise: the posterior of real models is that of reference draws.
 
 Tight clip bounds would hide what a wrong gradient does, so there are none; what differs from the other tests of exactness
 are the models (scales on the log scale, strong correlations, regressions) and the second opinion, which is Stan's.
@@ -17,7 +17,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_dp import DPHMC, PrivacyBudget
+from pymc_dp import DPHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget, RandomWalk
 from tests.steps.test_exactness import HUGE, N_BATCHES, batch_means
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "posteriordb"
@@ -25,9 +25,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"no posteriordb in {DATA}"),
 ]
-#: False alarms: 1e-4 for the whole file, shared by 30 comparisons.
-LIMIT = 1e-4 / 30
-N_DRAWS = 9000
+#: False alarms: 1e-4 for the whole file, shared by 60 comparisons.
+LIMIT = 1e-4 / 60
 
 
 def line(y, design, scale=None):
@@ -85,32 +84,67 @@ def p_values(chain, reference):
         columns.append(np.column_stack([z, np.clip(z, -3, 3) ** 2]))
     found, truth = columns
     mean, error, time = batch_means(found)
-    assert time.max() < N_DRAWS / N_BATCHES / 2, f"the chain is too short: {time.max():.0f}"
+    assert time.max() < len(chain) / N_BATCHES / 2, f"the chain is too short: {time.max():.0f}"
     error = np.hypot(error, truth.std(axis=0) / math.sqrt(len(truth)))
     return 2 * stats.t.sf(np.abs(mean - truth.mean(axis=0)) / error, N_BATCHES - 1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_reference_draws(name, seed=1):
+def hmc(covariance, **options):
+    return DPHMC(
+        mass_matrix=np.linalg.inv(covariance), step_size=0.6, leapfrog_steps=3, clip_bound=HUGE,
+        gradient_clip_bound=HUGE, gradient_noise_multiplier=1e-3 / (2 * HUGE), **options,
+    )  # fmt: skip
+
+
+def walk(covariance, part=1.0):
+    return RandomWalk(part**2 * 2.4**2 / len(covariance) * covariance, metric="proposal")
+
+
+def penalty(covariance, **options):
+    return DPPenalty(clip_bound=HUGE, proposal=walk(covariance), noise_scale=0.5, **options)
+
+
+def barker(covariance, **options):
+    return DPBarker(clip_bound=HUGE, proposal=walk(covariance), **options)
+
+
+def fast_mh(covariance, **options):
+    """Short moves, on which no record comes near the bound, so that batches are a part of the records."""
+    short, typical = walk(covariance, 0.2), math.sqrt(len(covariance))
+    step = DPFastMH(clip_bound=0.3 / typical, proposal=short, batch_rate=60.0, **options)
+    assert step.expected_batch(typical) < 0.5 * step.likelihood.n_records
+    return step
+
+
+#: Draws, and the least part of them that are moves.
+SAMPLERS = {hmc: (9000, 0.4), penalty: (40_000, 0.1), barker: (40_000, 0.1), fast_mh: (80_000, 0.1)}  # fmt: skip
+WALKS = {
+    penalty: ["kidiq-kidscore_momiq", "nes_logit_data-nes_logit_model"],
+    barker: ["kidiq-kidscore_momiq", "nes_logit_data-nes_logit_model"],
+    fast_mh: ["kidiq-kidscore_momiq"],
+}
+ALL = [(s, n) for s, names in {hmc: list(CASES), **WALKS}.items() for n in names]
+
+
+@pytest.mark.parametrize(("sampler", "name"), ALL)
+def test_reference_draws(sampler, name, seed=1):
     data = json.loads((DATA / f"{name}.data.json").read_text())
     archive = np.load(DATA / f"{name}.npz")
     reference = to_real_line(archive["params"], archive["draws"])
-    mass = np.linalg.inv(np.cov(reference.T))
+    n_draws, moves = SAMPLERS[sampler]
     with pm.Model() as model:
         CASES[name](data)
-        step = DPHMC(
-            budget=PrivacyBudget(math.inf, 1e-6, chains=1), mass_matrix=mass, step_size=0.6, leapfrog_steps=3,
-            clip_bound=HUGE, gradient_clip_bound=HUGE, gradient_noise_multiplier=1e-3 / (2 * HUGE), reproducible=True,
-        )  # fmt: skip
+        budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+        step = sampler(np.cov(reference.T), budget=budget, reproducible=True)
     del model
     step.set_rng(np.random.default_rng(seed))
     step.stop_tuning()
     step._open()
-    theta, draws = reference[seed], np.empty((N_DRAWS, reference.shape[1]))
-    for i in range(N_DRAWS):
+    theta, draws = reference[seed], np.empty((n_draws, reference.shape[1]))
+    for i in range(n_draws):
         theta, _, _ = step.transition(theta)
         draws[i] = theta
-    assert np.unique(draws[:, 0]).size > 0.4 * N_DRAWS
+    assert np.unique(draws[:, 0]).size > moves * n_draws
     found = p_values(draws, reference)
     assert found.min() > LIMIT, dict(zip([*archive["params"]] * 2, found, strict=False))
     # A quarter of a standard deviation would have been seen.
