@@ -305,7 +305,7 @@ def test_privatized_release_of_the_authors(privatized):
     case = privatized.Regression()
     step = privatized.dp.PrivatizedRecords([case.model["y"], case.model["x"]], model=case.model)
     rng = np.random.default_rng(5)
-    ours = privatized.chain(case, step, released, scale, rng, 240_000)[0]
+    ours = privatized.chain(case, step, released, scale, rng, 120_000)[0]
 
     loop, n = numba.njit(_loop), case.n
     point = {
@@ -313,8 +313,8 @@ def test_privatized_release_of_the_authors(privatized):
         "y": rng.normal(size=n),
         "beta": np.zeros(3),
     }
-    plain = np.empty((120_000, 3))
-    for k in range(-10_000, len(plain)):
+    plain = np.empty((60_000, 3))
+    for k in range(-5_000, len(plain)):
         x = rng.normal(case.centre, 1, size=(n, 2))
         y = rng.normal(point["beta"][0] + x @ point["beta"][1:], SPREAD)
         loop(point["x"], point["y"], x, y, rng.random(n), released, scale, *PAIRS)

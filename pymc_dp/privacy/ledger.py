@@ -53,10 +53,8 @@ class Account:
     adjacency: str
 
     def __post_init__(self) -> None:
-        for name, value in zip(
-            ("epsilon", "delta"), check_terms(self.epsilon, self.delta), strict=True
-        ):
-            object.__setattr__(self, name, value)
+        epsilon, delta = check_terms(self.epsilon, self.delta)
+        self.__dict__.update(epsilon=epsilon, delta=delta)
         if self.adjacency not in list(Adjacency):
             raise ValueError(
                 f"adjacency must be 'substitute' or 'add_remove', got {self.adjacency!r}."

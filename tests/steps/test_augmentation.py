@@ -359,6 +359,7 @@ def test_calibration_would_show_a_wrong_noise_scale():
 # ---------------------------------------------------------------------- the guarantee
 
 
+@pytest.mark.slow
 def test_a_release_with_too_little_noise_contradicts_its_epsilon():
     with pytest.raises(ValueError, match=r"not 0.5-differentially private"):
         sampled(binary_count(12, 1.0, 7), ["x"], epsilon=0.5)

@@ -195,6 +195,7 @@ def test_posterior(target, walk, lazy, tempered, multiplier):
     check(draws, exact)
 
 
+@pytest.mark.slow
 def test_temperature_is_seen():
     """Tempered and plain posteriors are far enough apart for the comparison to tell them apart."""
     for target in TARGETS:
@@ -221,6 +222,7 @@ def test_directions_of_the_guided_walk():
     assert np.all(2 * stats.t.sf(np.abs(mean / error), N_BATCHES - 1) > LIMIT)
 
 
+@pytest.mark.slow
 def test_two_steps_on_one_budget():
     """Gibbs style: each step moves its own variable, and takes notice when the other one has moved."""
     exact = reference(TWO_VARIABLES, 1.0)

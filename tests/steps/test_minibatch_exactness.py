@@ -386,7 +386,8 @@ def check_balance(step):
             raise AssertionError(f"no balance: {forth:.3f} and {odds * again:.3f}")
 
 
-@pytest.mark.parametrize("name", ["Barker", pytest.param("lazy penalty", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Barker", "lazy penalty"])
 def test_limit_keeps_balance(name):
     check_balance(one_way(full_batch_at=LIMIT_AT, **RULES[name]))
 

@@ -88,7 +88,7 @@ def test_stops_when_spent_and_loses_no_draw(normal_model, name, monkeypatch):
     ("name", "method"),
     [
         ("Barker on batches", "fork"),
-        ("penalty on batches", "fork"),
+        pytest.param("penalty on batches", "fork", marks=pytest.mark.slow),
         ("DP-Fast MH", "fork"),
         pytest.param("Barker", "spawn", marks=pytest.mark.slow),
         pytest.param("DP-Fast MH, lazy penalty", "spawn", marks=pytest.mark.slow),
