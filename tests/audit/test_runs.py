@@ -273,7 +273,7 @@ def attack(case, n, seed, epsilon, **options):
 @pytest.mark.parametrize("name", CASES)
 def test_runs_tell_no_more_than_allowed(name, seed=1):
     epsilon = 4.0
-    found, mu = attack(CASES[name], 200 if CASES[name].tight else 60, seed, epsilon)
+    found, mu = attack(CASES[name], 200 if CASES[name].tight else 40, seed, epsilon)
     assert found <= epsilon and mu <= mu_allowed(epsilon, DELTA)
     if CASES[name].tight:
         assert mu > mu_allowed(epsilon, DELTA) / 3

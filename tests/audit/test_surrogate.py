@@ -120,7 +120,7 @@ def lower_bounds(n, seed, part, fault=None):
 
 
 def test_runs_tell_no_more_than_allowed():
-    epsilon, mu = lower_bounds(350, seed=1, part=0.8)
+    epsilon, mu = lower_bounds(250, seed=1, part=0.8)
     allowed = errors.mu_allowed(EPSILON, DELTA)
     assert epsilon <= EPSILON and allowed / 3 < mu <= allowed
 
