@@ -16,7 +16,7 @@ import math
 
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,8 @@ __all__ = ["AcceptanceRule", "Barker", "Lazy", "Metropolis", "Penalty"]
 
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+# Beyond, every penalty decision is certain, and squares of standard deviations would overflow.
+_FARTHEST = 1e130
 
 
 @runtime_checkable
@@ -96,14 +98,18 @@ class Penalty(_Rule):
     moves, https://doi.org/10.1007/s11222-018-9847-x.
     """
 
+    #: Largest noise scale.
+    LARGEST: ClassVar[float] = 1e6
+
     scale: float
     private: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Beyond, every decision is certain or never taken in floating point.
-        if not _within(self.scale, 1e-6, 1e6):
+        # With less noise every decision is certain, with more none is ever for a move; and numbers
+        # as large as those log-ratios could not tell one record.
+        if not _within(self.scale, 1e-20, self.LARGEST):
             raise ValueError(
-                f"The noise scale of the penalty rule must be positive and finite, from 1e-6 to 1e6, got {self.scale!r}. "
+                f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e6, got {self.scale!r}. "
                 "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
             )
         object.__setattr__(self, "scale", float(self.scale))  # not in single precision
@@ -120,11 +126,10 @@ class Penalty(_Rule):
         x = np.asarray(log_ratio, dtype=float)
         s = self.scale
         # Detailed balance gives the left half from the right one, where nothing cancels.
-        t = np.minimum(np.abs(x), 1e300)
-        u = t / s - s / 2
+        u = np.minimum(np.abs(x), _FARTHEST) / s - s / 2
         # With e^t phi(u + s) = phi(u), both terms share the factor phi(u):
         # a = Phi(u) + phi(u) m(u + s),  1 - a = phi(u) (m(u) - m(u + s)),  m the Mills ratio.
-        log_phi = -0.5 * np.square(np.minimum(u, 1e150)) - _LOG_SQRT_2PI
+        log_phi = -0.5 * np.square(u) - _LOG_SQRT_2PI
         log_m1, log_m2 = _log_mills(u), _log_mills(u + s)
         log_reject = log_phi + log_m1 + np.log(-np.expm1(np.minimum(log_m2 - log_m1, -1e-300)))
         log_accept = np.logaddexp(log_ndtr(u), log_phi + log_m2)
@@ -141,7 +146,7 @@ class Penalty(_Rule):
     def _of_float(self, x: float) -> tuple[Any, Any]:
         """Do the same for one float, as each iteration of a chain needs it, at a tenth of the time."""
         s = self.scale
-        u = min(abs(x), 1e150) / s - s / 2
+        u = min(abs(x), _FARTHEST) / s - s / 2
         log_phi = -0.5 * u * u - _LOG_SQRT_2PI
         log_m1, log_m2 = _log_mills_of_float(u), _log_mills_of_float(u + s)
         log_reject = log_phi + log_m1 + math.log(-math.expm1(min(log_m2 - log_m1, -1e-300)))

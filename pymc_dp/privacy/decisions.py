@@ -173,18 +173,16 @@ def interpolate_profile(knots: np.ndarray, values: np.ndarray, epsilons: np.ndar
 def coarse_grid(
     rule: AcceptanceRule, sensitivity: float, largest_order: float, size: int = 801
 ) -> np.ndarray:
-    """Return log-ratios, shape (1, size), dense near 0 and reaching to where nothing happens any more."""
-    # The divergence as a function of x varies on the scale of the noise near 0 and of alpha *
-    # sensitivity far out.
+    """Return log-ratios, shape (1, size), dense where the outcome is open and reaching to where nothing happens any more."""
+    # The divergence as a function of x varies on the scale of the noise where both outcomes are
+    # likely, and of alpha * sensitivity far out.
     inner = rule.rule if isinstance(rule, Lazy) else rule
-    reach, unit = 60 + 4 * sensitivity * largest_order, 1.0
+    centre, unit, reach = 0.0, 1.0, 60 + 4 * sensitivity * largest_order
     if isinstance(inner, Penalty):
-        unit = min(inner.scale, 1.0)
-        reach = max(
-            reach,
-            inner.scale * (inner.scale / 2 + 40 + largest_order * sensitivity / inner.scale),
-        )
-    grid = unit * np.sinh(np.linspace(-1, 1, size) * np.arcsinh(reach / unit))
+        # Much noise makes proposals that are as good as the state all but impossible.
+        centre, unit = inner.scale**2 / 2, inner.scale
+        reach = max(reach, 2 * centre + 40 * unit + largest_order * sensitivity)
+    grid = centre + unit * np.sinh(np.linspace(-1, 1, size) * np.arcsinh(reach / unit))
     if isinstance(inner, Metropolis):  # the worst log-ratio is at a kink
         grid = np.union1d(grid, [-sensitivity, 0.0, sensitivity])
     return grid[None, :]

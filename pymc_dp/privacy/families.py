@@ -52,7 +52,8 @@ class Family(Mechanism):
 
     def _index(self, size: float, offset: float) -> int:
         size = size * (1 + 1e-9) + self.ROUNDING * max(1e4, offset)
-        return math.ceil(math.log(size) / math.log(self.RATIO))
+        # Every cost is infinite long before the limit.
+        return math.ceil(math.log(min(size, 1e100)) / math.log(self.RATIO))
 
     def prices(self, order: float) -> dict[Mechanism, float]:
         """Costs at one order of what proposals usually lead to, so that a chain need not compute them."""
@@ -115,11 +116,11 @@ class DecisionFamily(Family):
             raise ValueError("Give exactly one of rule and noise_multiplier.")
         if self.noise_multiplier is not None:
             self._set(noise_multiplier=positive("noise multiplier", self.noise_multiplier))
-        noise = getattr(self.rule, "scale", self.noise_multiplier or 1.0)
-        if not 1e-6 <= noise <= 1e6:  # in floating point, every rule is certain or constant beyond
-            raise ValueError(
-                f"The noise multiplier or scale of a penalty rule must be from 1e-6 to 1e6, got {noise!r}."
-            )
+            if not 1e-6 <= self.noise_multiplier <= 1e6:
+                raise ValueError(
+                    f"The noise multiplier of a decision must be from 1e-6 to 1e6, got {self.noise_multiplier!r}. "
+                    "Values of 1 to 10 are usual."
+                )
         self._cell(0)  # refuses what the mechanism would refuse
 
     @property
@@ -157,7 +158,9 @@ class DecisionFamily(Family):
     @lru_cache(maxsize=16384)
     def _cell(self, index: int) -> Decision | SampledDecision:
         sensitivity = self.RATIO**index
-        rule = self.rule or Penalty(sensitivity * self.noise_multiplier)  # type: ignore[operator]
+        rule = self.rule
+        if self.noise_multiplier is not None:
+            rule = Penalty(min(sensitivity * self.noise_multiplier, Penalty.LARGEST))
         if self.laziness < 1:
             rule = Lazy(rule, self.laziness)
         if self.sampling_probability == 1:

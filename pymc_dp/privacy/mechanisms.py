@@ -235,8 +235,10 @@ class Decision(Mechanism):
         return None if mu is None else concentrated(mu)
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Upper bound on the Rényi divergence at each order, by maximising over the log-ratio."""
-        return decision_renyi(self.rule, self.sensitivity, tuple(orders.tolist())).copy()
+        """Upper bound on the Rényi divergence at each order: the least of the maximum over log-ratios and the closed form."""
+        found = decision_renyi(self.rule, self.sensitivity, tuple(orders.tolist()))
+        # The closed form is the lower one by rounding only, or where nothing is searched any more.
+        return np.minimum(found, math.inf if self.zcdp is None else orders * self.zcdp)
 
     def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
         """Supremum over the log-ratio at each epsilon.

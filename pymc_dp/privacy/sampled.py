@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -206,10 +208,12 @@ class SampledDecision(Mechanism):
         return frozenset([Adjacency.SUBSTITUTE])
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
-        """Upper bound on the Rényi divergence at each order, by maximising over the log-ratio."""
-        return decision_renyi(
+        """Upper bound on the Rényi divergence at each order: the least of the maximum over log-ratios and the closed form."""
+        found = decision_renyi(
             self.rule, self.sensitivity, tuple(orders.tolist()), self.sampling_probability
-        ).copy()
+        )
+        most = Decision(self.rule, self.sensitivity).zcdp  # as if all records took part
+        return np.minimum(found, math.inf if most is None else orders * most)
 
     def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
         """Supremum over the log-ratio at each epsilon."""

@@ -149,7 +149,7 @@ def wide():
     with pm.Model() as model:
         theta = pm.Normal("theta", 0, 1, shape=200)
         pm.Normal("y", theta, 1.0, observed=values)
-    with compiled_once("wide", only=model):
+    with compiled_once("200 parameters", only=model):
         yield model
 
 

@@ -46,6 +46,19 @@ class TestDecisionFamily:
         decision = DecisionFamily(2.0, None, 5.0, 1.0, (1.0,)).at(distance)
         assert decision.rule.scale == pytest.approx(5.0 * decision.sensitivity)
 
+    @pytest.mark.parametrize("multiplier", [1e-6, 0.5, 5.0, 1e6])
+    @pytest.mark.parametrize("part", [1.0, 0.1])
+    def test_moves_of_any_length(self, multiplier, part):
+        """Each has a decision, and a cost that is no more than that of the noisy log-ratio."""
+        family = DecisionFamily(2.0, None, multiplier, 1.0, (1.0,), sampling_probability=part)
+        for distance in (5e-324, 1e-300, 1e-12, 1e-3, 1.0, 1e4, 1e9, 1e300, 1.7e308):
+            decision = family.at(distance)
+            mu = decision.sensitivity / decision.rule.scale
+            cost = decision.renyi(ORDERS)
+            assert np.all((cost > 0) & (cost <= 0.5 * mu**2 * ORDERS * (1 + 1e-9)))
+            for log_ratio in (-1e300, 0.0, 1e300):
+                assert 0 <= decision.rule.probability(log_ratio) <= 1
+
     def test_has_no_bound_without_a_distance(self):
         family = DecisionFamily(3.0, Penalty(1.4), None, 0.5, (0.1, 0.2))
         assert np.all(np.isinf(family.renyi(ORDERS)))

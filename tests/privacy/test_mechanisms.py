@@ -8,6 +8,8 @@ import pytest
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.special import logsumexp
+from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.filters import RenyiShare
@@ -81,17 +83,18 @@ def test_decision_against_brute_force(rule, sensitivity, order):
 
 
 @given(
-    s=st.floats(0.05, 30),
-    sensitivity=st.floats(1e-4, 10),
+    magnitude=st.floats(-4, 6),
+    ratio=st.floats(-3, 1),
     u=st.floats(-20, 60),
     order=st.sampled_from([1.1, 2.0, 8.0, 64.0, 400.0]),
 )
-@example(
-    s=20.3125, sensitivity=0.048828125, u=0.03125, order=64.0
-)  # both directions peak at nearly the same height
+@example(  # both directions peak at nearly the same height
+    magnitude=1.3077634, ratio=-2.6190935, u=0.03125, order=64.0
+)
 @settings(max_examples=150, deadline=None)
-def test_no_log_ratio_beats_the_supremum(s, sensitivity, u, order):
-    x = s * (u + s / 2)
+def test_no_log_ratio_beats_the_supremum(magnitude, ratio, u, order):
+    s = 10**magnitude
+    x, sensitivity = s * (u + s / 2), s * 10**ratio
     decision = Decision(Penalty(s), sensitivity)
     with mpmath.workdps(60):
         p, q = decision_law(Penalty(s), x), decision_law(Penalty(s), mpmath.mpf(x) + sensitivity)
@@ -107,6 +110,21 @@ def test_barker_stays_within_its_closed_form(sensitivity):
     assert np.all(ratio <= 1 + 1e-6)
     if sensitivity <= 0.1:
         assert ratio[0] == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("mu", [0.01, 0.2, 2.0])
+def test_much_noise_leaves_whether_the_noisy_value_passes_a_threshold(scale, mu):
+    """Log-ratios far above 0 are then the worst: the profile is the Gaussian's, as thresholds are the best tests."""
+    decision = Decision(Penalty(scale), mu * scale)
+    u = np.linspace(-3 - 70 * mu, 3 + 70 * mu, 20_000)
+    p, q = norm.logcdf([u + mu, -u - mu]), norm.logcdf([u, -u])
+    for order in (1.5, 8.0, 64.0):
+        worst = [logsumexp(order * a + (1 - order) * b, axis=0).max() for a, b in ((p, q), (q, p))]
+        assert decision.renyi([order]) == pytest.approx(max(worst) / (order - 1), rel=2 / scale + 1e-5)
+    epsilons = np.array([0.0, mu, 3 * mu])
+    released = Gaussian(1 / mu).privacy_profile(epsilons)
+    assert decision.privacy_profile(epsilons) == pytest.approx(released, rel=2 / scale + 5e-3)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.4, 4.0])

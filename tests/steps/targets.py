@@ -31,7 +31,7 @@ def compiled_once(*key, only=None):
     def shared(model, *, records=None, **options):
         if only not in (None, model) or any(v is not None for v in options.values()):
             return real(model, records=records, **options)
-        names = tuple(v.name for v in model.basic_RVs)  # a test may have added some
+        names = tuple((v.name, v.type.shape) for v in model.basic_RVs)  # a test may have added some
         whole = (*key, names, None if records is None else np.asarray(records).tobytes())
         if whole not in _COMPILED:
             _COMPILED[whole] = real(model, records=records)
