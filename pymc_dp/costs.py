@@ -11,10 +11,11 @@ import numpy as np
 from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost, renyi_budget
+from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision
 
-__all__ = ["check_filter", "decision_cost", "decisions", "renyi_left", "sides_of"]
+__all__ = ["check_account", "check_filter", "decision_cost", "decisions", "renyi_left", "sides_of"]
 
 
 def check_filter(budget: PrivacyBudget) -> None:
@@ -29,6 +30,14 @@ def renyi_left(budget: PrivacyBudget, besides: Accesses = ()) -> np.ndarray:
     """Rényi divergences that are left of a budget, after what is claimed besides."""
     claimed = [access for accesses in budget.outside.values() for access in accesses]
     return renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
+
+
+def check_account(budget: PrivacyBudget, besides: Accesses) -> None:
+    """Raise unless the account pays for these accesses and all that is then left of the budget; nothing is claimed."""
+    left = renyi_left(budget, besides)
+    best = int(np.argmax(left / ORDERS))
+    rest = RenyiShare(float(ORDERS[best]), float(left[best]) * (1 - 1e-6))
+    budget.ledger.check([*besides, (rest, 1)], "this run")
 
 
 def decisions(left: np.ndarray, cost: np.ndarray, chains: int, most: float) -> float:

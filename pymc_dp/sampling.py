@@ -13,10 +13,11 @@ from typing import Any
 
 import pymc as pm
 
+from pymc_dp.costs import check_account
 from pymc_dp.preparation import note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import Adjacency
+from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.release import release
 from pymc_dp.starting import find_start, start_accesses
 from pymc_dp.steps.base import DPStep
@@ -138,6 +139,7 @@ def sample(
             "deviations, if the data are like those the model draws.",
             first.chosen.effective_draws, first.chosen.error,
         )  # fmt: skip
+        check_account(budget, [*before, (Gaussian(first.chosen.noise_multiplier), 1)])
         setting = setting_at(prepared, find_start(prepared, budget, start_share, start))
         the_plan = plan_for(setting, budget, most)
         _log.info("%s", the_plan)

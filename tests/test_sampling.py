@@ -11,6 +11,7 @@ import xarray as xr
 
 import pymc_dp as dp
 
+from pymc_dp.costs import check_account
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.sampling import _check
 from pymc_dp.starting import start_accesses
@@ -86,6 +87,23 @@ def test_a_dry_run_touches_nothing(model, tmp_path, monkeypatch):
         **TERMS, model=model, dry_run=True, start={"mu": 10.0, "sigma": 2.0}, start_share=0.6
     )
     assert with_more.chosen.error > found.chosen.error
+
+
+def test_an_account_that_is_nearly_spent_pays_for_no_start_either(model, tmp_path):
+    """A start without chains would be lost; a smaller budget is not refused."""
+    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
+    other = dp.PrivacyBudget(3.5, 1e-6, chains=1, ledger=ledger)
+    other.spend("another analysis", [(dp.privacy.Gaussian(1.6), 1)])
+    for terms in ({"epsilon": 3.0}, {"epsilon": 4.0, "start_share": 0.3}):
+        with pytest.raises(
+            dp.PrivacyBudgetExhausted, match=r"asked for by this run: .* of that share"
+        ):
+            dp.sample(**TERMS | terms, model=model, ledger=ledger, start={"mu": 12.0, "sigma": 3.0})
+    assert len(ledger.claims()) == 1
+    less = dp.PrivacyBudget(1.0, 1e-6, chains=2, ledger=ledger)
+    check_account(less, start_accesses(less, 0.15))
+    whole = dp.PrivacyBudget(3.0, 1e-6, chains=2)
+    check_account(whole, start_accesses(whole, 0.15))  # all of an account, nothing spent
 
 
 def test_arguments_that_belong_to_a_plan(model):

@@ -218,7 +218,7 @@ class PrivacyBudget:
                 "not refunded; make a budget for as many chains as you want before the first runs."
             )
         if n_chains * len(self.steps) > 1:  # a single claim loses nothing if it is refused
-            self.ledger.check(share, n_chains, " and ".join(self.steps))
+            self.ledger.check(share, f"{n_chains} chain(s) of {' and '.join(self.steps)}", n_chains)
 
     def claim(self, label: str) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""

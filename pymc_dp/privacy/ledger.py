@@ -251,13 +251,12 @@ class Ledger:
             db.execute(f"INSERT INTO claims ({names}) VALUES (?, ?, ?, ?, ?)", values)
             return before
 
-    def check(self, accesses: Accesses, chains: int, steps: str) -> None:
-        """Raise unless the account pays for the accesses of all chains of a run; nothing is claimed."""
-        terms, asked = self.account, Cost.of(accesses) * chains
-        _check(
-            "account", terms.epsilon, terms.delta, "best", self.claims(),
-            asked, f"{chains} chain(s) of {steps}", chains, "chain(s) of this budget, or more of one with a smaller epsilon",
-        )  # fmt: skip
+    def check(self, accesses: Accesses, by: str, chains: int | None = None) -> None:
+        """Raise unless the account pays for what is asked for (by each of some chains); nothing is claimed."""
+        units = "chain(s) of this budget, or more of one with a smaller epsilon"
+        asked = Cost.of(accesses) * (chains or 1)
+        terms = (self.account.epsilon, self.account.delta, "best")
+        _check("account", *terms, self.claims(), asked, by, chains, units)
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget answers as a callback, for chains in other processes to see."""

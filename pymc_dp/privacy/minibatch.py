@@ -320,8 +320,7 @@ def _law(mechanism: PoissonMinibatchDecision, x: np.ndarray, w: float) -> Law:
     bits = []
     for log_a in mechanism.rule.log_probabilities(x[:, None] + j * w):
         terms = log_a + log_weights
-        top = terms.max(
-            axis=1, keepdims=True
-        )  # keeps the tails: weights and likelihoods may be far apart
+        # Keeps the tails: weights and likelihoods may be far apart.
+        top = terms.max(axis=1, keepdims=True)
         bits.append(np.log(np.exp(terms - top).sum(axis=1)) + top[:, 0])
     return bits[0], bits[1]

@@ -74,10 +74,10 @@ def test_a_check_claims_nothing(tmp_path):
     access = [(Gaussian(10.0), 1.0)]
     most = max(k for k in range(1, 20) if epsilon_of([(Gaussian(10.0), k)], 1e-6) <= 1.0)
     claim(ledger, access)
-    ledger.check(access, most - 1, "s")
+    ledger.check(access, "s", most - 1)
     with pytest.raises(PrivacyBudgetExhausted) as caught:
-        ledger.check(access, most + 5, "s")
-    assert f"asked for by {most + 5} chain(s) of s" in str(caught.value)
+        ledger.check(access, "s", most + 5)
+    assert "asked for by s: " in str(caught.value)
     assert f"Largest feasible: {most - 1} chain(s)" in str(caught.value)
     assert len(ledger.claims()) == 1
 

@@ -121,7 +121,9 @@ def test_much_noise_leaves_whether_the_noisy_value_passes_a_threshold(scale, mu)
     p, q = norm.logcdf([u + mu, -u - mu]), norm.logcdf([u, -u])
     for order in (1.5, 8.0, 64.0):
         worst = [logsumexp(order * a + (1 - order) * b, axis=0).max() for a, b in ((p, q), (q, p))]
-        assert decision.renyi([order]) == pytest.approx(max(worst) / (order - 1), rel=2 / scale + 1e-5)
+        assert decision.renyi([order]) == pytest.approx(
+            max(worst) / (order - 1), rel=2 / scale + 1e-5
+        )
     epsilons = np.array([0.0, mu, 3 * mu])
     released = Gaussian(1 / mu).privacy_profile(epsilons)
     assert decision.privacy_profile(epsilons) == pytest.approx(released, rel=2 / scale + 5e-3)
