@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Penalty
-from pymc_dp.costs import decision_cost, decisions, sides_of
+from pymc_dp.costs import LEAST_DRAWS, decision_cost, decisions, sides_of
 from pymc_dp.normal_chains import effective_part
 from pymc_dp.pilot import Moves, Pilot
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -145,7 +145,7 @@ def plan_blind(
         for shape in pilot.shapes
         for length in _LENGTHS
         for candidate in _candidates(pilot.moves(shape, length), _RULES[step], terms)
-        if candidate.draws >= 10
+        if candidate.draws >= LEAST_DRAWS
         and candidate.effective_draws > 0
         and candidate.clipped <= MOST_CLIPPED
     ]

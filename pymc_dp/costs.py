@@ -13,9 +13,26 @@ from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.composition import Cost, renyi_budget
 from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision
+from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision, whole
 
-__all__ = ["check_account", "check_filter", "decision_cost", "decisions", "renyi_left", "sides_of"]
+__all__ = [
+    "LEAST_DRAWS",
+    "check_account",
+    "check_draws",
+    "check_filter",
+    "decision_cost",
+    "decisions",
+    "renyi_left",
+    "sides_of",
+]
+
+#: Draws of each chain that a plan expects at least: of fewer nothing could be said.
+LEAST_DRAWS = 10
+
+
+def check_draws(max_draws: int) -> int:
+    """Refuse a limit on draws that no plan keeps."""
+    return whole("max_draws", max_draws, LEAST_DRAWS)
 
 
 def check_filter(budget: PrivacyBudget) -> None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pymc_dp.blind_plans import MOST_CLIPPED, WITHIN, Terms, Weighed, rule_of
-from pymc_dp.costs import decision_cost, decisions
+from pymc_dp.costs import LEAST_DRAWS, decision_cost, decisions
 from pymc_dp.normal_chains import effective_part
 from pymc_dp.pilot import Pilot
 from pymc_dp.privacy.families import DecisionFamily
@@ -164,7 +164,7 @@ def plan_paths(
     chains = [(_as_chains(candidate, slope, terms), slope) for candidate, slope in promising]
     chains.sort(key=lambda found: found[0].error)
     looked_at = [_looked_at(*found, pilot, terms) for found in chains[:_CLOSELY]]
-    looked_at = [found for found in looked_at if found[0].draws >= 10]
+    looked_at = [found for found in looked_at if found[0].draws >= LEAST_DRAWS]
     if not looked_at:
         return {}, []
     looked_at.sort(key=lambda found: found[0].error)
@@ -229,7 +229,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[tuple[PathCandidate, Slo
                             sensitivity = terms.sides * terms.temperature * bound * typical
                             cost = steps * gradient + decision_cost(rule, sensitivity)
                             draws = decisions(left, cost, chains, terms.max_draws)
-                            if draws >= 10 and fall > 0:
+                            if draws >= LEAST_DRAWS and fall > 0:
                                 found = PathCandidate(
                                     shape, length, steps, slope.bound, z, noise_scale, laziness, bound, clipped,
                                     float(accepted.mean()), draws, chains * draws * fall / (2 - fall), bias,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pymc.initial_point import make_initial_point_fn
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Adjacency
+from pymc_dp.privacy.mechanisms import Adjacency, real, whole
 
 __all__ = ["Prepared", "initial_point", "note_on", "prepare", "simulation"]
 
@@ -56,7 +55,7 @@ def prepare(
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Prepared:
     """Check what may be known of a model, and compile it; arguments as for :func:`~pymc_dp.private_start`."""
-    if not 0 < temperature <= 1:
+    if not 0 < real(temperature) <= 1:
         raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
     _check_number_is_public(budget, public_covariates, stand_in, n_records)
     model = pm.modelcontext(model)
@@ -128,8 +127,8 @@ def _check_number_is_public(
     n_records: int | None,
 ) -> None:
     """Raise if a plan would show the number of records although neighbours differ in it."""
-    if n_records is not None and operator.index(n_records) < 1:
-        raise ValueError(f"n_records must be at least 1, got {n_records!r}.")
+    if n_records is not None:
+        whole("n_records", n_records, 1)
     guessed = stand_in is not None and n_records is not None
     if budget.adjacency is Adjacency.ADD_REMOVE and not (public_covariates or guessed):
         raise ValueError(

@@ -13,11 +13,11 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_dp.costs import check_account
+from pymc_dp.costs import LEAST_DRAWS, check_account
 from pymc_dp.preparation import note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, whole
 from pymc_dp.release import release
 from pymc_dp.starting import find_start, start_accesses
 from pymc_dp.steps.base import DPStep
@@ -118,6 +118,7 @@ def sample(
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
     if ours:
         raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")
+    draws = None if draws is None else whole("draws", draws, 1)
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
@@ -128,9 +129,9 @@ def sample(
         shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
         shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
         shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
-        most = _MOST_DRAWS if draws is None else draws
-        prepared = prepare(budget=budget, **shared)
+        most = _MOST_DRAWS if draws is None else max(draws, LEAST_DRAWS)
         before = start_accesses(budget, start_share)
+        prepared = prepare(budget=budget, **shared)
         first = plan_for(setting_at(prepared, start), budget, most, before, note_on(start))
         if dry_run:
             return first

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pymc_dp.blind_plans import MOST_CLIPPED, Terms, Weighed
-from pymc_dp.costs import decisions
+from pymc_dp.costs import LEAST_DRAWS, decisions
 from pymc_dp.newton import MISFIT
 from pymc_dp.path_plans import Slope, slopes
 from pymc_dp.pilot import Pilot
@@ -116,7 +116,7 @@ def plan_sghmc(
         ((release, count),) = _schedule(candidate, terms)(1)
         draws = decisions(terms.left, count * release.renyi(ORDERS), chains, terms.max_draws)
         part = draws / candidate.draws
-        if draws >= 10:
+        if draws >= LEAST_DRAWS:
             effective = candidate.effective_draws * part
             candidates.append(replace(candidate, draws=draws, effective_draws=effective))
     if not candidates:
@@ -185,7 +185,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[SGHMCCandidate]:
                     amplified = part**2 * z**2 * math.expm1(min(z**-2, 50.0)) if part < 1 else 1.0
                     cost = steps * min(1.0, amplified) * Gaussian(z).renyi(ORDERS)
                     draws = decisions(terms.left, cost, chains, terms.max_draws)
-                    if draws >= 10:
+                    if draws >= LEAST_DRAWS:
                         yield SGHMCCandidate(
                             size, steps, friction, estimate, part, slope.bound, z, slope.clipped, draws,
                             chains * draws / max(slowest, 1.0), bias, float(np.abs(np.sqrt(variances) - 1).max()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from pymc_dp.newton import NewtonStep, alike, local_precision, newton_step
 from pymc_dp.preparation import Prepared, prepare
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.mechanisms import Gaussian, real, whole
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.steps.gradients import Coordinates, NoisyGradient, check_gradient_noise
 
@@ -99,7 +98,7 @@ def private_start(
     budget : PrivacyBudget
         Pays, once for all its chains; the claim is in its ledger and report.
     share : float
-        In (0, 1): so much of the budget; ``1 / share`` such starts would use it up.
+        From 0.001 to below 1: so much of the budget; ``1 / share`` such starts would use it up.
     steps : int
         Number of gradients, at least 2.
     temperature : float
@@ -284,10 +283,9 @@ def start_accesses(
     budget: PrivacyBudget, share: float, steps: int = 24
 ) -> tuple[tuple[Gaussian, int], ...]:
     """What `private_start` is going to claim."""
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie in (0, 1), got {share!r}.")
-    if operator.index(steps) < 2:
-        raise ValueError(f"steps must be at least 2, got {steps!r}.")
+    if not 0.001 <= real(share) < 1:
+        raise ValueError(f"share must be from 0.001 to below 1, got {share!r}.")
+    steps = whole("steps", steps, 2)
     noise_multiplier = calibrate(
         lambda z: [(Gaussian(z), steps / share)],
         budget.epsilon,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 
-from pymc_dp.costs import check_filter, decisions, renyi_left, sides_of
+from pymc_dp.costs import LEAST_DRAWS, check_draws, check_filter, decisions, renyi_left, sides_of
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
@@ -200,6 +200,7 @@ def plan_surrogate(
     PrivacyBudgetExhausted, ValueError
         As :func:`~pymc_dp.plan`.
     """
+    max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records,
@@ -231,7 +232,7 @@ def plan_for(
     """Plan for what is left of a budget, and of it after what is claimed besides."""
     check_filter(budget)
     left = renyi_left(budget, besides)
-    choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= 10]
+    choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= LEAST_DRAWS]
     if not choices:
         raise PrivacyBudgetExhausted(
             f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for a sum of gradients and ten draws in each of "

@@ -6,7 +6,7 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_dp.costs import check_filter, sides_of
+from pymc_dp.costs import check_draws, check_filter, sides_of
 from pymc_dp.preparation import prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
@@ -72,6 +72,7 @@ def private_surrogate(
     are explained in the page on control variates.
     """
     check_filter(budget)
+    max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records,

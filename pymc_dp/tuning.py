@@ -11,7 +11,7 @@ import pymc as pm
 
 from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.blind_plans import Candidate, Terms, plan_blind
-from pymc_dp.costs import renyi_left
+from pymc_dp.costs import check_draws, renyi_left
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
@@ -198,6 +198,7 @@ def plan(
         raise ValueError(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
         )
+    max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, n_records=n_records,

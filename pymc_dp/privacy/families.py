@@ -159,7 +159,8 @@ class DecisionFamily(Family):
     def _cell(self, index: int) -> Decision | SampledDecision:
         sensitivity = self.RATIO**index
         rule = self.rule
-        if self.noise_multiplier is not None:
+        if rule is None:
+            assert self.noise_multiplier is not None  # one of them was given
             rule = Penalty(min(sensitivity * self.noise_multiplier, Penalty.LARGEST))
         if self.laziness < 1:
             rule = Lazy(rule, self.laziness)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from pymc_dp.privacy.bernstein import EPS
 from pymc_dp.privacy.farthest_pair import distance, evaluate, farthest_pair
-from pymc_dp.privacy.mechanisms import Adjacency, real, reals
+from pymc_dp.privacy.mechanisms import Adjacency, real, reals, whole
 
 __all__ = ["Sensitivity", "quadratic_exponents", "sensitivity_of", "sensitivity_of_table"]
 
@@ -48,8 +48,7 @@ def quadratic_exponents(n_columns: int) -> np.ndarray:
     array of int, shape (n_columns * (n_columns + 3) / 2, n_columns)
         One row a monomial: ``z_1, z_2, ..., z_1**2, z_1 * z_2, ..., z_2**2, ...``.
     """
-    if n_columns < 1:
-        raise ValueError(f"A record must have at least one column, got n_columns={n_columns!r}.")
+    n_columns = whole("n_columns", n_columns, 1)
     one = np.eye(n_columns, dtype=int)
     first, second = np.triu_indices(n_columns)
     return np.concatenate([one, one[first] + one[second]])

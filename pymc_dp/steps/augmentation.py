@@ -15,6 +15,7 @@ from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_dp.model.latent_records import LatentRecords, along
+from pymc_dp.privacy.mechanisms import positive
 
 __all__ = ["PrivatizedRecords"]
 
@@ -138,8 +139,8 @@ class PrivatizedRecords(BlockedStep):
     ):
         if not blocked:
             raise ValueError("A record is updated with all its variables: leave blocked=True.")
-        if epsilon is not None and not 0 < epsilon < math.inf:
-            raise ValueError(f"epsilon must be positive and finite, or None, not {epsilon}.")
+        if epsilon is not None:
+            epsilon = positive("epsilon", epsilon)
         model = modelcontext(model)
         self.vars = get_value_vars_from_user_vars(vars, model)
         self.blocked = True
