@@ -127,7 +127,7 @@ def test_the_number_of_records_under_add_remove(model):
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, math.nan])
 def test_share_of_the_start(share):
     """Refused where it is turned into accesses, whoever asks."""
-    with pytest.raises(ValueError, match="share must be from 0.001 to below 1, got"):
+    with pytest.raises(ValueError, match="share must be from"):
         start_accesses(dp.PrivacyBudget(1.0, 1e-6, chains=1), share)
 
 

@@ -36,6 +36,7 @@ from pymc_dp import (
     PrivacyBudget,
     RecordLikelihood,
 )
+from pymc_dp import release as dp_release
 from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.steps import accept_reject, base, gradients, sghmc
 from tests.audit.lower_bounds import lower_bounds, mu_allowed
@@ -262,7 +263,27 @@ def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=Non
     return run
 
 
-def attack(case, n, seed, epsilon, **options):
+def release_by_pymc(case, side, seed, epsilon):
+    """The same through the public interface alone: `pm.sample` ended by its callback, and what may be published of it."""
+    model, likelihood = built(case.n, case.rows, side, case.by_person)
+    budget = PrivacyBudget(epsilon, DELTA, chains=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)
+        step, walk = case.build(model, budget)
+    walk.moves.clear()  # of planning
+    step._bits = SeededBits(np.random.default_rng([seed, side + 3]))
+    sampled = pm.sample(
+        3000, tune=0, chains=1, cores=1, step=step, callback=budget, model=model, random_seed=seed, progressbar=False,
+        compute_convergence_checks=False,
+    )  # fmt: skip
+    accepted = dp_release(sampled, model, budget).sample_stats["accepted"].to_numpy().ravel()
+    assert len(accepted) < 3000 and budget.spent() <= epsilon
+    return SimpleNamespace(
+        rows=[SimpleNamespace(accepted=int(a)) for a in accepted], moves=walk.moves[: len(accepted)]
+    )
+
+
+def attack(case, n, seed, epsilon, release=release, **options):
     """Lower bounds on epsilon and on mu from `n` runs on each data set."""
     wrong = []
     for side in (-1, 1):
@@ -278,6 +299,12 @@ def test_runs_tell_no_more_than_allowed(name, seed=1):
     assert found <= epsilon and mu <= mu_allowed(epsilon, DELTA)
     if CASES[name].tight:
         assert mu > mu_allowed(epsilon, DELTA) / 3
+
+
+def test_what_pymc_releases_tells_no_more_than_allowed(seed=1):
+    epsilon = 4.0
+    found, mu = attack(PENALTY, 100, seed, epsilon, release_by_pymc)
+    assert found <= epsilon and mu_allowed(epsilon, DELTA) / 3 < mu <= mu_allowed(epsilon, DELTA)
 
 
 # ---------------------------------------------------------------- planted faults
