@@ -607,6 +607,7 @@ def test_private_covariates_are_refused():
     assert not budget.ledger.claims(budget.id)
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small():
     budget = PrivacyBudget(1e-3, 1e-6, chains=50)
     case = control.built("logit")

@@ -186,6 +186,7 @@ def test_what_there_are_no_plans_for():
         plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
 
 
+@pytest.mark.slow
 def test_too_small_a_budget():
     with pytest.raises(PrivacyBudgetExhausted, match="does not pay for ten draws in each of 50"):
         plan(

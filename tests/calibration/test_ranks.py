@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
 ]
 
-N, SETS, LENGTH, THIN = 40, 100, 40, 4
+N, SETS, LENGTH, THIN = 40, 100, 40, 2
 X = np.column_stack([np.ones(N), np.linspace(-1, 1, N), np.cos(np.arange(N))])
 GROUPS = np.arange(N) % 4
 

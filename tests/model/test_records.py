@@ -61,10 +61,10 @@ def check_family(family, mode):
         np.testing.assert_allclose(likelihood.log_prior(theta), log_prior(point), rtol=1e-9)
 
 
-# Models of every single record take a second or more: every third family by default.
+# Models of every single record take a second or more: every fifth family by default.
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=[pytest.mark.slow] if k % 3 else []) for k, f in enumerate(FAMILIES)],
+    [pytest.param(f, marks=[pytest.mark.slow] if k % 5 else []) for k, f in enumerate(FAMILIES)],
     ids=lambda f: f.name,
 )
 def test_every_record_as_if_it_were_alone(family):

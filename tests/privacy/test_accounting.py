@@ -272,7 +272,7 @@ def test_adaptive_adversary_by_dynamic_programming(mechanism):
 )
 # dp-accounting divides by a probability next to nothing here, and NumPy warned.
 @example([(Gaussian(1.0), 28), (Decision(Penalty(0.296875), 1.90625), 21)])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_order_does_not_matter_and_more_is_more(accesses):
     forward, backward = epsilon_of(accesses, 1e-5), epsilon_of(accesses[::-1], 1e-5)
     assert forward == pytest.approx(backward, rel=1e-12)
