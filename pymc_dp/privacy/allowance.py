@@ -6,6 +6,7 @@ import math
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
@@ -196,6 +197,7 @@ def _iterations(
     scheduled = any(step.schedule is not None for step in steps.values())
     starting = [access for step in steps.values() for access in step.starting]
 
+    @cache  # many numbers of iterations are tried
     def accesses(iteration: int) -> list[tuple[Mechanism, int]]:
         return [access for step in steps.values() for access in step.at(iteration)]
 

@@ -258,6 +258,8 @@ def concentrated(mu: float) -> float:
 
 def real(value: Any) -> float:
     """Any real number as a float; NaN for what is none, which no comparison lets pass."""
+    if type(value) is float:
+        return value
     if getattr(value, "ndim", None) == 0:
         value = np.asarray(value).item()
     try:

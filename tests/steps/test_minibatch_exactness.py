@@ -623,12 +623,12 @@ def test_posterior_at_length(name, target, walk):
         exact = reference(target, temperature)
         walk = BLIND[walk](exact.std(axis=0))
         method = private_step(target, walk, step=DPBarker, temperature=temperature)
-        draws = run(method, exact[7], 60_000, 3)
+        draws = run(method, exact[7], 40_000, 3)
     else:
         # Longer chains go farther out, where the slopes of the banana are steeper.
         margin = 2.2 if target is BANANA else MARGIN
         options = RULES[name] | {"temperature": temperature, "margin": margin}
-        draws, exact, seen, step = minibatch_chain(target, BLIND[walk], n=60_000, **options)
+        draws, exact, seen, step = minibatch_chain(target, BLIND[walk], n=40_000, **options)
         check_way(seen, step, len(draws), least=0.3)
     check(draws, exact)
 
