@@ -99,7 +99,7 @@ class Penalty(_Rule):
     """
 
     #: Largest noise scale.
-    LARGEST: ClassVar[float] = 1e6
+    LARGEST: ClassVar[float] = 1e4
 
     scale: float
     private: bool = field(default=True, init=False, repr=False, compare=False)
@@ -109,7 +109,7 @@ class Penalty(_Rule):
         # as large as those log-ratios could not tell one record.
         if not _within(self.scale, 1e-20, self.LARGEST):
             raise ValueError(
-                f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e6, got {self.scale!r}. "
+                f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e4, got {self.scale!r}. "
                 "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
             )
         object.__setattr__(self, "scale", float(self.scale))  # not in single precision

@@ -185,6 +185,9 @@ def coarse_grid(
     grid = centre + unit * np.sinh(np.linspace(-1, 1, size) * np.arcsinh(reach / unit))
     if isinstance(inner, Metropolis):  # the worst log-ratio is at a kink
         grid = np.union1d(grid, [-sensitivity, 0.0, sensitivity])
+    if isinstance(inner, Penalty) and unit < sensitivity:  # or where there nearly is one
+        bends = centre + np.array([[-sensitivity], [0.0], [sensitivity]])
+        grid = np.union1d(grid, bends + unit * np.linspace(-8, 8, 65))
     return grid[None, :]
 
 

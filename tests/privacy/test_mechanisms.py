@@ -12,6 +12,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
+from pymc_dp.privacy.decisions import bernoulli_divergence
 from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.mechanisms import (
     ORDERS,
@@ -83,7 +84,7 @@ def test_decision_against_brute_force(rule, sensitivity, order):
 
 
 @given(
-    magnitude=st.floats(-4, 6),
+    magnitude=st.floats(-4, 4),
     ratio=st.floats(-3, 1),
     u=st.floats(-20, 60),
     order=st.sampled_from([1.1, 2.0, 8.0, 64.0, 400.0]),
@@ -112,7 +113,7 @@ def test_barker_stays_within_its_closed_form(sensitivity):
         assert ratio[0] == pytest.approx(1, abs=2e-3)
 
 
-@pytest.mark.parametrize("scale", [30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("scale", [30.0, 300.0, 1e4])
 @pytest.mark.parametrize("mu", [0.01, 0.2, 2.0])
 def test_much_noise_leaves_whether_the_noisy_value_passes_a_threshold(scale, mu):
     """Log-ratios far above 0 are then the worst: the profile is the Gaussian's, as thresholds are the best tests."""
@@ -127,6 +128,20 @@ def test_much_noise_leaves_whether_the_noisy_value_passes_a_threshold(scale, mu)
     epsilons = np.array([0.0, mu, 3 * mu])
     released = Gaussian(1 / mu).privacy_profile(epsilons)
     assert decision.privacy_profile(epsilons) == pytest.approx(released, rel=2 / scale + 5e-3)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 8.26e-4, 1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("sensitivity", [6.0, 161.5])
+@pytest.mark.parametrize("weight", [0.02, 0.944, 1.0])
+def test_where_a_decision_of_little_noise_bends(scale, sensitivity, weight):
+    """The rule changes within one noise scale, which may be far less than the sensitivity: nothing is passed over."""
+    rule = Lazy(Penalty(scale), weight)
+    bends = scale**2 / 2 + np.array([[-1.0], [0.0], [1.0]]) * sensitivity
+    x = (bends + scale * np.linspace(-20, 20, 4001)).ravel()
+    p, q = rule.log_probabilities(x + sensitivity), rule.log_probabilities(x)
+    orders = np.array([[1.01], [2.0], [8.0], [64.0]])
+    found = np.maximum(bernoulli_divergence(p, q, orders), bernoulli_divergence(q, p, orders))
+    assert np.all(found.max(axis=1) <= Decision(rule, sensitivity).renyi(orders[:, 0]) * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.4, 4.0])
