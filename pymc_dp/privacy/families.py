@@ -52,7 +52,7 @@ class Family(Mechanism):
 
     def _index(self, size: float, offset: float) -> int:
         size = size * (1 + 1e-9) + self.ROUNDING * max(1e4, offset)
-        # Every cost is infinite long before the limit.
+        # No budget pays for what comes anywhere near the limit.
         return math.ceil(math.log(min(size, 1e100)) / math.log(self.RATIO))
 
     def prices(self, order: float) -> dict[Mechanism, float]:
@@ -88,7 +88,8 @@ class DecisionFamily(Family):
     rule : AcceptanceRule or None
         The rule; None for the penalty rule with noise proportional to the sensitivity.
     noise_multiplier : float or None
-        Noise scale divided by sensitivity, if there is no rule.
+        Noise scale divided by sensitivity, if there is no rule; noise never exceeds 1e4, where hardly
+        any proposal would be taken.
     laziness : float
         Weight of the lazy rule, 1 for none.
     distances : tuple of float
