@@ -104,8 +104,9 @@ def test_an_account_that_is_nearly_spent_pays_for_no_start_either(model, tmp_pat
     assert len(ledger.claims()) == 1
     less = dp.PrivacyBudget(1.0, 1e-6, chains=2, ledger=ledger)
     check_account(less, start_accesses(less, 0.15))
-    whole = dp.PrivacyBudget(3.0, 1e-6, chains=2)
-    check_account(whole, start_accesses(whole, 0.15))  # all of an account, nothing spent
+    for epsilon in (3.0, math.inf):  # all of an account, nothing spent
+        whole = dp.PrivacyBudget(epsilon, 1e-6, chains=2)
+        check_account(whole, start_accesses(whole, 0.15))
 
 
 def test_arguments_that_belong_to_a_plan(model):
