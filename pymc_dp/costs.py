@@ -72,7 +72,7 @@ def sides_of(budget: PrivacyBudget) -> float:
 def decision_cost(rule: AcceptanceRule, sensitivity: float) -> np.ndarray:
     """Rényi divergence of a decision at all orders, within a few per cent: to compare plans."""
     # Relative to the square it hardly differs within a factor of two.
-    rounded = 2.0 ** round(math.log2(min(max(sensitivity, 2.0**-7), 2.0**4)))
+    rounded = 2.0 ** round(math.log2(min(max(2.0**-7, sensitivity), 2.0**4)))
     return _per_square(rule, rounded) * sensitivity**2
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from pymc_dp.acceptance import Barker
@@ -25,6 +23,7 @@ _ENDS = 4.47
 POSITIONS = 32
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def bounds_on_the_rest(
     simulated: SimulatedRecords,
     features: Features,
@@ -32,7 +31,7 @@ def bounds_on_the_rest(
     n_records: int,
     temperature: float,
     sides: float,
-) -> Iterator[tuple[float, float, np.ndarray]]:
+) -> list[tuple[float, float, np.ndarray]]:
     """For each part that bounds may hold: it, the bias, and the Rényi divergence of a decision.
 
     Means over draws of a surrogate; the bias is in posterior standard deviations.
@@ -44,14 +43,19 @@ def bounds_on_the_rest(
         assert place is not None  # it was there
         found.append(_cut_off(*features.left(theta, place)))
     unknown = MISFIT * math.sqrt(n * t * np.mean(features.cut_gradient**2))
-    for within, judged in zip(_WITHIN, np.moveaxis(np.array(found), 1, 0), strict=True):
-        bounds, variance, unseen, size = judged.T
+    judged = []
+    for within, of_each in zip(_WITHIN, np.moveaxis(np.array(found), 1, 0), strict=True):
+        bounds, variance, unseen, size = of_each.T
         # Of the sum over the data, and of its mean over records that are simulated.
         scatter = n * (1 + n / min(simulated.n_records, MANY)) * variance.mean()
         misfit = unknown**2 + (MISFIT * t * n) ** 2 * np.mean(size**2) / d
-        bias = math.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
+        bias = np.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
         pairs = np.quantile(np.add.outer(bounds, bounds), np.linspace(0.02, 0.98, 13))
-        yield within, bias, np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+        cost = np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+        # Under much noise places are so far off that there are no numbers: as bad as can be.
+        bias, *cost = np.nan_to_num([bias, *cost], nan=np.inf, posinf=np.inf)
+        judged.append((within, float(bias), np.array(cost)))
+    return judged
 
 
 def best_within(

@@ -615,6 +615,19 @@ def test_a_budget_that_is_too_small():
         plan(budget, case=case, at={"beta": case.reference}, stand_in=case.model)
 
 
+def test_so_much_noise_that_there_are_no_numbers():
+    """Places that a sum leads to overflow: that is no choice, and no warning."""
+    group = np.arange(2000) % 2
+    with pm.Model() as model:
+        mean = pm.Normal("mean", 0, 10) + pm.Normal("effect", 0, 10) * group
+        pm.Normal("y", mean, pm.HalfNormal("sd", 10), observed=np.zeros(2000))
+    guess = {"mean": 12.0, "effect": 0.5, "sd": 3.0}
+    with pytest.raises(PrivacyBudgetExhausted, match="does not pay for a sum of gradients"):
+        plan_surrogate(
+            budget=PrivacyBudget(0.5, 1e-6, chains=2), at=guess, public_covariates=True, model=model, random_seed=1
+        )  # fmt: skip
+
+
 def test_a_budget_that_is_used_up():
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
     z = starting.calibrate(lambda z: [(Gaussian(z), 1)], 2.0, 1e-6)
