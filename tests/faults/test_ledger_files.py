@@ -5,6 +5,8 @@ import resource
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -22,6 +24,7 @@ from pymc_dp.privacy.mechanisms import Gaussian
 from tests.faults.watching import Program, accesses, watched
 from tests.steps.test_hosting import make_step, run
 
+ROOT = Path(__file__).parents[2]
 TERMS = {"epsilon": 5.0, "delta": 1e-5}
 SLICE = {"epsilon": 3.0, "delta": 1e-5}
 
@@ -117,6 +120,22 @@ class TestFullDisk:
                 run(model, budget, step, chains=1)
         assert len(Ledger(path).claims()) == before
         assert run(model, budget, step, chains=1).posterior.sizes["draw"] > 0
+
+    def test_a_file_system_that_is_full(self, tmp_path):
+        """A real one, of 48 KiB, in which claims are made until it has no page left; then it grows."""
+        mount = f"mount -t tmpfs -o size=48k none {tmp_path}"
+        alone = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+        try:
+            subprocess.run([*alone, mount], check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError):
+            pytest.skip("no file systems of one's own here")
+        python = f"exec '{sys.executable}' -m tests.faults.full_disk {tmp_path}"
+        found = subprocess.run(
+            [*alone, f"{mount} && {python}"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        message, made, kept, later = found.stdout.splitlines()
+        assert "database or disk is full" in message and "no data are touched" in message
+        assert 10 < int(made) == int(kept) == int(later) - 1
 
     def test_no_room_for_a_new_ledger(self, tmp_path):
         """Neither an account nor half of one is left behind."""
