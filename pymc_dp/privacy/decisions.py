@@ -188,6 +188,8 @@ def coarse_grid(
     if isinstance(inner, Penalty) and unit < sensitivity:  # or where there nearly is one
         bends = centre + np.array([[-sensitivity], [0.0], [sensitivity]])
         grid = np.union1d(grid, bends + unit * np.linspace(-8, 8, 65))
+        # A peak is sought between neighbours: they must not be all but the same point.
+        grid = grid[np.diff(grid, prepend=-np.inf) > 1e-3 * unit]
     return grid[None, :]
 
 

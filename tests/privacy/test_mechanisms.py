@@ -144,6 +144,21 @@ def test_where_a_decision_of_little_noise_bends(scale, sensitivity, weight):
     assert np.all(found.max(axis=1) <= Decision(rule, sensitivity).renyi(orders[:, 0]) * (1 + 1e-9))
 
 
+@pytest.mark.parametrize("scale", [0.05, 0.4, 2.0, 40.0])
+@pytest.mark.parametrize("ratio", [0.3, 1.75, 3.75, 20.0])
+def test_no_order_is_passed_over(scale, ratio):
+    """All orders, each of which has a worst log-ratio of its own, against a dense scan."""
+    rule, sensitivity = Penalty(scale), ratio * scale
+    orders = ORDERS[ORDERS < 40, None]
+    far = 20 + 45 * ratio
+    x = scale**2 / 2 + scale * np.linspace(-far, far, 20_001)
+    p, q = rule.log_probabilities(x + sensitivity), rule.log_probabilities(x)
+    found = np.maximum(bernoulli_divergence(p, q, orders), bernoulli_divergence(q, p, orders))
+    decision = Decision(rule, sensitivity)
+    most = np.minimum(found.max(axis=1), orders[:, 0] * decision.zcdp)
+    assert np.all(decision.renyi(orders[:, 0]) >= most * (1 - 1e-12))
+
+
 @pytest.mark.parametrize("scale", [0.5, 1.4, 4.0])
 @pytest.mark.parametrize("sensitivity", [0.02, 0.5, 5.0])
 def test_penalty_decision_costs_less_than_the_noisy_value(scale, sensitivity):

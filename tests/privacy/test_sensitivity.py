@@ -112,7 +112,7 @@ def test_moments_are_listed_once():
     assert exponents.shape == (9, 3)
     assert len({tuple(row) for row in exponents}) == 9
     assert set(exponents.sum(axis=1)) == {1, 2}
-    with pytest.raises(ValueError, match="n_columns=0"):
+    with pytest.raises(ValueError, match="n_columns must be at least 1, got 0"):
         quadratic_exponents(0)
 
 
