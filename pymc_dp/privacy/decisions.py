@@ -125,7 +125,7 @@ def sup_renyi(
     def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         return bernoulli_divergence(p, q, alpha[rows])
 
-    best = _supremum(pairs, value, coarse_grid(rule, sensitivity, orders.max()))
+    best = _supremum(pairs, value, _grid(rule, sensitivity, orders.max()))
     if not np.all(np.isfinite(best)):  # cannot be, but a cost that is not a number must not pass
         raise ArithmeticError(f"No cost was found for {rule.name} at sensitivity {sensitivity!r}.")
     return best * _SAFETY
@@ -142,7 +142,7 @@ def sup_profile(
         Values of epsilon from 0 on, and the divergence there. The divergence is convex in
         ``exp(epsilon)``, so a chord between knots lies above it, and it falls beyond the last.
     """
-    grid = coarse_grid(rule, sensitivity, 2.0)
+    grid = _grid(rule, sensitivity, 2.0)
     reach = 0.0
     for pair in pairs:
         for one, other in (pair(grid), pair(grid)[::-1]):
@@ -185,12 +185,19 @@ def coarse_grid(
     grid = centre + unit * np.sinh(np.linspace(-1, 1, size) * np.arcsinh(reach / unit))
     if isinstance(inner, Metropolis):  # the worst log-ratio is at a kink
         grid = np.union1d(grid, [-sensitivity, 0.0, sensitivity])
-    if isinstance(inner, Penalty) and unit < sensitivity:  # or where there nearly is one
-        bends = centre + np.array([[-sensitivity], [0.0], [sensitivity]])
-        grid = np.union1d(grid, bends + unit * np.linspace(-8, 8, 65))
-        # A peak is sought between neighbours: they must not be all but the same point.
-        grid = grid[np.diff(grid, prepend=-np.inf) > 1e-3 * unit]
     return grid[None, :]
+
+
+def _grid(rule: AcceptanceRule, sensitivity: float, largest_order: float) -> np.ndarray:
+    """The coarse grid, and where the sensitivity is far above the noise, the bends of the rule."""
+    grid = coarse_grid(rule, sensitivity, largest_order)
+    inner = rule.rule if isinstance(rule, Lazy) else rule
+    if not isinstance(inner, Penalty) or inner.scale >= sensitivity:
+        return grid
+    bends = inner.scale**2 / 2 + np.array([[-sensitivity], [0.0], [sensitivity]])
+    grid = np.union1d(grid, bends + inner.scale * np.linspace(-8, 8, 65))
+    # A peak is sought between neighbours: they must not be all but the same point.
+    return grid[None, np.diff(grid, prepend=-np.inf) > 1e-3 * inner.scale]
 
 
 def _supremum(
