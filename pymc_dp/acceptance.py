@@ -99,17 +99,16 @@ class Penalty(_Rule):
     """
 
     #: Largest noise scale.
-    LARGEST: ClassVar[float] = 1e4
+    LARGEST: ClassVar[float] = 1e6
 
     scale: float
     private: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # With less noise every decision is certain, with more none is ever for a move; and numbers
-        # as large as those log-ratios could not tell one record.
+        # With less noise every decision is certain, with more none is ever for a move.
         if not _within(self.scale, 1e-20, self.LARGEST):
             raise ValueError(
-                f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e4, got {self.scale!r}. "
+                f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e6, got {self.scale!r}. "
                 "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
             )
         object.__setattr__(self, "scale", float(self.scale))  # not in single precision

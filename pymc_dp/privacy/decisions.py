@@ -36,8 +36,9 @@ Pair = Callable[[np.ndarray], tuple[Law, Law]]
 _SAFETY = 1 + 1e-7
 #: Privacy profiles are constant beyond, as exp(epsilon) must not overflow.
 LARGEST_EPSILON = 600.0
-# Beyond, where no decision could be paid for, costs are infinite: the search would run out of numbers.
-_LARGEST_SENSITIVITY = 1e9
+# Beyond, the search would run out of numbers, or one record would be lost in the rounding of the
+# log-ratios where such noise leaves the outcome open: closed forms hold.
+_LARGEST_SENSITIVITY, _LARGEST_NOISE = 1e9, 1e4
 # What a coarse grid may miss of a peak: far out its points lie about as far apart as a peak is wide.
 _COARSE_ERROR = 0.2
 
@@ -72,6 +73,12 @@ def decision_pairs(
     return [pair(sensitivity), pair(-sensitivity)]
 
 
+def _is_beyond(rule: AcceptanceRule, sensitivity: float) -> bool:
+    inner = rule.rule if isinstance(rule, Lazy) else rule
+    noise = inner.scale if isinstance(inner, Penalty) else 0.0
+    return sensitivity > _LARGEST_SENSITIVITY or noise > _LARGEST_NOISE
+
+
 @lru_cache(maxsize=16384)
 def decision_renyi(
     rule: AcceptanceRule,
@@ -95,9 +102,9 @@ def decision_renyi(
     Returns
     -------
     ndarray, shape (len(orders),)
-        Supremum over all real log-ratios and both directions, rounded up; read-only.
+        Supremum over all real log-ratios and both directions, rounded up, or infinity beyond what can be searched; read-only.
     """
-    if sensitivity > _LARGEST_SENSITIVITY:
+    if _is_beyond(rule, sensitivity):
         return np.full(len(orders), np.inf)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
     result = sup_renyi(pairs, rule, sensitivity, np.array(orders))
@@ -110,7 +117,7 @@ def decision_profile(
     rule: AcceptanceRule, sensitivity: float, sampling_probability: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """Bound the hockey-stick divergences of a decision: knots and values for :func:`interpolate_profile`."""
-    if sensitivity > _LARGEST_SENSITIVITY:
+    if _is_beyond(rule, sensitivity):
         return np.array([0.0, LARGEST_EPSILON]), np.ones(2)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
     return sup_profile(pairs, rule, sensitivity)

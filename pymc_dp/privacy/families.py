@@ -88,7 +88,7 @@ class DecisionFamily(Family):
     rule : AcceptanceRule or None
         The rule; None for the penalty rule with noise proportional to the sensitivity.
     noise_multiplier : float or None
-        Noise scale divided by sensitivity, if there is no rule; noise never exceeds 1e4, where hardly
+        Noise scale divided by sensitivity, if there is no rule; noise never exceeds 1e6, where hardly
         any proposal would be taken.
     laziness : float
         Weight of the lazy rule, 1 for none.
