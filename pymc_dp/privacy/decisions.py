@@ -16,6 +16,7 @@ from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
 
 __all__ = [
     "LARGEST_EPSILON",
+    "LARGEST_NOISE",
     "Law",
     "Pair",
     "bernoulli_divergence",
@@ -38,7 +39,7 @@ _SAFETY = 1 + 1e-7
 LARGEST_EPSILON = 600.0
 # Beyond, the search would run out of numbers, or one record would be lost in the rounding of the
 # log-ratios where such noise leaves the outcome open: closed forms hold.
-_LARGEST_SENSITIVITY, _LARGEST_NOISE = 1e9, 1e4
+_LARGEST_SENSITIVITY, LARGEST_NOISE = 1e9, 1e4
 # What a coarse grid may miss of a peak: far out its points lie about as far apart as a peak is wide.
 _COARSE_ERROR = 0.2
 
@@ -73,10 +74,14 @@ def decision_pairs(
     return [pair(sensitivity), pair(-sensitivity)]
 
 
+def _inner(rule: AcceptanceRule) -> AcceptanceRule:
+    return rule.rule if isinstance(rule, Lazy) else rule
+
+
 def _is_beyond(rule: AcceptanceRule, sensitivity: float) -> bool:
-    inner = rule.rule if isinstance(rule, Lazy) else rule
+    inner = _inner(rule)
     noise = inner.scale if isinstance(inner, Penalty) else 0.0
-    return sensitivity > _LARGEST_SENSITIVITY or noise > _LARGEST_NOISE
+    return sensitivity > _LARGEST_SENSITIVITY or noise > LARGEST_NOISE
 
 
 @lru_cache(maxsize=16384)
@@ -183,22 +188,21 @@ def coarse_grid(
     """Return log-ratios, shape (1, size), dense where the outcome is open and reaching to where nothing happens any more."""
     # The divergence as a function of x varies on the scale of the noise where both outcomes are
     # likely, and of alpha * sensitivity far out.
-    inner = rule.rule if isinstance(rule, Lazy) else rule
+    inner = _inner(rule)
     centre, unit, reach = 0.0, 1.0, 60 + 4 * sensitivity * largest_order
     if isinstance(inner, Penalty):
         # Much noise makes proposals that are as good as the state all but impossible.
         centre, unit = inner.scale**2 / 2, inner.scale
         reach = max(reach, 2 * centre + 40 * unit + largest_order * sensitivity)
     grid = centre + unit * np.sinh(np.linspace(-1, 1, size) * np.arcsinh(reach / unit))
-    if isinstance(inner, Metropolis):  # the worst log-ratio is at a kink
-        grid = np.union1d(grid, [-sensitivity, 0.0, sensitivity])
     return grid[None, :]
 
 
 def _grid(rule: AcceptanceRule, sensitivity: float, largest_order: float) -> np.ndarray:
-    """The coarse grid, and where the sensitivity is far above the noise, the bends of the rule."""
-    grid = coarse_grid(rule, sensitivity, largest_order)
-    inner = rule.rule if isinstance(rule, Lazy) else rule
+    """The coarse grid, and the kinks of a rule, at which the worst log-ratio is; or, with little noise, its bends."""
+    grid, inner = coarse_grid(rule, sensitivity, largest_order), _inner(rule)
+    if isinstance(inner, Metropolis):
+        return np.union1d(grid, [-sensitivity, 0.0, sensitivity])[None, :]
     if not isinstance(inner, Penalty) or inner.scale >= sensitivity:
         return grid
     bends = inner.scale**2 / 2 + np.array([[-sensitivity], [0.0], [sensitivity]])

@@ -15,6 +15,7 @@ from scipy.special import gammaln, pdtr, pdtrc
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.decisions import (
     LARGEST_EPSILON,
+    LARGEST_NOISE,
     Law,
     bernoulli_divergence,
     bernoulli_excess,
@@ -136,11 +137,11 @@ class PoissonMinibatchDecision(Mechanism):
                 f"batch_rate of {self.batch_rate!r}. Use a larger batch_rate, a smaller bound, or all records (Decision)."
             )
         self._full  # refuses a rule without a finite cost
-        kinked = isinstance(self._inner, Penalty) and self._inner.scale < 0.01
-        if kinked or isinstance(self._inner, Metropolis):
+        scale = self._inner.scale if isinstance(self._inner, Penalty) else 1.0
+        if not 0.01 <= scale <= LARGEST_NOISE or isinstance(self._inner, Metropolis):
             raise ValueError(
                 f"The cost of {self.rule.name} is not known here: the search for the worst case needs a smooth rule. Use "
-                "Barker(), or a lazy Penalty(scale) with a scale of at least 0.01."
+                "Barker(), or a lazy Penalty(scale) with a scale from 0.01 to 1e4."
             )
 
     @property

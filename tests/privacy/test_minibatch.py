@@ -526,8 +526,9 @@ class TestValues:
                     PoissonMinibatchDecision(**{**good, field: bad})
         with pytest.raises(ValueError, match="no finite privacy cost"):
             PoissonMinibatchDecision(**{**good, "rule": Metropolis()})
-        with pytest.raises(ValueError, match="needs a smooth rule"):
-            PoissonMinibatchDecision(**{**good, "rule": Lazy(Metropolis(), 0.5)})
+        for inner in (Metropolis(), Penalty(0.009), Penalty(2e4)):
+            with pytest.raises(ValueError, match="needs a smooth rule"):
+                PoissonMinibatchDecision(**{**good, "rule": Lazy(inner, 0.5)})
         with pytest.raises(ValueError, match="number of records must be at least 1"):
             PoissonMinibatchDecision(**{**good, "n_records": 0})
         with pytest.raises(ValueError, match="limit of the batch size must be at least 1"):
