@@ -80,6 +80,8 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
         raise PrivacyLeak("A run without a budget has no privacy to report; it cannot be released.")
     stats = _group(idata, "sample_stats")
     posterior = _group(idata, "posterior")
+    if "privacy_report" in stats.attrs:
+        raise ValueError("This has been released already, and may be published as it is.")
     foreign = sorted(map(str, set(stats.data_vars) - _OWN_STATS - _IGNORED_STATS))
     if foreign or "epsilon_spent" not in stats:
         raise PrivacyLeak(

@@ -115,6 +115,8 @@ def sample(
         If the released chains have not mixed, or have not moved, unless ``compute_convergence_checks=False``.
     """
     model = pm.modelcontext(model)
+    if not (step is None or callable(step)):
+        raise TypeError(f"step must be a step class such as DPPenalty, got {step!r}.")
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
     if ours:
         raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")

@@ -196,6 +196,8 @@ class AcceptRejectStep(DecidingStep):
         batch_size: int | None = None,
         **options: Any,
     ):
+        if isinstance(proposal, type) or not isinstance(proposal, Proposal):
+            raise TypeError(f"proposal must be one such as RandomWalk(0.01), got {proposal!r}.")
         super().__init__(vars, **options)
         self.batch_size = self._checked_batch(batch_size)
         self.proposal = proposal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import traceback
 
@@ -32,6 +33,16 @@ _log = logging.getLogger("pymc.dp")
 #: two steps ahead of its callback, but a chain in a worker process waits out its draws while others
 #: finish.
 _PATIENCE = 1000
+
+#: Where to get what every user has to give.
+_SOURCES = {
+    "budget": "budget=PrivacyBudget(epsilon=..., delta=..., chains=...), or None for a run without privacy",
+    "surrogate": "surrogate=private_surrogate(budget=budget), which the same budget pays for",
+}
+_PLANS = (
+    "plan(step={}, budget=budget) finds settings on simulated records, at no cost in privacy, and sample(epsilon=..., delta=...) "
+    "needs none"
+)
 
 
 class _AllowanceUsedUp(Exception):
@@ -74,6 +85,19 @@ class DPStep(BlockedStep):
     _state_class = StepMethodState
     #: What the charge rests on: set once, when the step is built.
     settled: ClassVar[tuple[str, ...]] = ("budget", "likelihood", "part", "label", "reproducible")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Name the arguments that are missing, and where to get them."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        needed = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        missing = [name for name in needed if name not in kwargs]
+        if missing:
+            known = [_SOURCES[name] for name in missing if name in _SOURCES]
+            planned = "budget" in needed and cls.__module__.startswith("pymc_dp.")
+            if planned and not _SOURCES.keys() >= set(missing):
+                known.append(_PLANS.format(cls.__name__))
+            raise TypeError("; ".join([f"{cls.__name__} needs {', '.join(missing)}", *known]) + ".")
+        return super().__new__(cls, *args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse changes that the budget would not learn of."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from pymc_dp.privacy.mechanisms import real, reals
 __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
 
+@runtime_checkable
 class Proposal(Protocol):
     """What a step needs from a proposal."""
 

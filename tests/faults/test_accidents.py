@@ -55,6 +55,12 @@ class TestUncoveredVariable:
             with pytest.raises(PrivacyLeak, match="foreign statistics"):
                 release(idata, model, budget)
 
+    def test_what_is_released_needs_no_release(self, normal_model):
+        budget = PrivacyBudget(2.0, 1e-5, chains=1)
+        idata = run(normal_model, budget, make_step(normal_model, budget), chains=1, draws=20)
+        with pytest.raises(ValueError, match="released already"):
+            release(release(idata, normal_model, budget), normal_model, budget)
+
 
 class TestTooManyChains:
     """The number of chains is never told to a step, and PyMC's default depends on the machine."""

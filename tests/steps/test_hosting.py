@@ -13,7 +13,18 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPPenalty, GuidedWalk, OneComponent, PrivacyBudget, RandomWalk, release, sample
+from pymc_dp import (
+    DPHMC,
+    DPControlVariate,
+    DPPenalty,
+    GuidedWalk,
+    OneComponent,
+    PrivacyBudget,
+    RandomWalk,
+    TunaMH,
+    release,
+    sample,
+)
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.composition import renyi_to_epsilon
 from pymc_dp.privacy.mechanisms import Decision
@@ -359,6 +370,32 @@ class TestBadInput:
                 proposal=RandomWalk(0.1),
                 model=normal_model,
             )
+
+    @pytest.mark.parametrize(
+        "step, given, words",
+        [
+            (DPPenalty, {}, ["budget=PrivacyBudget(", "plan(step=DPPenalty"]),
+            (DPHMC, {"budget": None}, ["needs step_size, leapfrog_steps,", "plan(step=DPHMC"]),
+            (DPControlVariate, {"budget": None}, ["surrogate=private_surrogate(budget=budget)"]),
+            (TunaMH, {}, ["TunaMH needs clip_bound, proposal."]),
+        ],
+    )
+    def test_what_is_missing_and_where_to_get_it(self, normal_model, step, given, words):
+        with pytest.raises(TypeError) as caught:
+            step(model=normal_model, **given)
+        for word in words:
+            assert word in str(caught.value)
+        assert ("plan(" in str(caught.value)) == any("plan(" in word for word in words)
+
+    @pytest.mark.parametrize("proposal", [0.1, RandomWalk])
+    def test_what_is_no_proposal(self, normal_model, proposal):
+        with pytest.raises(TypeError, match=r"RandomWalk\(0.01\), got"):
+            make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1), proposal=proposal)
+
+    @pytest.mark.parametrize("step", ["DPPenalty", 1])
+    def test_what_is_no_step(self, normal_model, step):
+        with pytest.raises(TypeError, match="such as DPPenalty, got"):
+            sample(epsilon=1.0, delta=1e-5, model=normal_model, step=step)
 
     @pytest.mark.parametrize(
         "kwargs, match",
