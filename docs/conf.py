@@ -1,7 +1,6 @@
 """Configuration of Sphinx: python -m sphinx -W --keep-going docs docs/_build."""
 
 import inspect
-import shutil
 
 from pathlib import Path
 
@@ -44,7 +43,10 @@ html_theme_options = {
 
 
 def copy_notebooks():
-    """Bring the examples to where Sphinx reads: it looks at nothing outside its own folder."""
+    """Bring the examples to where Sphinx reads: it looks at nothing outside its own folder.
+
+    Links from examples to pages are those of the repository, ``../docs/page.md``.
+    """
     here = Path(__file__).resolve().parent
     originals = {path.name: path for path in (here.parent / "examples").glob("*.ipynb")}
     (here / "examples").mkdir(exist_ok=True)
@@ -52,9 +54,9 @@ def copy_notebooks():
         if copy.name not in originals:
             copy.unlink()
     for name, original in originals.items():
-        copy = here / "examples" / name
-        if not copy.exists() or copy.read_bytes() != original.read_bytes():
-            shutil.copyfile(original, copy)
+        copy, text = here / "examples" / name, original.read_text().replace("](../docs/", "](../")
+        if not copy.exists() or copy.read_text() != text:  # only what has changed is built anew
+            copy.write_text(text)
 
 
 def signature_of_steps(app, what, name, obj, options, signature, return_annotation):

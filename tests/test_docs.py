@@ -37,22 +37,51 @@ def test_tables(page, script, part):
     assert expected == ([line for line in stored if line in expected] if part else stored)
 
 
-@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
-@pytest.mark.parametrize(
-    "page",
-    [
-        "accounting",
-        "fast_mh",
-        "howto",
-        *(pytest.param(page, marks=pytest.mark.slow) for page in ("privatized", "sghmc")),
-    ],
-)
-def test_code_blocks(page):
-    """The Python of a page runs."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert blocks
+#: What a page takes for granted: data, a model, and one of the same parameters with made-up records.
+GIVEN = """
+import arviz as az
+import numpy as np
+import pymc as pm
+
+import pymc_dp as dp
+
+rng = np.random.default_rng(1)
+X = rng.normal(size=(100_000, 4))
+y = (rng.random(len(X)) < 1 / (1 + np.exp(-X @ [-1.5, 0.5, -0.3, 0.0]))).astype(int)
+
+
+def heights(records):
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, 10), pm.HalfNormal("sigma", 10)
+        pm.Normal("height", mu, sigma, observed=records)
+    return model
+
+
+model = heights(rng.normal(2, 3, size=100_000))
+made_up = heights(np.zeros(20_000))
+"""
+#: Pages that say what they need themselves.
+COMPLETE = {"accounting", "fast_mh", "howto", "privatized", "sghmc", "tutorial"}
+LONG = {"README", "control_variates", "planning", "privatized", "sghmc"}
+
+
+def pages():
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+        if blocks:
+            marks = [pytest.mark.slow] if page.stem in LONG else []
+            yield pytest.param(page.stem, blocks, marks=marks, id=page.stem)
+
+
+# Chains of examples are short, and PyMC says so.
+@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS|The effective sample size")
+@pytest.mark.parametrize("page, blocks", [*pages()])
+def test_code_blocks(page, blocks, tmp_path, monkeypatch):
+    """The Python of a page runs, from top to bottom."""
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
+    if page not in COMPLETE:
+        exec(GIVEN, names)
     for block in blocks:
         exec(block, names)
 

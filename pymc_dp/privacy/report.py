@@ -180,6 +180,42 @@ class PrivacyReport:
 
         return json.dumps(plain(self.to_dict()))
 
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyReport:
+        """Read what :meth:`to_json` wrote."""
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+        for name in ("epsilon_budget", "epsilon", "gaussian_mu", "zcdp_rho"):
+            if values[name] == "inf":
+                values[name] = math.inf
+        values["once"] = {label: tuple(each) for label, each in values["once"].items()}
+        values["steps"] = tuple(
+            StepReport(**{k: tuple(v) if isinstance(v, list) else v for k, v in step.items()})
+            for step in values["steps"]
+        )
+        return cls(**values)
+
+    @classmethod
+    def of(cls, released: Any) -> PrivacyReport:
+        """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
+
+        Parameters
+        ----------
+        released : arviz.InferenceData, xarray.DataTree or xarray.Dataset
+            The released posterior, or one of its groups.
+
+        Raises
+        ------
+        ValueError
+            If it carries no report.
+        """
+        for holder in (released, getattr(released, "posterior", None)):
+            text = getattr(holder, "attrs", {}).get("privacy_report")
+            if text is not None:
+                return cls.from_json(text)
+        raise ValueError(
+            "There is no privacy report: this is not what release() or sample() has returned."
+        )
+
     def _rows(self) -> list[tuple[str, str]]:
         rows = []
         if not self.protected:

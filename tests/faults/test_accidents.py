@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPPenalty, Ledger, PrivacyBudget, release
+from pymc_dp import DPPenalty, Ledger, PrivacyBudget, PrivacyReport, release
 from pymc_dp.errors import (
     LedgerError,
     PrivacyBudgetExhausted,
@@ -249,18 +249,21 @@ class TestPublishing:
             release(idata, model, budget, keep=["nonsense"])
 
     def test_the_report_travels(self, result, tmp_path):
-        import json
-
         import arviz as az
 
         idata, model, budget = result
         public = release(idata, model, budget)
         public.to_netcdf(str(tmp_path / "public.nc"))
         again = az.from_netcdf(str(tmp_path / "public.nc"))
-        report = json.loads(again.posterior.attrs["privacy_report"])
-        assert report["epsilon"] == pytest.approx(budget.spent())
-        assert report["adjacency"] == "substitute" and report["n_records"] == 400
+        report = PrivacyReport.of(again)
+        assert report == PrivacyReport.of(public.posterior) == budget.report()
+        assert str(report) == str(budget.report())
+        assert report.epsilon == pytest.approx(budget.spent())
+        assert report.adjacency == "substitute" and report.n_records == 400
         assert float(again.posterior.attrs["delta"]) == 1e-5
+        for other in (idata, idata.posterior, "privacy_report"):
+            with pytest.raises(ValueError, match="no privacy report"):
+                PrivacyReport.of(other)
 
     def test_wrong_budget(self, result):
         idata, model, _ = result

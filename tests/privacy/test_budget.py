@@ -22,6 +22,7 @@ from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.mechanisms import Decision, Gaussian
+from pymc_dp.privacy.report import PrivacyReport
 from pymc_dp.privacy.sampled import SampledGaussian
 
 #: Few: each has its own cost, which takes milliseconds to find.
@@ -454,6 +455,7 @@ class TestReport:
             ):
                 assert part in text
         assert json.loads(report.to_json())["steps"][0]["label"] == "A[x]"
+        assert PrivacyReport.from_json(report.to_json()) == report
         assert report.to_dict()["delta"] == 1e-6
 
     def test_broken_guarantees_are_said(self):
@@ -476,6 +478,7 @@ class TestReport:
             and "NOT PROTECTED" in report.to_html()
         )
         assert json.loads(report.to_json())["epsilon"] == "inf"
+        assert PrivacyReport.from_json(report.to_json()) == report
 
     def test_number_of_records_is_private_under_add_remove(self):
         budget = PrivacyBudget(2.0, 1e-6, chains=1, adjacency="add_remove")
