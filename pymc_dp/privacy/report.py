@@ -183,15 +183,14 @@ class PrivacyReport:
     @classmethod
     def from_json(cls, text: str) -> PrivacyReport:
         """Read what :meth:`to_json` wrote."""
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(text).items()}
+
+        def with_tuples(found: dict[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+        values = json.loads(text, object_hook=with_tuples)
         for name in ("epsilon_budget", "epsilon", "gaussian_mu", "zcdp_rho"):
-            if values[name] == "inf":
-                values[name] = math.inf
-        values["once"] = {label: tuple(each) for label, each in values["once"].items()}
-        values["steps"] = tuple(
-            StepReport(**{k: tuple(v) if isinstance(v, list) else v for k, v in step.items()})
-            for step in values["steps"]
-        )
+            values[name] = math.inf if values[name] == "inf" else values[name]
+        values["steps"] = tuple(StepReport(**step) for step in values["steps"])
         return cls(**values)
 
     @classmethod
