@@ -1,6 +1,7 @@
 """Numbers in the documentation are those the code gives."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -62,7 +63,7 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that say what they need themselves.
 COMPLETE = {"accounting", "fast_mh", "howto", "privatized", "sghmc", "tutorial"}
-LONG = {"README", "control_variates", "planning", "privatized", "sghmc"}
+LONG = {"README", "control_variates", "planning", "privatized", "sghmc", "tutorial"}
 
 
 def pages():
@@ -93,6 +94,70 @@ def test_minibatches_buy_no_privacy():
         batch = PoissonMinibatchDecision(Barker(), 0.001, rate, 50_000).renyi(ORDERS)
         assert batch[ORDERS == 2] / full[ORDERS == 2] == pytest.approx(ratio, rel=0.02)
         assert (batch >= full * (1 - 1e-3)).all()
+
+
+def said():
+    """All that the package's messages can be made of."""
+    nodes = [
+        node
+        for path in (ROOT / "pymc_dp").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    ]
+    joined = [ast.unparse(node) for node in nodes if isinstance(node, ast.JoinedStr)]
+    plain = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return "\n".join([*joined, *plain]).replace('\\"', '"').replace("\\'", "'")
+
+
+def test_messages_that_are_explained_exist():
+    table = (ROOT / "docs" / "tutorial.md").read_text().split("| it says |")[1]
+    phrases = re.findall(r"\*([^*]+)\*", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)))
+    messages = said()
+    assert len(phrases) > 10
+    assert [phrase for phrase in phrases if phrase not in messages] == []
+    assert "The account forbids" not in messages
+
+
+def texts():
+    """Every page that people read, with the text of notebooks."""
+    for folder in (".", "docs", "examples"):
+        for path in sorted((ROOT / folder).glob("*.md")):
+            yield path, path.read_text()
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        yield path, "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+
+
+def anchors(text):
+    """What a page's headings can be linked to by."""
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {each.strip().replace(" ", "-") for each in words}
+
+
+def broken(path, text):
+    """Links of a page that lead nowhere; of addresses elsewhere only the form is looked at."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]*)\)", text):
+        if re.match(r"\w+:", target):
+            if not re.fullmatch(r"https://[\w.-]+\.[a-z]{2,}(/[^\s<>]*)?", target):
+                yield target
+            continue
+        name, _, anchor = target.partition("#")
+        there = path.parent / name if name else path
+        if path.parent.name == "docs" and not there.suffix:  # as Sphinx names its pages
+            there = ROOT / f"{name}.ipynb" if name.startswith("examples/") else there
+        if not there.exists():
+            yield target
+        elif anchor and anchor not in anchors(there.read_text()):
+            yield target
+
+
+def test_links_lead_somewhere():
+    pages = dict(texts())
+    assert len(pages) > 25
+    assert [(p.name, x) for p, text in pages.items() for x in broken(p, text)] == []
+    wrong = "[a](nowhere.md) [b](#nothing) [c](http:/x) [d](README.md#no-such-thing)"
+    assert len([*broken(ROOT / "README.md", wrong)]) == 4
 
 
 def referred_to():
