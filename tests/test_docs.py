@@ -96,6 +96,18 @@ def test_minibatches_buy_no_privacy():
         assert (batch >= full * (1 - 1e-3)).all()
 
 
+def test_the_output_in_the_readme_is_that_of_the_quickstart():
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
+    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
+    printed = "\n".join(
+        "".join(o.get("text", o.get("data", {}).get("text/plain", []))) for o in outputs
+    ).splitlines()
+    shown = re.search(r"```text\n(Plan for.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = shown[1].strip().splitlines()
+    assert len(lines) > 8
+    assert [line for line in lines if line and line not in printed] == []
+
+
 def said():
     """All that the package's messages can be made of."""
     nodes = [
