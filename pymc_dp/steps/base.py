@@ -45,6 +45,17 @@ _PLANS = (
 )
 
 
+def _tuning_draws() -> int:
+    """Tuning draws of the chain that begins, from PyMC 5's own frames as it tells no step; 0 if they cannot be found."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        known = frame.f_locals
+        if frame.f_globals.get("__name__") in ("pymc.sampling.mcmc", "pymc.sampling.parallel"):
+            return int(known.get("tune", getattr(known.get("self"), "_tune", 0)))
+        frame = frame.f_back
+    return 0
+
+
 class _AllowanceUsedUp(Exception):
     """The next iteration is not paid for; nothing was accessed."""
 
@@ -206,14 +217,20 @@ class DPStep(BlockedStep):
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._reset_chain()
-        if self.budget is not None:
-            self.budget.check_covered()
+        self.setup_chain(rng, _tuning_draws(), 0)
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Start a chain (PyMC 6)."""
-        self.set_rng(rng)
+        self.rng = get_random_generator(rng, copy=False)
+        self._reset_chain()
+        if self.budget is None:
+            return
+        self.budget.check_covered()
+        if tune and tune >= (most := self.budget.expected_draws()):
+            raise PrivacyBudgetExhausted(
+                f"tune={tune} draws would be charged like any others and thrown away, and the share of a chain pays for about {most:.0f}. "
+                "Private steps do not adapt: pass tune=0. Nothing was accessed."
+            )
 
     def stop_tuning(self) -> None:
         """PyMC's signal that the draws to be kept begin; given before the first call if there is no tuning."""

@@ -108,10 +108,29 @@ class TestTuneDraws:
         assert len(paid) == idata.posterior.sizes["draw"] + 40
         assert "tune=0" in caplog.text
 
+    @pytest.mark.parametrize("parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}])
+    @pytest.mark.parametrize("compound", [False, True])
+    def test_more_than_a_chain_has_are_refused_at_no_cost(
+        self, two_variable_model, parallel, compound
+    ):
+        """PyMC 5 makes 1000 unless it is told otherwise."""
+        model, budget = two_variable_model, PrivacyBudget(1.0, 1e-5, chains=2)
+        own = [[v] for v in model.free_RVs] if compound else [None]
+        steps = [make_step(model, budget, vars=vars) for vars in own]
+        with pytest.raises(Exception, match=r"tune=1000 .*pass tune=0") as caught:
+            run(model, budget, steps, tune=1000, **parallel)
+        assert parallel["cores"] == 2 or caught.type is PrivacyBudgetExhausted
+        assert budget.spent() == 0 and not budget.ledger.claims()
+        run(model, budget, steps, **parallel)
+
     def test_a_budget_that_goes_up_in_tuning_is_an_error(self, normal_model):
+        """Where nobody says how many there will be."""
         budget = PrivacyBudget(1.0, 1e-5, chains=1)
+        step, point = make_step(normal_model, budget), normal_model.initial_point()
+        step.set_rng(np.random.default_rng(1))
         with pytest.raises(PrivacyBudgetExhausted, match="tune=0"):
-            run(normal_model, budget, make_step(normal_model, budget), chains=1, tune=5000)
+            for _ in range(5000):
+                point, _ = step.step(point)
         assert budget.spent() <= 1.0
 
     def test_none_by_default_where_the_host_asks(self):
