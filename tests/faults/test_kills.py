@@ -13,7 +13,7 @@ import pytest
 from pymc_dp import DPSGHMC, Ledger, PrivacyBudget
 from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.mechanisms import Gaussian
-from tests.faults.watching import Program, accesses, check_penalty_chains, watched
+from tests.faults.watching import Program, accesses, check_penalty_chains, held, watched
 from tests.steps.test_hosting import make_step, run
 
 DELTA = 1e-5
@@ -29,9 +29,9 @@ def model(normal_model):
     return normal_model
 
 
-def sampling(model, ledger, log, hosting):
+def sampling(model, ledger, log, hosting, hold=None):
     """What a user's program does; returns the number of draws."""
-    with watched(log):
+    with watched(log, hold):
         budget = PrivacyBudget(3.0, DELTA, chains=2, ledger=ledger)
         idata = run(model, budget, make_step(model, budget), **hosting)
     return idata.posterior.sizes["draw"]
@@ -49,7 +49,7 @@ def settle(log):
         time.sleep(0.05)
 
 
-METHODS = [("fork", 3), ("fork", 90), ("spawn", 40), ("forkserver", 40)]
+METHODS = [("fork", 2), ("fork", 45), ("spawn", 20), ("forkserver", 20)]
 
 
 def check_account(ledger, epsilon=3.0):
@@ -86,17 +86,16 @@ def test_parent_killed(model, tmp_path, hosting, reads):
 
 @pytest.mark.parametrize(
     "method, reads",
-    [("fork", 27), *(pytest.param(m, n, marks=pytest.mark.slow) for m, n in METHODS)],
+    [("fork", 14), *(pytest.param(m, n, marks=pytest.mark.slow) for m, n in METHODS)],
 )
 def test_worker_killed(model, tmp_path, method, reads):
     """The run ends in an error, its claims stay; the workers that are left do not overspend either."""
     ledger, log = tmp_path / "a.ledger", tmp_path / "accesses"
     hosting = {**FORKED, "mp_ctx": method}
-    with Program(sampling, model, ledger, log, hosting) as program:
-        assert program.wait_until(lambda: n_reads(log) >= reads)
-        victim = max(accesses(log), key=lambda pid: len(accesses(log)[pid]))
-        assert victim != program.pid
-        os.kill(victim, signal.SIGKILL)
+    with Program(sampling, model, ledger, log, hosting, reads) as program:
+        assert program.wait_until(lambda: held(log))
+        assert held(log) != program.pid
+        os.kill(held(log), signal.SIGKILL)
         kind, _ = program.outcome()
     assert kind != "returned"
     check_penalty_chains(ledger, log)
@@ -112,8 +111,8 @@ def test_worker_killed(model, tmp_path, method, reads):
 def test_restart_that_cannot_be_paid_for_in_full(model, tmp_path):
     """Killed in its first of two chains: there is enough for one more, and two would lose the draws of that one."""
     ledger, log = tmp_path / "a.ledger", tmp_path / "accesses"
-    with Program(sampling, model, ledger, log, ONE_BY_ONE) as program:
-        assert program.wait_until(lambda: n_reads(log) >= 5)
+    with Program(sampling, model, ledger, log, ONE_BY_ONE, 5) as program:
+        assert program.wait_until(lambda: held(log))
         program.kill()
     assert check_account(ledger) == 1
     again = tmp_path / "accesses of the restart"

@@ -27,15 +27,23 @@ READS = ("logp", "logp_at", "clipped_grad", "clipped_grad_steps", "gradients")
 
 
 class Watched:
-    """A likelihood that notes each access in a file, before it happens: who, what, and the bound of a sum."""
+    """A likelihood that notes each access in a file, before it happens: who, what, and the bound of a sum.
 
-    def __init__(self, likelihood, path):
-        self._likelihood, self._path = likelihood, path
+    The first process with ``hold`` notes goes no further: it waits to be killed, see `held`.
+    """
+
+    def __init__(self, likelihood, path, hold=None):
+        self._likelihood, self._path, self._hold, self._notes = likelihood, path, hold, 0
 
     def _note(self, what, bound=math.nan):
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, f"{os.getpid()} {what} {float(bound)!r}\n".encode())
         os.close(file)
+        self._notes += 1
+        if self._notes == self._hold:
+            with contextlib.suppress(FileExistsError):
+                os.symlink(str(os.getpid()), f"{self._path}.held")
+                time.sleep(60)
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -56,14 +64,22 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched(path):
+def watched(path, hold=None):
     """Steps built here note their accesses, except those that are made while they are built."""
     real = base.RecordLikelihood
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            base, "RecordLikelihood", lambda *args, **kw: Watched(real(*args, **kw), path)
+            base, "RecordLikelihood", lambda *args, **kw: Watched(real(*args, **kw), path, hold)
         )
         yield
+
+
+def held(path):
+    """The process that waits to be killed, or 0."""
+    try:
+        return int(os.readlink(f"{path}.held"))
+    except FileNotFoundError:
+        return 0
 
 
 def accesses(path, what=READS):
