@@ -229,10 +229,11 @@ def find_start(
             move, stride = move / 2, 1.0
         path.append(theta)
     if mean.length - 1 < steps / 4:
+        moved = f"until {mean.length} steps before its end" if mean.length > 0 else "to its end"
         warnings.warn(
-            "The private start has not come to rest: it was still moving, by more than noise explains, "
-            f"{max(mean.length, 0)} of {steps} steps before its end. Chains from there may begin in the tail. Give a start= "
-            "that is nearer, by public knowledge, or more steps=.",
+            f"The private start has not come to rest: of {steps} steps it was moving, by more than noise explains, {moved}. Chains from "
+            "there may begin in the tail. Give a start= that is nearer, by public knowledge, or more steps=; in a hierarchical model, a "
+            "prior that keeps standard deviations away from 0.",
             stacklevel=3,
         )
     return PrivateStart(

@@ -25,9 +25,9 @@ _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
+_PUBLIC_NUMBER = "The number of records is public (under substitution)."
 _ASSUMPTIONS = (
     "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
-    "The number of records is public (under substitution).",
     "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
     "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record.",
 )
@@ -138,6 +138,7 @@ class PrivacyReport:
     ) -> PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
         protected = cost is not None and secret
+        public = [_PUBLIC_NUMBER] if adjacency == "substitute" else []
         power = {"0.1%": 0.001, "1%": 0.01}
         attack = {
             k: (max_true_positive_rate(cost, f) if cost is not None and protected else 1.0)
@@ -161,7 +162,7 @@ class PrivacyReport:
             steps=steps,
             once=once,
             draws=draws,
-            assumptions=_ASSUMPTIONS,
+            assumptions=(_ASSUMPTIONS[0], *public, *_ASSUMPTIONS[1:]),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -484,8 +484,12 @@ class TestReport:
         budget = PrivacyBudget(2.0, 1e-6, chains=1, adjacency="add_remove")
         budget.register(fixed())
         budget.claim("A[x]")
-        assert budget.report().n_records is None
-        assert "1000" not in str(budget.report())
+        report = budget.report()
+        assert report.n_records is None
+        assert "1000" not in str(report) and "number of records" not in str(report)
+        other = PrivacyBudget(2.0, 1e-6, chains=1).report()
+        assert "number of records" in str(other)
+        assert set(report.assumptions) < set(other.assumptions)
 
 
 class TestSpentOutsideOfChains:
