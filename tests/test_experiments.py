@@ -340,6 +340,10 @@ def test_tables_of_control_variates(monkeypatch, capsys):
     page = (ROOT / "docs" / "control_variates.md").read_text()
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert len(lines) > 12 and all(line in page.splitlines() for line in lines)
+    small = [
+        r["covered"] for k, r in results.items() if k.startswith("mortgages 20000, epsilon 1,")
+    ]
+    assert f"all four in {sum(map(all, small))} of {len(small)} runs" in page
     for key, result in results.items():
         if key.startswith("mortgages,"):
             assert np.abs(result["shifts"]).max() < (0.5 if "epsilon 4" in key else 1.0)
