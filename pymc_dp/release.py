@@ -81,7 +81,7 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
     stats = _group(idata, "sample_stats")
     posterior = _group(idata, "posterior")
     if "privacy_report" in stats.attrs:
-        raise ValueError("This has been released already, and may be published as it is.")
+        raise ValueError("This carries a privacy report: it has been released already.")
     foreign = sorted(map(str, set(stats.data_vars) - _OWN_STATS - _IGNORED_STATS))
     if foreign or "epsilon_spent" not in stats:
         raise PrivacyLeak(

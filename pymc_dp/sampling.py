@@ -116,7 +116,9 @@ def sample(
     """
     model = pm.modelcontext(model)
     if not (step is None or callable(step)):
-        raise TypeError(f"step must be a step class such as DPPenalty, got {step!r}.")
+        raise TypeError(
+            f"step must be a step class such as DPPenalty, got a {type(step).__name__}."
+        )
     ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
     if ours:
         raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")

@@ -197,7 +197,9 @@ class AcceptRejectStep(DecidingStep):
         **options: Any,
     ):
         if isinstance(proposal, type) or not isinstance(proposal, Proposal):
-            raise TypeError(f"proposal must be one such as RandomWalk(0.01), got {proposal!r}.")
+            raise TypeError(
+                f"proposal must be one such as RandomWalk(0.01), got a {type(proposal).__name__}."
+            )
         super().__init__(vars, **options)
         self.batch_size = self._checked_batch(batch_size)
         self.proposal = proposal
