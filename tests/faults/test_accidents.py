@@ -114,7 +114,7 @@ class TestTuneDraws:
         self, two_variable_model, parallel, compound
     ):
         """PyMC 5 makes 1000 unless it is told otherwise."""
-        model, budget = two_variable_model, PrivacyBudget(1.0, 1e-5, chains=2)
+        model, budget = two_variable_model, PrivacyBudget(4.0, 1e-5, chains=2)
         own = [[v] for v in model.free_RVs] if compound else [None]
         steps = [make_step(model, budget, vars=vars) for vars in own]
         with pytest.raises(Exception, match=r"tune=1000 .*pass tune=0") as caught:
