@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from scipy.linalg import eigh
+from scipy.linalg import eigh, hadamard
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.simulated import differences
@@ -15,9 +16,10 @@ from pymc_dp.preparation import Prepared
 __all__ = [
     "MISFIT",
     "NewtonStep",
+    "Surroundings",
     "alike",
-    "local_precision",
     "newton_step",
+    "surroundings",
 ]
 
 #: Clip bounds to choose from: parts of the simulated records' gradients that are within.
@@ -33,6 +35,10 @@ _SIMULATED = 20_000
 _LEAST, _LEAST_RELATIVE = 1e-4, 1e-8
 #: Factor by which a step may change the precision.
 _TRUST = 6.0
+#: Pairs of points, at most, that gradients of priors are averaged over; a power of 2.
+_PAIRS = 32
+
+Gradient = Callable[[np.ndarray], np.ndarray]
 
 
 def alike(one: np.ndarray, other: np.ndarray) -> bool:
@@ -41,19 +47,36 @@ def alike(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(values.min() > 1 / _TRUST and values.max() < _TRUST)
 
 
-def local_precision(
-    prepared: Prepared, theta: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Precision of the posterior around a position, and gradients there of the records it is based on.
+class Surroundings(NamedTuple):
+    """What is known of a position.
 
-    From the covariance of gradients, which is the expected curvature for records that are drawn from
-    the model (and no eigenvalue of it is lost in noise, as may happen to a curvature). Of other
-    records it is the curvature; where that is negative, its size counts.
-
-    Returns
-    -------
+    Parameters
+    ----------
     precision : array of shape (n_dim, n_dim)
+        Of the posterior around it.
     gradients : array of shape (n, n_dim)
+        Of the records there that this is based on.
+    grad_log_prior : callable
+        Gradient of the log-prior, for Newton steps; on average where there are hyperparameters.
+    """
+
+    precision: np.ndarray
+    gradients: np.ndarray
+    grad_log_prior: Gradient
+
+
+def surroundings(prepared: Prepared, theta: np.ndarray, rng: np.random.Generator) -> Surroundings:
+    """Simulate records at a position.
+
+    The precision comes from the covariance of gradients, which is the expected curvature for records
+    that are drawn from the model (and no eigenvalue of it is lost in noise, as may happen to a
+    curvature). Of other records it is the curvature; where that is negative, its size counts.
+
+    Parameters that no record tells of directly are hyperparameters. The mode of a hierarchical model
+    is not where its mass is: if all groups are equal, and their standard deviation is 0, the density
+    is infinite. So the mode over hyperparameters is looked for with the other parameters integrated
+    out, by the EM algorithm (Dempster, Laird, Rubin 1977, doi:10.1111/j.2517-6161.1977.tb01600.x):
+    the gradient of the log-prior is averaged over what the others may be, given the hyperparameters.
     """
     likelihood, simulated = prepared.likelihood, prepared.simulated
     some = simulated.some(_SIMULATED, rng)
@@ -68,26 +91,59 @@ def local_precision(
     if simulated.are_drawn:
         information = rows.T @ rows
     weight = prepared.temperature * prepared.n_records
-    prior = differences(likelihood.grad_log_prior, theta)
-    precision = weight / len(rows) * information - prior
-    if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
-        raise UnsupportedModel(
-            f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start."
-        )
-    # In units in which parameters are alike: of what gradients tell, which is never negative.
-    scale = weight * (rows**2).mean(axis=0) + np.abs(np.diag(prior))
-    scale = np.sqrt(np.where(scale > 0, scale, _LEAST))
-    values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
-    vectors = scale[:, None] * vectors
-    return (vectors * np.maximum(np.abs(values), _LEAST_RELATIVE)) @ vectors.T, rows
+    information *= weight / len(rows)
+    squares = weight * (rows**2).mean(axis=0)
+
+    def precision_with(prior: Gradient) -> np.ndarray:
+        curvature = differences(prior, theta)
+        precision = information - curvature
+        if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
+            raise UnsupportedModel(
+                f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start."
+            )
+        # In units in which parameters are alike: of what gradients tell, which is never negative.
+        scale = squares + np.abs(np.diag(curvature))
+        scale = np.sqrt(np.where(scale > 0, scale, _LEAST))
+        values, vectors = np.linalg.eigh(precision / np.outer(scale, scale))
+        vectors = scale[:, None] * vectors
+        return (vectors * np.maximum(np.abs(values), _LEAST_RELATIVE)) @ vectors.T
+
+    prior: Gradient = likelihood.grad_log_prior
+    precision = precision_with(prior)
+    told = np.flatnonzero(squares > 0)
+    if 0 < len(told) < len(theta):
+        prior = _averaged(prior, told, np.linalg.inv(precision[np.ix_(told, told)]))
+        precision = precision_with(prior)
+    return Surroundings(precision, rows, prior)
+
+
+def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> Gradient:
+    """A gradient, averaged over normal errors of a part of its argument.
+
+    By points to both sides of it, with signs that are orthogonal: exact for what has degree three at
+    most in that part, as the gradient of a normal prior has. With many parameters, signs are random:
+    exact then if they are independent, and near to it if not.
+    """
+    d = len(part)
+    pairs = min(1 << (d - 1).bit_length(), _PAIRS)
+    few = d <= pairs
+    signs = hadamard(pairs)[:, :d] if few else np.random.default_rng(0).choice([-1, 1], (pairs, d))
+    offsets = signs @ np.linalg.cholesky(covariance).T
+
+    def average(theta: np.ndarray) -> np.ndarray:
+        points = np.repeat(theta[None], 2 * pairs, axis=0)
+        points[:, part] += np.concatenate([offsets, -offsets])
+        return np.mean([gradient(point) for point in points], axis=0)
+
+    return average
 
 
 class NewtonStep(NamedTuple):
     """What a step needs to know.
 
     In coordinates in which the precision is 1 for each (tempered) record: the clip bound; what it cuts
-    off on average, and the covariance of that number's error; and the inverse of the part of a move
-    that clipped gradients show.
+    off on average, and the covariance of that number's error; the inverse of the part of a move that
+    clipped gradients show. Of the parameters themselves: the gradient of the log-prior.
     """
 
     mass: np.ndarray
@@ -95,10 +151,14 @@ class NewtonStep(NamedTuple):
     excess: np.ndarray
     error: np.ndarray
     newton: np.ndarray
+    grad_log_prior: Gradient
 
 
-def newton_step(mass: np.ndarray, rows: np.ndarray, variance: float, n_records: int) -> NewtonStep:
+def newton_step(
+    around: Surroundings, temperature: float, variance: float, n_records: int
+) -> NewtonStep:
     """Choose the clip bound: `variance`, for a bound of 1, is that of the noise in posterior variances."""
+    mass, rows = around.precision / (temperature * n_records), around.gradients
     white = np.linalg.solve(np.linalg.cholesky(mass), rows.T).T
     norms = np.linalg.norm(white, axis=1)
     if not norms.max() > 0:
@@ -130,4 +190,4 @@ def newton_step(mass: np.ndarray, rows: np.ndarray, variance: float, n_records: 
     error = np.atleast_2d(np.cov(off.T)) / len(off)
     values, vectors = np.linalg.eigh(seen)
     newton = (vectors / np.maximum(values, _SEEN)) @ vectors.T
-    return NewtonStep(mass, bound, off.mean(axis=0), error, newton)
+    return NewtonStep(mass, bound, off.mean(axis=0), error, newton, around.grad_log_prior)

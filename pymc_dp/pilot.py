@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.newton import local_precision
+from pymc_dp.newton import surroundings
 from pymc_dp.preparation import Prepared
 
 __all__ = ["Moves", "Pilot"]
@@ -30,7 +30,7 @@ class Pilot:
         #: Weight of a simulated record: there may be more or fewer of them.
         self.weight = temperature * n_records / len(self._some)
         self.notes: list[str] = []
-        precision, _ = local_precision(prepared, theta, rng)
+        precision = surroundings(prepared, theta, rng).precision
         covariance = np.linalg.inv(precision)
         force = self.weight * simulated.gradients(theta, self._data, self._some).sum(axis=0)
         mode = theta + covariance @ (force + self._grad_prior(theta))

@@ -14,7 +14,7 @@ import pymc as pm
 from scipy import stats
 
 from pymc_dp.costs import sides_of
-from pymc_dp.newton import NewtonStep, alike, local_precision, newton_step
+from pymc_dp.newton import NewtonStep, alike, newton_step, surroundings
 from pymc_dp.preparation import Prepared, prepare
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -88,6 +88,10 @@ def private_start(
     clipped, so that steps are short far away: about the root of the dimension, in units of what one
     record tells. They double as long as most records agree, and are halved where the precision would
     change by more than a factor of six.
+
+    Hyperparameters, of which no record tells directly, go to where their density is highest with the
+    other parameters integrated out, and not to the joint mode, which in a hierarchical model is where
+    all groups are equal: the gradient of the log-prior is averaged over what the others may be.
 
     As soon as moves are explained by the noise, they get weights 1, 1/2, 1/3, ..., which makes of each
     position the mean of where the steps so far have led to. The last one is returned: as much noise is
@@ -189,10 +193,9 @@ def find_start(
     noise = sides * noise_multiplier / n_records
 
     def plan(theta: np.ndarray) -> NewtonStep:
-        precision, rows = local_precision(prepared, theta, rng)
+        around = surroundings(prepared, theta, rng)
         variance = noise**2 * n_records / (steps / 2)
-        mass = precision / (temperature * n_records)
-        return newton_step(mass, rows, variance, n_records)
+        return newton_step(around, temperature, variance, n_records)
 
     # Compiled, and tried out, before anything is paid for.
     settings = plan(theta)
@@ -203,7 +206,9 @@ def find_start(
     last, stride = np.zeros(len(theta)), 1.0
     for _ in range(steps):
         coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
-        gradient = NoisyGradient(likelihood, coordinates, settings.bound, temperature)
+        gradient = NoisyGradient(
+            likelihood, coordinates, settings.bound, temperature, settings.grad_log_prior
+        )
         sigma = noise_multiplier * sides * settings.bound
         total = gradient(theta, sigma, bits) / (temperature * n_records)
         move = settings.newton @ (total + settings.excess)
@@ -232,14 +237,13 @@ def find_start(
         moved = f"until {mean.length} steps before its end" if mean.length > 0 else "to its end"
         warnings.warn(
             f"The private start has not come to rest: of {steps} steps it was moving, by more than noise explains, {moved}. Chains from "
-            "there may begin in the tail. Give a start= that is nearer, by public knowledge, or more steps=; in a hierarchical model, a "
-            "prior that keeps standard deviations away from 0.",
+            "there may begin in the tail. Give a start= that is nearer, by public knowledge, or more steps=.",
             stacklevel=3,
         )
     return PrivateStart(
         point=likelihood.unravel(theta),
         theta=theta,
-        precision=local_precision(prepared, theta, rng)[0],
+        precision=surroundings(prepared, theta, rng).precision,
         noise=mean.noise,
         path=path,
         noise_multiplier=noise_multiplier,

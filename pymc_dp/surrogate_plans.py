@@ -15,7 +15,7 @@ from pymc_dp.costs import LEAST_DRAWS, check_draws, check_filter, decisions, ren
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.newton import local_precision
+from pymc_dp.newton import surroundings
 from pymc_dp.preparation import Prepared, note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
@@ -215,7 +215,7 @@ def setting_at(
     _, likelihood, simulated, temperature, n_records = prepared
     rng = np.random.default_rng(random_seed)
     theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
-    precision, rows = local_precision(prepared, theta, rng)
+    precision, rows, _ = surroundings(prepared, theta, rng)
     d, mass = len(theta), precision / (temperature * n_records)
     coordinates = Coordinates(mass, np.arange(d), d)
     norms = np.linalg.norm(rows @ coordinates.directions, axis=1)

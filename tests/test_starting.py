@@ -10,6 +10,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from scipy import optimize, stats
 from scipy.special import expit
 
 from pymc_dp import (
@@ -294,6 +295,94 @@ def test_without_what_was_cut_off_skewed_gradients_are_off(monkeypatch):
     monkeypatch.setattr(starting, "newton_step", biased)
     with pytest.raises(AssertionError):
         check("normal", 4.0)
+
+
+class TestHyperparameters:
+    """Where the mass of a hierarchical model is, and not its mode: that is where all groups are equal."""
+
+    SIZES = np.array([40, 60, 90, 140, 210, 320, 480, 700])
+    TRUTH = 3 + 0.2 * np.array([0.3, -1.1, 0.9, -0.6, 1.4, -0.8, 0.2, -0.3])
+
+    @functools.cached_property
+    def data(self):
+        group = np.repeat(np.arange(8), self.SIZES)
+        return group, np.random.default_rng(5).normal(self.TRUTH[group], 2.0)
+
+    def model(self):
+        group, y = self.data
+        with pm.Model() as model:
+            mu, tau = pm.Normal("mu", 0, 10), pm.HalfNormal("tau", 5)
+            theta = pm.Normal("theta", mu, tau, shape=8)
+            pm.Normal("y", theta[group], 2, observed=y)
+        return model
+
+    @functools.cached_property
+    def mode(self):
+        """Of mu and log(tau) with theta integrated out, and theta there; with the standard deviation of log(tau)."""
+        group, y = self.data
+        means, errors = np.bincount(group, y) / self.SIZES, 4 / self.SIZES
+
+        def lost(z):
+            tau = math.exp(z[1])
+            prior = stats.norm.logpdf(z[0], 0, 10) + stats.halfnorm.logpdf(tau, 0, 5) + z[1]
+            return -prior - stats.norm.logpdf(means, z[0], np.sqrt(tau**2 + errors)).sum()
+
+        mu, log_tau = optimize.minimize(lost, [3.0, -1.5], tol=1e-10).x
+        weight = np.exp(2 * log_tau) / (np.exp(2 * log_tau) + errors)
+        h = 1e-3
+        curvature = lost([mu, log_tau + h]) + lost([mu, log_tau - h]) - 2 * lost([mu, log_tau])
+        return np.array([mu, log_tau, *(weight * means + (1 - weight) * mu)]), h / curvature**0.5
+
+    def start(self, epsilon, seed=3):
+        budget = PrivacyBudget(epsilon, 1e-6, chains=1)
+        with pytest.MonkeyPatch.context() as patch:
+            bits = np.random.default_rng(seed)
+            patch.setattr(starting, "OperatingSystemBits", lambda: SeededBits(bits))
+            return private_start(
+                budget=budget, model=self.model(), public_covariates=True, random_seed=seed,
+                start={"mu": 0.0, "tau": 1.0, "theta": np.zeros(8)},
+            )  # fmt: skip
+
+    def test_marginal_mode(self, seed=3):
+        """But for what clipping adds for given data, as elsewhere."""
+        theta, sd = self.mode
+        found = self.start(math.inf, seed)
+        scale = np.diag(np.linalg.inv(found.precision)) ** 0.5
+        scale[1] = sd
+        off = np.abs(found.theta - theta) / scale
+        assert off[1] < 0.4 and off.max() < CLIPPING
+
+    def test_joint_mode_is_a_trap(self, monkeypatch):
+        """The same with the prior's own gradient."""
+        monkeypatch.setattr(newton, "_averaged", lambda gradient, *_: gradient)
+        theta, sd = self.mode
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="not come to rest"):
+            found = self.start(math.inf)
+        assert found.theta[1] < theta[1] - 3 * sd
+
+    @pytest.mark.parametrize("d", [1, 3, 8, 40])
+    def test_average(self, d):
+        """Of the gradient of normal priors, in closed form; of many parameters for independent errors."""
+        rng = np.random.default_rng(d)
+        root = np.tril(rng.normal(size=(d, d))) if d < 32 else np.diag(rng.uniform(1, 2, d))
+        covariance, theta = root @ root.T, rng.normal(size=d + 2)
+
+        def gradient(x):
+            mu, log_tau, *rest = x
+            off = (rest - mu) / np.exp(2 * log_tau)
+            return np.array([off.sum(), (off * (rest - mu)).sum() - d, *-off])
+
+        found = newton._averaged(gradient, np.arange(2, d + 2), covariance)(theta)
+        expected = gradient(theta)
+        expected[1] += np.trace(covariance) / np.exp(2 * theta[1])
+        assert found == pytest.approx(expected, rel=1e-10)
+
+    def test_parameters_of_records_have_none(self):
+        """There the prior is the model's own."""
+        model, _, likelihood, simulated = built("normal")
+        prepared = preparation.Prepared(model, likelihood, simulated, 1.0, N)
+        around = newton.surroundings(prepared, np.array([30.0, 0.7]), np.random.default_rng(1))
+        assert around.grad_log_prior == likelihood.grad_log_prior
 
 
 def test_infinite_epsilon():

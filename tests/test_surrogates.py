@@ -575,7 +575,12 @@ def test_accountants_without_a_filter_are_refused_before_anything_is_spent(accou
 def test_many_records_are_clipped_less_at_a_start():
     """Where noise is small beside what a model that is not quite true may be wrong about."""
     rows = np.random.default_rng(1).standard_normal((5000, 2))
-    few, many = (newton.newton_step(np.eye(2), rows, 0.5, n).bound for n in (100, 1_000_000))
+
+    def bound(n):
+        around = newton.Surroundings(n * np.eye(2), rows, np.zeros_like)
+        return newton.newton_step(around, 1.0, 0.5, n).bound
+
+    few, many = bound(100), bound(1_000_000)
     assert few < np.quantile(np.linalg.norm(rows, axis=1), 0.95) < many
 
 

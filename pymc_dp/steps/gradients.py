@@ -149,6 +149,8 @@ class NoisyGradient:
         ``b``; infinite for gradients that are not clipped, in runs that are not private.
     temperature : float
         ``T``.
+    grad_log_prior : callable, optional
+        In the place of the model's own.
     """
 
     def __init__(
@@ -157,14 +159,16 @@ class NoisyGradient:
         coordinates: Coordinates,
         clip_bound: float,
         temperature: float,
+        grad_log_prior: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self._likelihood, self._coordinates = likelihood, coordinates
         self._clip_bound, self._temperature = clip_bound, temperature
+        self._grad_log_prior = grad_log_prior or likelihood.grad_log_prior
 
     def compile(self, index: np.ndarray | None) -> None:
         """Compile now, for all records or batches, what would else be compiled in every worker."""
         theta = np.zeros(self._likelihood.n_dim)
-        self._likelihood.grad_log_prior(theta)
+        self._grad_log_prior(theta)
         logp = np.empty(self._likelihood.n_records) if index is None else None
         directions = self._coordinates.directions
         self._likelihood.clipped_grad_steps(theta, 1.0, index, directions=directions, logp=logp)
@@ -215,7 +219,7 @@ class NoisyGradient:
             total += noisy_sum(steps, exponent, noise_sd, bits)
         else:
             total += np.ldexp(steps.astype(float), exponent)
-        prior = self._coordinates.pull(self._likelihood.grad_log_prior(theta))
+        prior = self._coordinates.pull(self._grad_log_prior(theta))
         return self._temperature / part * total + prior
 
 
