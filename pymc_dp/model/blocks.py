@@ -13,7 +13,9 @@ import numba
 import numpy as np
 import pytensor.tensor as pt
 
+from llvmlite import ir
 from numba.core.registry import CPUDispatcher
+from numba.extending import intrinsic
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from threadpoolctl import ThreadpoolController
@@ -22,14 +24,39 @@ from pymc_dp.model.compiling import compile_frozen
 from pymc_dp.model.indexing import Gathered
 from pymc_dp.model.roots import stored
 
-__all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
+__all__ = ["LARGE", "RowFunction", "compiled_loop", "fetch", "is_numba"]
 
 BLOCK = 2**14  # numbers per block: the cache of a core holds some such arrays
 LARGE = 2**17  # numbers from which on a loop over blocks is worth compiling
 PER_THREAD = 2**20  # numbers that take much longer than starting a thread
 
+LINE = 64  # bytes that a memory hands over together
+
 # Without flags: what a loop calls would inherit them.
 compiled_loop = numba.njit(nogil=True)
+
+
+@intrinsic
+def _fetch(_: Any, data: Any, index: Any) -> tuple[Any, Callable]:
+    """Ask the memory for a byte of an array: a hint to the processor, without a result."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = builder.gep(array.data, [arguments[1]])
+        number = ir.IntType(32)
+        law = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
+        hint = builder.module.declare_intrinsic("llvm.prefetch", (place.type,), law)
+        builder.call(hint, [place, number(0), number(2), number(1)])  # to read; near; data
+        return context.get_dummy_value()
+
+    return numba.types.void(data, index), generate
+
+
+@compiled_loop
+def fetch(data: np.ndarray) -> None:
+    """Ask the memory for bytes that are going to be read, and do not wait for them."""
+    for k in range(0, len(data), LINE):
+        _fetch(data, k)
 
 
 class RowFunction:
@@ -76,6 +103,14 @@ class RowFunction:
         """Take the data from where they are stored, again."""
         # Numba compiles again for read-only arrays, and for other layouts.
         self.data = [(np.require(stored(v), None, ["C", "W"]), axis) for v, axis in self._gathered]
+
+    def widest(self) -> np.ndarray:
+        """The data that take most, as a matrix of bytes with a row for each row; without bytes if there are none."""
+        tables = [data for data, axis in self.data if axis == 0]
+        if not tables:
+            return np.empty((self._n_rows, 0), dtype=np.uint8)
+        most = max(tables, key=lambda data: data.nbytes)
+        return most.reshape(len(most), -1).view(np.uint8)
 
     def gather(self, rows: slice | np.ndarray) -> list[np.ndarray]:
         """Some rows of the data, by their numbers or as a slice, as the function wants them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from pymc_dp.model.blocks import compiled_loop
+from pymc_dp.model.blocks import compiled_loop, fetch
 
 __all__ = [
     "add_columns",
@@ -26,6 +26,8 @@ __all__ = [
 # what is in the cache, as compilers make more of simple loops. They may regroup sums and products,
 # alike for all vectors: so `unit` must not be near the end of the range of numbers.
 _compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
+#: Vectors between requests to the memory: it takes so many at a time. A multiple of a vector instruction.
+_FEW = 8
 
 
 @_compiled
@@ -38,26 +40,40 @@ def _to_factors(squares: np.ndarray, unit: float, length: float) -> None:
 
 @_compiled
 def add_rows(
-    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+    vectors: np.ndarray,
+    unit: float,
+    length: float,
+    factors: np.ndarray,
+    total: np.ndarray,
+    ahead: np.ndarray,
 ) -> None:
-    """Add vectors in whole units, clipped; `factors` is for working in."""
+    """Add vectors in whole units, clipped; `factors` is for working in, `ahead` what is read next."""
     n, width = vectors.shape
-    for i in range(n):
-        square = 0.0
-        for j in range(width):
-            square += (vectors[i, j] * unit) ** 2
-        factors[i] = square
-    _to_factors(factors, unit, length)
-    for i in range(n):
-        factor = factors[i]
-        if factor != 0.0:
+    part = -(-len(ahead) // max(n, 1))
+    for begin in range(0, n, _FEW):
+        end = min(begin + _FEW, n)
+        fetch(ahead[begin * part : end * part])
+        for i in range(begin, end):
+            square = 0.0
             for j in range(width):
-                total[j] += np.trunc(vectors[i, j] * factor)
+                square += (vectors[i, j] * unit) ** 2
+            factors[i] = square
+        _to_factors(factors[begin:end], unit, length)
+        for i in range(begin, end):
+            factor = factors[i]
+            if factor != 0.0:
+                for j in range(width):
+                    total[j] += np.trunc(vectors[i, j] * factor)
 
 
 @_compiled
 def add_columns(
-    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+    vectors: np.ndarray,
+    unit: float,
+    length: float,
+    factors: np.ndarray,
+    total: np.ndarray,
+    ahead: np.ndarray,
 ) -> None:
     """Add vectors that are columns: quicker if they are short."""
     width, n = vectors.shape
@@ -130,6 +146,7 @@ def sum_of_blocks(
     n_columns: int,
     unit: float,
     bound: float,
+    data: np.ndarray,
     also: Callable,
     arguments: tuple,
 ) -> np.ndarray:
@@ -147,6 +164,8 @@ def sum_of_blocks(
         Length of vectors.
     unit, bound : float
         See `add`.
+    data : matrix of bytes
+        With a row for each record: what is waited for, unless asked for beforehand.
     also : callable
         Called with the limits of each block, while its data are in the cache, and `arguments`.
     """
@@ -157,7 +176,7 @@ def sum_of_blocks(
         (gradients,) = function(*before, np.array(a), np.array(b), *after)
         vectors = convert(np.ascontiguousarray(gradients), matrix)
         total[:] = 0.0
-        add(vectors, unit, bound, factors[: b - a], total)
+        add(vectors, unit, bound, factors[: b - a], total, data[b : min(b + length, end)].ravel())
         for j in range(n_columns):
             steps[j] += np.int64(total[j])
         also(a, b, *arguments)

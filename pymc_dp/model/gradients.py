@@ -129,6 +129,7 @@ class RecordGradients:
         if in_blocks:
             steps = self._tables[0].clipped_sum(theta, directions, unit, length, also)
             return steps, exponent
+        ahead = np.empty(0, dtype=np.uint8)  # these are all here
         for vectors in self._vectors(theta, index, directions):
             factors, total = np.empty(len(vectors)), np.zeros(n_columns)
             if extreme:
@@ -136,9 +137,9 @@ class RecordGradients:
                     vectors = vectors * unit
             # By what the model is like, never by chunk, as the two differ in rounding.
             if self._by_column:
-                add_columns(np.ascontiguousarray(vectors.T), left, length, factors, total)
+                add_columns(np.ascontiguousarray(vectors.T), left, length, factors, total, ahead)
             else:
-                add_rows(np.ascontiguousarray(vectors), left, length, factors, total)
+                add_rows(np.ascontiguousarray(vectors), left, length, factors, total, ahead)
             steps += total.astype(np.int64)
         return steps, exponent
 

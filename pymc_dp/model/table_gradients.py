@@ -122,7 +122,8 @@ class TableGradients:
         else:
             convert = times_scales if jacobian.ndim == 1 else times_matrix
         add = add_columns if self.by_column else add_rows
-        orders = convert, jacobian, add, n_columns, unit, bound, *(also or (nothing, ()))
+        data = self._function.widest()
+        orders = convert, jacobian, add, n_columns, unit, bound, data, *(also or (nothing, ()))
         parts = self._function.loop(sum_of_blocks, [theta, *values], self.width, *orders)
         return np.sum(parts, axis=0)
 
