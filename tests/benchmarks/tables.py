@@ -9,6 +9,15 @@ NOT_RATIOS = {"microseconds", "draws"}
 #: Compared by difference.
 EXPONENTS = {"growth exponents"}
 CHANGE = 0.25
+#: Samplers that are summed up together.
+KINDS = {
+    "decisions on all records": ("DPPenalty", "DPBarker", "DPFastMH, full batch"),
+    "decisions on batches": ("DPPenalty, batch", "DPFastMH, batch"),
+    "DPHMC, L = 1": ("DPHMC, L = 1",),
+    "DPHMC, L = 5": ("DPHMC, L = 5",),
+    "DPSGHMC, 5 batches": ("DPSGHMC, 5 batches",),
+    "DPControlVariate": ("DPControlVariate",),
+}
 
 
 def number(value: float | None) -> str:
@@ -47,6 +56,29 @@ def table(title: str, rows: dict[str, Any], old: dict[str, Any]) -> list[str]:
     return lines
 
 
+def in_short(ratios: dict[str, dict[str, Any]]) -> list[str]:
+    """Ranges of two tables of ratios, over samplers of a kind and numbers of covariates."""
+    columns = next(iter(next(iter(ratios.values())).values()))
+    sizes = list(dict.fromkeys(column.partition(",")[0] for column in columns))
+    lines = [f"| {'; '.join(ratios)} | " + " | ".join(sizes) + " |", "| --- |" + " ---: |" * len(sizes)]  # fmt: skip
+    for kind, samplers in KINDS.items():
+        cells = []
+        for size in sizes:
+            ranges = []
+            for rows in ratios.values():
+                found = [
+                    value
+                    for name in samplers
+                    for column, value in rows.get(name, {}).items()
+                    if column.startswith(f"{size},") and value is not None
+                ]
+                ends = dict.fromkeys(map(number, (min(found), max(found)))) if found else ()
+                ranges.append(" to ".join(ends))
+            cells.append("; ".join(ranges))
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def conditions(run: dict[str, Any]) -> str:
     """When, where and how busy."""
     machine = run["machine"]
@@ -65,4 +97,7 @@ def lines(parts: dict[str, Any], last: dict[str, Any] | None = None) -> list[str
         for title, rows in run["tables"].items():
             old = (last or {}).get(part, {}).get("tables", {}).get(title, {})
             found += [*table(title, rows, old), ""]
+        ratios = {t: rows for t, rows in run["tables"].items() if t.startswith("iteration /")}
+        if ratios:
+            found += ["In short, from the least to the largest:", "", *in_short(ratios), ""]
     return found
