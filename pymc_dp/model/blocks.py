@@ -29,7 +29,6 @@ __all__ = ["LARGE", "RowFunction", "compiled_loop", "fetch", "is_numba"]
 BLOCK = 2**14  # numbers per block: the cache of a core holds some such arrays
 LARGE = 2**17  # numbers from which on a loop over blocks is worth compiling
 PER_THREAD = 2**20  # numbers that take much longer than starting a thread
-
 LINE = 64  # bytes that a memory hands over together
 
 # Without flags: what a loop calls would inherit them.
