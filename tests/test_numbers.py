@@ -4,6 +4,7 @@ Tables, quoted output and figures have their commands on the page, and tests bes
 ``test_experiments``, ``test_comparison``, ``benchmarks/test_table``). Here are the numbers between them.
 """
 
+import inspect
 import json
 import math
 import re
@@ -15,7 +16,7 @@ import pytest
 
 from scipy import optimize, stats
 
-from pymc_dp import Lazy, Penalty
+from pymc_dp import Lazy, Penalty, pilot, private_start
 from pymc_dp.privacy import (
     BarkerRelease,
     Decision,
@@ -26,6 +27,7 @@ from pymc_dp.privacy import (
     epsilon_of,
     max_draws,
 )
+from pymc_dp.steps import surrogate
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -80,6 +82,19 @@ def test_closed_forms():
     assert_says("docs/privatized.md", f"{percent(13 / (75 / 8) - 1)} more noise")
     assert_says("docs/errata.md", f"at `Delta = 0.05` that is {-math.expm1(-0.05):.3f}")
     assert_says("minibatch.ipynb", "5 % for its neighbour, and then no")  # the same
+
+
+def test_defaults():
+    parameters = inspect.signature(private_start).parameters
+    share, steps = (parameters[name].default for name in ("share", "steps"))
+    assert_says(
+        "docs/planning.md",
+        f"takes a share of the budget ({percent(share)})",
+        f"{steps} of them share the start's part",
+        f"from a chain of {pilot._CHAIN} draws on the simulated records",
+    )
+    many = f"{surrogate.MANY:,}".replace(",", " ")
+    assert_says("docs/control_variates.md", f"# claims {percent(share)}", f"(at most {many})")
 
 
 def test_stochastic_gradients():
