@@ -105,7 +105,7 @@ class RowFunction:
 
     def widest(self) -> np.ndarray:
         """The data that take most, as a matrix of bytes with a row for each row; without bytes if there are none."""
-        tables = [data for data, axis in self.data if axis == 0]
+        tables = [data for data, axis in self.data if axis == 0 and data.size]
         if not tables:
             return np.empty((self._n_rows, 0), dtype=np.uint8)
         most = max(tables, key=lambda data: data.nbytes)
