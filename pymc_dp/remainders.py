@@ -11,7 +11,8 @@ from pymc_dp.costs import decision_cost, decisions, renyi_left, sides_of
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import MISFIT
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.steps.surrogate import LEAST, MANY, Features, Surrogate
+from pymc_dp.steps.features import LEAST, MANY, Features
+from pymc_dp.steps.surrogate import Surrogate
 
 __all__ = ["POSITIONS", "best_within", "bounds_on_the_rest", "effective"]
 

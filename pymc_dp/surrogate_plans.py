@@ -22,8 +22,9 @@ from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
 from pymc_dp.remainders import POSITIONS, bounds_on_the_rest, effective
 from pymc_dp.starting import PrivateStart
+from pymc_dp.steps.features import Features
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.steps.surrogate import Surrogate
 
 __all__ = [
     "Setting",

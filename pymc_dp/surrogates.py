@@ -14,7 +14,8 @@ from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import OperatingSystemBits
 from pymc_dp.remainders import best_within
 from pymc_dp.starting import PrivateStart
-from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.steps.features import Features
+from pymc_dp.steps.surrogate import Surrogate
 from pymc_dp.surrogate_plans import Setting, SurrogateChoice, plan_for, setting_at
 
 __all__ = ["private_surrogate", "release_surrogate"]

@@ -27,7 +27,7 @@ from pymc_dp.privacy import (
     epsilon_of,
     max_draws,
 )
-from pymc_dp.steps import surrogate
+from pymc_dp.steps import features
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -93,7 +93,7 @@ def test_defaults():
         f"{steps} of them share the start's part",
         f"from a chain of {pilot._CHAIN} draws on the simulated records",
     )
-    many = f"{surrogate.MANY:,}".replace(",", " ")
+    many = f"{features.MANY:,}".replace(",", " ")
     assert_says("docs/control_variates.md", f"# claims {percent(share)}", f"(at most {many})")
 
 

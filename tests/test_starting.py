@@ -21,7 +21,9 @@ from pymc_dp import (
     newton,
     preparation,
     private_start,
+    private_surrogate,
     release,
+    sample,
     starting,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
@@ -359,6 +361,44 @@ class TestHyperparameters:
         with np.errstate(all="ignore"), pytest.warns(UserWarning, match="not come to rest"):
             found = self.start(math.inf)
         assert found.theta[1] < theta[1] - 3 * sd
+
+    def test_what_governs_given_hyperparameters(self):
+        """Coordinates of the surrogate's moves: of a normal model, in closed form."""
+        group, y = self.data
+        surrogate = private_surrogate(
+            budget=PrivacyBudget(1e6, 1e-6, chains=1), start=self.start(1e6), model=self.model(),
+            public_covariates=True, random_seed=4,
+        )  # fmt: skip
+        moves = surrogate._noncentring
+        assert list(moves.hyper) == [0, 1]
+        for mu, log_tau in ((3.0, -1.0), (2.5, 0.5), (3.1, -4.0)):
+            mean, sd = moves._given(np.array([mu, log_tau, *np.zeros(8)]))
+            weight, means = self.SIZES / 4, np.bincount(group, y) / self.SIZES
+            exact = 1 / np.sqrt(weight + math.exp(-2 * log_tau))
+            # The precision is that of squares of as many simulated gradients.
+            assert (np.abs(sd / exact - 1) < 4 * np.sqrt(2 / self.SIZES) / 2).all()
+            centre = (weight * means + math.exp(-2 * log_tau) * mu) * exact**2
+            assert np.abs((mean - centre) / exact).max() < 1
+
+    @pytest.mark.slow
+    def test_released_posterior(self):
+        """All of it, down to where groups are equal: the law of tau, by quadrature over mu, at little noise."""
+        group, y = self.data
+        means, errors = np.bincount(group, y) / self.SIZES, 4 / self.SIZES
+        mu, log_tau = np.linspace(2, 4, 401), np.linspace(-9, 1.5, 500)
+        tau = np.exp(log_tau)[:, None]
+        logp = stats.norm.logpdf(mu, 0, 10) + stats.halfnorm.logpdf(tau, 0, 5) + np.log(tau)
+        for mean, error in zip(means, errors, strict=True):
+            logp = logp + stats.norm.logpdf(mean, mu, np.sqrt(tau**2 + error))
+        law = np.cumsum(np.exp(logp - logp.max()).sum(axis=1))
+        released = sample(
+            epsilon=1000.0, delta=1e-6, chains=2, draws=1000, model=self.model(), public_covariates=True, cores=1,
+            start={"mu": 3.0, "tau": 0.5}, progressbar=False, compute_convergence_checks=False,
+        )  # fmt: skip
+        draws = np.log(released.posterior["tau"].to_numpy()).ravel()
+        ranks = np.interp(draws, log_tau, law / law[-1])
+        # Five standard errors of 200 independent draws; the chains have more.
+        assert abs(ranks.mean() - 1 / 2) < 0.1 and abs((ranks**2).mean() - 1 / 3) < 0.1
 
     @pytest.mark.parametrize("d", [1, 3, 8, 40])
     def test_average(self, d):

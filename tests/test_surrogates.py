@@ -39,8 +39,9 @@ from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.remainders import best_within
 from pymc_dp.starting import PrivateStart
 from pymc_dp.steps import base
+from pymc_dp.steps.features import Features
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.steps.surrogate import Surrogate
 from tests.steps import test_control_variate as control
 from tests.steps.test_control_variate import check_law
 
@@ -170,7 +171,7 @@ def test_bound_is_the_quantile_and_cut_the_mean():
 
 def test_nothing_is_cut_off_by_a_bound_beyond_all_records(monkeypatch):
     """Also where coefficients come from few of the records, so that what is left has a mean."""
-    monkeypatch.setattr("pymc_dp.steps.surrogate._RECORDS", 200)
+    monkeypatch.setattr("pymc_dp.steps.features._RECORDS", 200)
     case = control.built("logit")
     features = features_of(case.simulated, case.reference, 0.5, within=0.7)
     theta = np.add(case.reference, [0.2, -0.3])
@@ -185,7 +186,7 @@ def test_nothing_is_cut_off_by_a_bound_beyond_all_records(monkeypatch):
 @pytest.mark.parametrize("seed", range(8))
 def test_chance_does_not_decide_how_many_of_few_records_are_clipped(monkeypatch, seed):
     """As many as their part among all, but for one; of records drawn blindly it would be eight at times."""
-    monkeypatch.setattr("pymc_dp.steps.surrogate._RECORDS", 300)
+    monkeypatch.setattr("pymc_dp.steps.features._RECORDS", 300)
     case = control.built("logit")
     features = features_of(case.simulated, case.reference, 0.7, seed=seed)
     few, all_ = (

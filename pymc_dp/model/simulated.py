@@ -203,6 +203,10 @@ class SimulatedRecords:
         """Log-prior density on the unconstrained scale, see :meth:`RecordLikelihood.log_prior`."""
         return float(self._log_prior(np.array(theta, dtype=float)))
 
+    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
+        """Gradient of :meth:`log_prior`, shape ``(n_dim,)``."""
+        return self._gradients.log_prior(np.array(theta, dtype=float))
+
     def logp(
         self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
     ) -> np.ndarray:

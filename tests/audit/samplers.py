@@ -25,9 +25,10 @@ from pymc_dp import (
     RandomWalk,
 )
 from pymc_dp.steps import accept_reject
+from pymc_dp.steps.features import Expansion
 from pymc_dp.steps.gradients import NoisyGradient
 from pymc_dp.steps.schedules import Constant
-from pymc_dp.steps.surrogate import Expansion, Position
+from pymc_dp.steps.surrogate import Position
 from tests.steps.targets import compiled_once
 
 WALK = {"clip_bound": 0.5, "proposal": RandomWalk(0.1)}

@@ -32,6 +32,7 @@ from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.starting import PrivateStart
 from pymc_dp.steps import base
+from pymc_dp.steps import features as regression
 from pymc_dp.steps import surrogate as chains
 from tests.audit import lower_bounds as errors
 
@@ -97,7 +98,7 @@ def sides(k, seed, part, fault):
         bits = SeededBits(np.random.default_rng([seed, k, 1]))
         patch.setattr(surrogates, "OperatingSystemBits", lambda: bits)
         patch.setattr(chains, "_LENGTHS", (250,))  # how well the surrogate is explored is no secret
-        patch.setattr(chains, "_RECORDS", 200)
+        patch.setattr(regression, "_RECORDS", 200)
         if fault:
             fault(patch, likelihood)
         surrogate = private_surrogate(

@@ -25,8 +25,8 @@ from pymc_dp import (
     Surrogate,
 )
 from pymc_dp.model.simulated import SimulatedRecords
+from pymc_dp.steps.features import Features
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import Features
 from tests.benchmarks.by_hand import (
     Iteration,
     batch_by_hand,

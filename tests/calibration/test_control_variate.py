@@ -18,8 +18,9 @@ from scipy import stats
 from pymc_dp import DPControlVariate, RecordLikelihood, preparation
 from pymc_dp.steps import base
 from pymc_dp.steps import surrogate as surrogates
+from pymc_dp.steps.features import Features
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.steps.surrogate import Surrogate
 
 N, N_SIMULATED, DRAWS = 10_000, 50_000, 30
 CENTRE, SPREAD = -0.4, 0.025  # of the prior: posteriors are less than half as wide, without noise

@@ -25,11 +25,12 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.model.clipping import clipped_changes
 from pymc_dp.privacy.allowance import Allowance
 from pymc_dp.steps import base
-from pymc_dp.steps import surrogate as surrogates
+from pymc_dp.steps import features as regression
 from pymc_dp.steps.accept_reject import Move
 from pymc_dp.steps.control_variate import _Place
+from pymc_dp.steps.features import Features
 from pymc_dp.steps.gradients import Coordinates
-from pymc_dp.steps.surrogate import Features, Surrogate
+from pymc_dp.steps.surrogate import Surrogate
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -106,8 +107,8 @@ def surrogate_of(name, temperature=1.0, noise_sd=8.0, within=0.6, clipped=0.5, s
     coordinates = Coordinates(np.cov(gradients.T).reshape(2 * (len(theta),)), np.arange(len(theta)), len(theta))  # fmt: skip
     bound = float(np.quantile(np.linalg.norm(gradients @ coordinates.directions, axis=1), 1 - clipped))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surrogates, "_RECORDS", FEW)
-        patch.setattr(surrogates, "_RECORDS_EACH", 1)
+        patch.setattr(regression, "_RECORDS", FEW)
+        patch.setattr(regression, "_RECORDS_EACH", 1)
         features = Features(case.simulated, theta, coordinates, bound, within, rng)
     total = case.likelihood.clipped_grad(theta, bound, directions=coordinates.directions)
     total = total + noise_sd * rng.standard_normal(len(theta))
