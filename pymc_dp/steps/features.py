@@ -20,6 +20,8 @@ _RECORDS, _RECORDS_EACH = 5000, 50
 MANY = 200_000
 #: Least bound on what is left of a record, in log-likelihood: about rounding errors.
 LEAST = 1e-10
+#: Largest log-likelihood ratio of a simulated record: beyond, sums that should cancel may be anything.
+_LARGEST = 1e8
 #: Directions in which features vary less than so (relative to the others) are no features.
 _RELATIVE = 1e-6
 
@@ -125,11 +127,11 @@ class Features:
     def at(self, theta: np.ndarray) -> Expansion | None:
         """Coefficients and bound, from so few simulated records that it may be asked for often.
 
-        None where simulated records are impossible.
+        None where simulated records are impossible, or as good as that.
         """
         records, values, base = self._few
         ratios = self._ratios(theta, records, base)
-        if not np.isfinite(ratios).all():
+        if not (np.abs(ratios) < _LARGEST).all():
             return None
         slope = self._slopes @ ratios
         intercept = float(self._mean_ratio @ ratios - slope @ self.mean)

@@ -10,8 +10,9 @@ import numpy as np
 
 __all__ = ["PartialNoncentring"]
 
-#: How far to both sides, in standard deviations of the likelihood, a prior's curvature is seen.
-_STEP = 0.1
+#: In standard deviations of the likelihood: how far to both sides a prior's curvature is seen, and
+#: how far off a prior may move a mean (one that is not as assumed here could move it anywhere).
+_STEP, _FAR = 0.1, 10.0
 
 
 class PartialNoncentring:
@@ -86,13 +87,14 @@ class PartialNoncentring:
 
     def _given(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and standard deviation of what is governed, given the hyperparameters."""
+        told, likelihood_sd = self._told, 1 / np.sqrt(self._precision)
         at, step = self._theta.copy(), np.zeros(len(theta))
         at[self.hyper] = theta[self.hyper]
-        step[self._told] = _STEP / np.sqrt(self._precision)
+        step[told] = _STEP * likelihood_sd
         # Of all at once: priors given hyperparameters are mostly independent.
-        below, above = (self._grad_log_prior(at + by)[self._told] for by in (-step, step))
-        curvature = (below - above) / (2 * step[self._told])
+        below, above = (self._grad_log_prior(at + by)[told] for by in (-step, step))
+        curvature = (below - above) / (2 * step[told])
         precision = self._precision + np.maximum(curvature, 0)
-        centre = self._theta[self._told]
-        mean = centre + ((below + above) / 2 + self._gradient) / precision
+        shift = ((below + above) / 2 + self._gradient) / (precision * likelihood_sd)
+        mean = self._theta[told] + likelihood_sd * np.clip(shift, -_FAR, _FAR)
         return mean, 1 / np.sqrt(precision)
