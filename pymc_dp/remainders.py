@@ -41,7 +41,8 @@ def bounds_on_the_rest(
     found = []
     for theta in draws:
         place = features.at(theta)
-        assert place is not None  # it was there
+        if place is None:  # under much noise places are as good as impossible: no choice
+            return []
         found.append(_cut_off(*features.left(theta, place)))
     unknown = MISFIT * math.sqrt(n * t * np.mean(features.cut_gradient**2))
     judged = []
