@@ -150,7 +150,7 @@ def private_start(
 
     References
     ----------
-    Noisy Newton steps in a public metric: section 3.8 of the project's mathematics; the sum is that
+    Noisy Newton steps in a public metric: explained in the page on planning; the sum is that
     of :class:`~pymc_dp.DPHMC`.
 
     Examples

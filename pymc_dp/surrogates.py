@@ -68,9 +68,8 @@ def private_surrogate(
 
     References
     ----------
-    Control variates for decisions: section 3.8 of the project's mathematics; coefficients by
-    regression instead of a Taylor expansion, and the noise integrated out given the law of the sum,
-    are explained in the page on control variates.
+    Explained in the page on control variates: coefficients by regression instead of a Taylor
+    expansion, and the noise integrated out given the law of the sum.
     """
     check_filter(budget)
     max_draws = check_draws(max_draws)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
         (
             "accounting",
             "examples/gain_table.py",
-            ["narrow banana", "circle"],
+            ["narrow banana", "circle", "flat banana"],
         ),  # all rows take minutes
         ("fast_mh", "examples/fast_mh_table.py", []),
         ("guarantees", "examples/clipping_table.py", []),

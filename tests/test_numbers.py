@@ -16,7 +16,7 @@ import pytest
 
 from scipy import optimize, stats
 
-from pymc_dp import Lazy, Penalty, pilot, private_start
+from pymc_dp import Barker, Lazy, Penalty, pilot, private_start
 from pymc_dp.privacy import (
     BarkerRelease,
     Decision,
@@ -348,3 +348,25 @@ def test_records_of_the_quickstart():
     assert re.search(r"default_rng\(1960\)\.random\(len\(y\)\) < 0\.02", (EXAMPLES / "quickstart.py").read_text())  # fmt: skip
     assert_says("README.md", f"on {kept:,} census records".replace(",", " "))
     assert_says("control_variates.ipynb", f"{men:,} men of the 1960 US census".replace(",", " "))
+
+
+def test_what_accepted_moves_cost():
+    """The table of rules in docs/planning.md: accepted moves per Rényi divergence."""
+    rows = re.findall(
+        r"^\| (Barker|penalty, noise [\d.]+) \| (.*) \|$",
+        (ROOT / "docs" / "planning.md").read_text(),
+        re.M,
+    )
+    points, weights = np.polynomial.hermite_e.hermegauss(80)
+    log_ratios = -0.5 * 0.7**2 + 0.7 * points
+
+    def worth(rule, laziness):
+        rule = rule if laziness == 1 else Lazy(rule, laziness)
+        accepted = weights @ [rule.probability(x) for x in log_ratios]
+        return accepted / Decision(rule, 0.01).renyi([12])[0]
+
+    for name, cells in rows:
+        rule = Barker() if name == "Barker" else Penalty(float(name.split()[-1]))
+        values = [worth(rule, w) / worth(Barker(), 1) for w in (1, 1 / 2, 1 / 4, 1 / 10)]
+        assert cells.split(" | ") == [f"{v:.2f}" for v in values], name
+    assert len(rows) == 4
