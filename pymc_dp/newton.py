@@ -72,11 +72,12 @@ def surroundings(prepared: Prepared, theta: np.ndarray, rng: np.random.Generator
     that are drawn from the model (and no eigenvalue of it is lost in noise, as may happen to a
     curvature). Of other records it is the curvature; where that is negative, its size counts.
 
-    Parameters that no record tells of directly are hyperparameters. The mode of a hierarchical model
-    is not where its mass is: if all groups are equal, and their standard deviation is 0, the density
-    is infinite. So the mode over hyperparameters is looked for with the other parameters integrated
-    out, by the EM algorithm (Dempster, Laird, Rubin 1977, doi:10.1111/j.2517-6161.1977.tb01600.x):
-    the gradient of the log-prior is averaged over what the others may be, given the hyperparameters.
+    Parameters that no record tells of directly, and that have no others in their prior, are the
+    uppermost hyperparameters. The mode of a hierarchical model is not where its mass is: if all groups
+    are equal, and their standard deviation is 0, the density is infinite. So the mode over these is
+    looked for with all others integrated out, by the EM algorithm (Dempster, Laird, Rubin 1977,
+    doi:10.1111/j.2517-6161.1977.tb01600.x): the gradient of the log-prior is averaged over what the
+    others may be, given the hyperparameters.
     """
     likelihood, simulated = prepared.likelihood, prepared.simulated
     some = simulated.some(_SIMULATED, rng)
@@ -110,9 +111,9 @@ def surroundings(prepared: Prepared, theta: np.ndarray, rng: np.random.Generator
 
     prior: Gradient = likelihood.grad_log_prior
     precision = precision_with(prior)
-    told = np.flatnonzero(squares > 0)
-    if 0 < len(told) < len(theta):
-        prior = _averaged(prior, told, np.linalg.inv(precision[np.ix_(told, told)]))
+    part = np.flatnonzero((squares > 0) | simulated.governed)
+    if 0 < len(part) < len(theta):
+        prior = _averaged(prior, part, np.linalg.inv(precision[np.ix_(part, part)]))
         precision = precision_with(prior)
     return Surroundings(precision, rows, prior)
 

@@ -89,7 +89,8 @@ def private_start(
     record tells. They double as long as most records agree, and are halved where the precision would
     change by more than a factor of six.
 
-    Hyperparameters, of which no record tells directly, go to where their density is highest with the
+    Hyperparameters, those of which no record tells directly and which have no others in their prior, go
+    to where their density is highest with the
     other parameters integrated out, and not to the joint mode, which in a hierarchical model is where
     all groups are equal: the gradient of the log-prior is averaged over what the others may be.
 

@@ -30,6 +30,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import SeededBits
+from pymc_dp.starting import find_start
 from pymc_dp.steps import gradients
 
 N = 4000
@@ -361,6 +362,44 @@ class TestHyperparameters:
         with np.errstate(all="ignore"), pytest.warns(UserWarning, match="not come to rest"):
             found = self.start(math.inf)
         assert found.theta[1] < theta[1] - 3 * sd
+
+    @staticmethod
+    def two_levels(governed, seed=3):
+        """A start in groups of districts, and the mode of mu and the logarithms of two standard deviations."""
+        rng = np.random.default_rng(7)
+        district, group = np.arange(20) // 4, np.repeat(np.arange(20), 200)
+        truth = 3 + 0.15 * rng.normal(size=5)[district] + 0.3 * rng.normal(size=20)
+        y = rng.normal(truth[group], 2.0)
+        with pm.Model() as model:
+            mu, between, within = pm.Normal("mu", 0, 10), pm.HalfNormal("between", 1), pm.HalfNormal("within", 1)  # fmt: skip
+            level = pm.Normal("level", mu, between, shape=5)
+            theta = pm.Normal("theta", level[district], within, shape=20)
+            pm.Normal("y", theta[group], 2, observed=y)
+        budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+        prepared = preparation.prepare(budget=budget, model=model, public_covariates=True)
+        if not governed:
+            prepared.simulated.governed[:] = False
+        start = find_start(prepared, budget, 0.15, {"mu": 3.0, "between": 0.5, "within": 0.5}, random_seed=seed)  # fmt: skip
+        alike, means = district[:, None] == district, np.bincount(group, y) / 200
+
+        def lost(z):
+            between, within = np.exp(z[1:])
+            covariance = between**2 * alike + (within**2 + 4 / 200) * np.eye(20)
+            prior = stats.norm.logpdf(z[0], 0, 10) + stats.halfnorm.logpdf([between, within]).sum()
+            fit = stats.multivariate_normal.logpdf(means, np.full(20, z[0]), covariance)
+            return -prior - z[1:].sum() - fit
+
+        found = optimize.minimize(lost, [3.0, -1.0, -1.0])
+        values = start.point
+        own = [values["mu"], values["between_log__"], values["within_log__"]]
+        return (np.array(own) - found.x) / np.sqrt(np.diag(found.hess_inv))
+
+    def test_two_levels_are_integrated_out(self):
+        assert np.abs(self.two_levels(governed=True)).max() < 0.4
+
+    def test_the_middle_level_is_a_trap_too(self):
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="not come to rest"):
+            assert self.two_levels(governed=False)[1] < -2
 
     def test_what_governs_given_hyperparameters(self):
         """Coordinates of the surrogate's moves: of a normal model, in closed form."""

@@ -56,6 +56,8 @@ class SimulatedRecords:
     Attributes
     ----------
     n_records, n_dim : int
+    governed : array of bool, shape (n_dim,)
+        Parameters that have others in their prior.
 
     Raises
     ------
@@ -88,6 +90,9 @@ class SimulatedRecords:
         sizes = [np.size(start[v.name]) for v in model.value_vars]
         ends = np.cumsum([0, *sizes])
         self.n_dim = int(ends[-1])
+        free = set(model.free_RVs)
+        has_parents = [not free.isdisjoint(upstream(rv.owner.inputs)) for rv in model.free_RVs]
+        self.governed = np.repeat(has_parents, sizes)
         theta = pt.vector("theta", shape=(self.n_dim,), dtype="float64")
         parts = {
             v: theta[a:b].reshape(np.shape(start[v.name])).astype(v.dtype)
