@@ -89,10 +89,10 @@ def private_start(
     record tells. They double as long as most records agree, and are halved where the precision would
     change by more than a factor of six.
 
-    Hyperparameters, those of which no record tells directly and which have no others in their prior, go
-    to where their density is highest with the
-    other parameters integrated out, and not to the joint mode, which in a hierarchical model is where
-    all groups are equal: the gradient of the log-prior is averaged over what the others may be.
+    Hyperparameters, those of which no record tells directly and which have no others in their prior,
+    go to where their density is highest with all others integrated out, and not to the joint mode,
+    which in a hierarchical model is where all groups are equal: the gradient of the log-prior is
+    averaged over what the others may be.
 
     As soon as moves are explained by the noise, they get weights 1, 1/2, 1/3, ..., which makes of each
     position the mean of where the steps so far have led to. The last one is returned: as much noise is
