@@ -20,7 +20,7 @@ class PartialNoncentring:
 
     Where groups are alike, their parameters lie as close together as the standard deviation between
     groups is small: a funnel, which a chain that moves parameters and hyperparameters by steps of their
-    own does not leave for long. So hyperparameters ``h`` are moved while
+    own does not leave for a long time. So hyperparameters ``h`` are moved while
 
     .. math:: z_j = (\theta_j - m_j(h)) / s_j(h)
 
