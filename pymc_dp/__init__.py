@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PrivacyLeak,
         PrivacyLeakWarning,
         PymcDPError,
+        StartNotFound,
         UnsupportedModel,
     )
     from pymc_dp.model.records import RecordLikelihood
@@ -89,6 +90,7 @@ _HOME = {
     "RandomizedResponse": "distributions",
     "RecordLikelihood": "model.records",
     "Sensitivity": "privacy.sensitivity",
+    "StartNotFound": "errors",
     "Surrogate": "steps.surrogate",
     "SurrogateChoice": "surrogate_plans",
     "SurrogatePlan": "surrogate_plans",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PymcDPError(Exception):
     """Base class of all errors raised by pymc_dp."""
@@ -13,6 +15,14 @@ class UnsupportedModel(PymcDPError, ValueError):
 
 class PrivacyBudgetExhausted(PymcDPError, RuntimeError):
     """The data would have been accessed beyond the budget; nothing was accessed."""
+
+
+class StartNotFound(PymcDPError, RuntimeError):
+    """A private start was still moving when its share of the budget was spent; `start` is how far it came."""
+
+    def __init__(self, message: str, start: Any = None) -> None:
+        super().__init__(message)
+        self.start = start
 
 
 class PrivacyLeak(PymcDPError, RuntimeError):

@@ -100,7 +100,8 @@ def surroundings(prepared: Prepared, theta: np.ndarray, rng: np.random.Generator
         precision = information - curvature
         if not (np.isfinite(precision).all() and np.isfinite(rows).all()):
             raise UnsupportedModel(
-                f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start."
+                f"the derivatives of simulated records are not finite at {likelihood.unravel(theta)}: give a start, "
+                "and covariates without missing or infinite values."
             )
         # In units in which parameters are alike: of what gradients tell, which is never negative.
         scale = squares + np.abs(np.diag(curvature))

@@ -39,7 +39,10 @@ class Prepared(NamedTuple):
                 warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
                 drawn = pm.draw(self.model.free_RVs, random_seed=int(rng.integers(2**30)))
             at = {v.name: x for v, x in zip(self.model.free_RVs, drawn, strict=True)}
-        return self.likelihood.ravel(initial_point(self.model, at))
+        theta = self.likelihood.ravel(initial_point(self.model, at))
+        if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
+            raise ValueError(f"start is where the prior is zero: {self.likelihood.unravel(theta)}.")
+        return theta
 
 
 def prepare(

@@ -11,9 +11,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pymc as pm
 
+from pymc.backends.base import BaseTrace
+from pymc.backends.zarr import ZarrTrace
+
 from pymc_dp.costs import LEAST_DRAWS, check_account
+from pymc_dp.errors import StartNotFound
 from pymc_dp.preparation import note_on, prepare
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Ledger
@@ -106,8 +111,11 @@ def sample(
     ------
     PrivacyBudgetExhausted
         If the budget does not allow one draw per chain, before any data are touched.
-    ValueError
-        If the model has covariates, and it was not said what may be known of them.
+    ValueError, TypeError
+        If the model has covariates, and it was not said what may be known of them; if an argument for
+        ``pm.sample`` is none, or wrong. Before any data are touched.
+    StartNotFound
+        If the private start has not come near to the posterior. The rest of the budget is not spent.
 
     Warns
     -----
@@ -123,6 +131,7 @@ def sample(
     if ours:
         raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")
     draws = None if draws is None else whole("draws", draws, 1)
+    _check_arguments(kwargs, step, model)
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
@@ -145,7 +154,15 @@ def sample(
             first.chosen.effective_draws, first.chosen.error,
         )  # fmt: skip
         check_account(budget, [*before, (Gaussian(first.chosen.noise_multiplier), 1)])
-        setting = setting_at(prepared, find_start(prepared, budget, start_share, start))
+        found = find_start(prepared, budget, start_share, start)
+        if not found.at_rest:
+            raise StartNotFound(
+                f"The private start was moving to its end: a posterior from there would be wrong. It has spent {start_share:.0%} of the budget, "
+                "the rest is not touched. Give a start= that is nearer, by public knowledge: where this one came to is public, too (start.point of "
+                "this error). With ledger= the rest of an account pays for it.",
+                found,
+            )
+        setting = setting_at(prepared, found)
         the_plan = plan_for(setting, budget, most)
         _log.info("%s", the_plan)
         step = DPControlVariate
@@ -155,9 +172,7 @@ def sample(
         raise ValueError(
             "dry_run, start, public_covariates and stand_in are for planned runs: leave out step= and its settings, or them."
         )
-    # PyMC's __new__ hides a step's signature; its __init__ has it.
-    constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
-    names = inspect.signature(constructor).parameters
+    names = _parameters(step)
     own = {name: kwargs.pop(name) for name in [*kwargs] if name in names}
     method = step(budget=budget, model=model, **own)
     expected = budget.expected_draws()
@@ -202,6 +217,44 @@ def sample(
     return released
 
 
+def _parameters(step: Callable[..., DPStep]) -> Mapping[str, inspect.Parameter]:
+    # PyMC's __new__ hides a step's signature; its __init__ has it.
+    constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
+    return inspect.signature(constructor).parameters
+
+
+def _check_arguments(kwargs: Mapping[str, Any], step: Any, model: pm.Model) -> None:
+    """Raise for what PyMC would refuse only when it begins to sample, with the budget spent on a start."""
+    known = set()
+    for each in (DPControlVariate, DPPenalty) if step is None else (step,):
+        known |= set(_parameters(each))
+    known |= {*inspect.signature(pm.sample).parameters, *_OF_PLAN, *_SHARED}
+    known -= {"kwargs", "nuts_sampler", "nuts_sampler_kwargs", "init", "n_init"}
+    if unknown := sorted(set(kwargs) - known):
+        raise TypeError(f"sample() knows no argument {', '.join(unknown)}: leave out.")
+    if (cores := kwargs.get("cores")) is not None:
+        whole("cores", cores, 1)
+    trace = kwargs.get("trace")
+    if not (trace is None or isinstance(trace, BaseTrace | ZarrTrace)):
+        raise TypeError(f"trace must be one of PyMC's, got a {type(trace).__name__}.")
+    seed = kwargs.get("random_seed")
+    try:
+        if not isinstance(seed, np.random.Generator | np.random.RandomState):
+            np.random.SeedSequence(seed)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"random_seed must be a whole number, a sequence of them, or a Generator, got {seed!r}."
+        ) from None
+    names = {v.name for v in (*model.value_vars, *model.unobserved_RVs)}
+    given = kwargs.get("initvals") or {}
+    for points in [given] if isinstance(given, Mapping) else given:
+        wanted = [*(points or {}), *(kwargs.get("var_names") or ())]
+        if unknown := sorted({getattr(v, "name", v) for v in wanted} - names):
+            raise ValueError(
+                f"The model has no variables {', '.join(map(str, unknown))}, in initvals or var_names."
+            )
+
+
 def _check(released: Any, chains: int) -> None:
     """Warn if the chains are not what one would report: from released draws only."""
     import arviz as az
@@ -222,6 +275,6 @@ def _check(released: Any, chains: int) -> None:
     if bad:
         warnings.warn(
             f"The chains disagree (R-hat {bad}): their draws are too few to describe the posterior. More records, a larger epsilon, "
-            "fewer chains or a simpler model would help; a longer run is not to be had.",
+            "fewer chains or a simpler model would help (a hierarchical one: centred); a longer run is not to be had.",
             stacklevel=3,
         )

@@ -46,6 +46,8 @@ class PrivateStart:
         All positions.
     noise_multiplier : float
         Of each of the gradients.
+    at_rest : int
+        How many of the last steps moved no more than noise explains.
     """
 
     point: dict[str, np.ndarray]
@@ -54,6 +56,7 @@ class PrivateStart:
     noise: np.ndarray
     path: list[np.ndarray] = field(repr=False)
     noise_multiplier: float
+    at_rest: int = 1
 
 
 def private_start(
@@ -86,8 +89,8 @@ def private_start(
     of a move is still seen in clipped gradients; and the clip bound, for which noise, clipping, and
     that no model is quite true, together cost least. A record that fits the present position badly is
     clipped, so that steps are short far away: about the root of the dimension, in units of what one
-    record tells. They double as long as most records agree, and are halved where the precision would
-    change by more than a factor of six.
+    record tells. They double as long as most records agree, are halved from where they went too far on
+    (bisection), and where the precision would change by more than a factor of six.
 
     Hyperparameters, those of which no record tells directly and which have no others in their prior,
     go to where their density is highest with all others integrated out, and not to the joint mode,
@@ -185,9 +188,6 @@ def find_start(
     _, likelihood, _, temperature, n_records = prepared
     rng = np.random.default_rng(random_seed)
     theta = prepared.position(start)
-    if not (np.isfinite(theta).all() and np.isfinite(likelihood.log_prior(theta))):
-        raise ValueError("start is where the prior is zero.")
-
     accesses = start_accesses(budget, share, steps)
     noise_multiplier = accesses[0][0].noise_multiplier
     sides = sides_of(budget)
@@ -204,7 +204,7 @@ def find_start(
     NoisyGradient(likelihood, coordinates, settings.bound, temperature).compile(None)
     budget.spend("private start", accesses)
     bits, path, mean = OperatingSystemBits(), [theta], _Mean(len(theta))
-    last, stride = np.zeros(len(theta)), 1.0
+    last, stride, turned = np.zeros(len(theta)), 0.5, False
     for _ in range(steps):
         coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
         gradient = NoisyGradient(
@@ -217,9 +217,13 @@ def find_start(
         simulation_error = settings.newton @ settings.error @ settings.newton
         slack = _NEAR**2 / (temperature * n_records)
         move = move * mean.weight(move, own, simulation_error, slack, coordinates)
-        # Where nearly all records are clipped, and agree, there is a long way to go.
-        agree = np.linalg.norm(total) > settings.bound / 2 and last @ move > 0
-        stride = 2 * stride if agree and not mean.length else 1.0
+        # Where nearly all records are clipped, and agree, there is a long way to go; if back, half of it.
+        back = last @ move < 0
+        turned = (turned or back) and stride > 1
+        if np.linalg.norm(total) < settings.bound / 2 or mean.length:
+            stride = 1.0
+        else:
+            stride = stride / 2 if turned else 1.0 if back else 2 * stride
         last, move = move, stride * move
         for _ in range(40):
             new = coordinates.moved(theta, move)
@@ -238,7 +242,7 @@ def find_start(
         moved = f"until {mean.length} steps before its end" if mean.length > 0 else "to its end"
         warnings.warn(
             f"The private start has not come to rest: of {steps} steps it was moving, by more than noise explains, {moved}. Chains from "
-            "there may begin in the tail. Give a start= that is nearer, by public knowledge, or more steps=.",
+            "there may begin in the tail. Give a start= that is nearer, by public knowledge, or private_start more steps=.",
             stacklevel=3,
         )
     return PrivateStart(
@@ -248,6 +252,7 @@ def find_start(
         noise=mean.noise,
         path=path,
         noise_multiplier=noise_multiplier,
+        at_rest=mean.length,
     )
 
 

@@ -127,6 +127,44 @@ def test_the_number_of_records_under_add_remove(model):
     assert dp.sample(**options, **made_up).n_records == 10_000
 
 
+@pytest.mark.parametrize(
+    "wrong, error, match",
+    [
+        ({"foo": 3}, TypeError, "no argument foo"),
+        ({"target_accept": 0.9, "steps": 48}, TypeError, "no argument steps, target_accept"),
+        ({"nuts_sampler": "nutpie"}, TypeError, "no argument nuts_sampler"),
+        ({"initvals": {"lamb": 3.0}}, ValueError, "no variables lamb"),
+        ({"initvals": [{"mu": 3.0}, {"lamb": 3.0}]}, ValueError, "no variables lamb"),
+        ({"var_names": ["mu", "nope"]}, ValueError, "no variables nope"),
+        ({"random_seed": "a"}, ValueError, "random_seed must be .* got 'a'"),
+        ({"cores": 0}, ValueError, "cores"),
+        ({"trace": 5}, TypeError, "trace must be .* got a int"),
+    ],
+)
+def test_what_pymc_would_refuse_costs_nothing(wrong, error, match, model, tmp_path):
+    """It reads these when it begins to sample, and most of the budget is spent by then."""
+    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
+    with pytest.raises(error, match=match):
+        dp.sample(**TERMS, model=model, ledger=ledger, start={"mu": 12.0, "sigma": 3.0}, **wrong)
+    assert ledger.claims() == []
+
+
+def test_a_start_that_is_not_found_keeps_the_rest_of_the_budget(tmp_path):
+    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
+    with pm.Model() as far:
+        pm.Normal("y", pm.Normal("mu", 0, 1e8), 1.0, observed=1e6 + Y)
+    terms = {"epsilon": 3.9, "delta": 1e-6, "chains": 1, "ledger": ledger, "model": far}
+    with (
+        pytest.warns(UserWarning, match="has not come to rest"),
+        pytest.raises(dp.StartNotFound, match="15% of the budget") as caught,
+    ):
+        dp.sample(**terms, **QUIET)
+    assert len(ledger.claims()) == 1 and ledger.spent() < 2
+    assert not caught.value.start.at_rest and 1e3 < caught.value.start.theta[0]
+    with pytest.raises(ValueError, match=r"start is where the prior is zero: .*nan"):
+        dp.sample(**terms, start={"mu": math.nan})
+
+
 @pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, math.nan])
 def test_share_of_the_start(share):
     """Refused where it is turned into accesses, whoever asks."""

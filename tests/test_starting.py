@@ -485,6 +485,19 @@ def test_units_do_not_matter():
 # ---------------------------------------------------------------- 3. convergence
 
 
+@pytest.mark.parametrize("far", [-30.0, 200.0, 5000.0])
+def test_moves_double_and_turn_round(far):
+    """From so many standard deviations of a record away; with steps enough to rest."""
+    y = np.random.default_rng(2).normal(far, 1.0, size=N)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 1e5), 1.0, observed=y)
+    found = private_start(
+        budget=PrivacyBudget(8.0, 1e-6, chains=1), model=model, steps=40, random_seed=1
+    )
+    sd = math.sqrt(found.noise[0, 0] + 1 / N)
+    assert abs(found.theta[0] - y.mean()) < 5 * sd < 0.2 and found.at_rest > 10
+
+
 def test_a_path_that_is_too_short_warns():
     with pytest.warns(UserWarning, match="has not come to rest.*start=.*steps="):
         begin("normal", steps=3)
