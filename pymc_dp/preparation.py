@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,6 +54,7 @@ def prepare(
     stand_in: pm.Model | None = None,
     stand_in_records: Any = None,
     records: Any = None,
+    public: Sequence[Any] = (),
     n_records: int | None = None,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Prepared:
@@ -62,8 +63,10 @@ def prepare(
         raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
     _check_number_is_public(budget, public_covariates, stand_in, n_records)
     model = pm.modelcontext(model)
-    likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
-    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records)
+    likelihood = RecordLikelihood(
+        model, records=records, public=public, compile_kwargs=compile_kwargs
+    )
+    simulated = simulation(model, records, public_covariates, stand_in, stand_in_records, public)
     return Prepared(model, likelihood, simulated, temperature, n_records or likelihood.n_records)
 
 
@@ -73,10 +76,13 @@ def simulation(
     public_covariates: bool,
     stand_in: pm.Model | None,
     stand_in_records: Any = None,
+    public: Sequence[Any] = (),
 ) -> SimulatedRecords:
     """Records to plan with: of the model, or of its stand-in."""
     if stand_in is None:
-        return SimulatedRecords(model, records=records, public_covariates=public_covariates)
+        return SimulatedRecords(
+            model, records=records, public=public, public_covariates=public_covariates
+        )
     if records is not None and stand_in_records is None:
         raise ValueError(
             "with records= and a stand-in, say who its rows belong to: stand_in_records=."

@@ -36,7 +36,7 @@ __all__ = ["sample"]
 _log = logging.getLogger("pymc.dp")
 
 #: Arguments of the planned step that the plan has to know, too; and those that only the plan has.
-_SHARED, _OF_PLAN = ("temperature", "records"), ("stand_in_records", "n_records")
+_SHARED, _OF_PLAN = ("temperature", "records", "public"), ("stand_in_records", "n_records")
 #: Draws of each chain that are worth their time: they are nearly independent.
 _MOST_DRAWS = 1000
 #: Who gives one of these has a plan: of :class:`DPPenalty`.
@@ -98,7 +98,7 @@ def sample(
         The model, else the one on the context stack.
     **kwargs
         The step's own arguments (``clip_bound``, ``proposal``, ...; of a planned one ``temperature``,
-        ``records``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others
+        ``records``, ``public``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others
         for ``pm.sample`` (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
 
     Returns

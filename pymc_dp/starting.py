@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ def private_start(
     stand_in: pm.Model | None = None,
     stand_in_records: Any = None,
     records: Any = None,
+    public: Sequence[Any] = (),
     n_records: int | None = None,
     random_seed: Any = None,
     model: pm.Model | None = None,
@@ -126,7 +127,7 @@ def private_start(
     n_records : int, optional
         Public number of records; the model's by default. Under add/remove that is private: then a
         good guess is needed here, and a stand-in, unless `public_covariates`.
-    records, compile_kwargs
+    records, public, compile_kwargs
         See :class:`~pymc_dp.RecordLikelihood`.
     random_seed : int or Generator, optional
         Of the simulations. Noise on gradients is secret in any case.
@@ -171,7 +172,7 @@ def private_start(
     """
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records, compile_kwargs=compile_kwargs,
+        stand_in_records=stand_in_records, records=records, public=public, n_records=n_records, compile_kwargs=compile_kwargs,
     )  # fmt: skip
     return find_start(prepared, budget, share, start, steps, random_seed)
 

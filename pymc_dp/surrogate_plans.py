@@ -175,6 +175,7 @@ def plan_surrogate(
     stand_in: pm.Model | None = None,
     stand_in_records: Any = None,
     records: Any = None,
+    public: Sequence[Any] = (),
     n_records: int | None = None,
     random_seed: Any = None,
     model: pm.Model | None = None,
@@ -189,7 +190,7 @@ def plan_surrogate(
         See :func:`~pymc_dp.plan`.
     max_draws : int
         Most draws of each chain, for time's sake.
-    public_covariates, stand_in, stand_in_records, records, n_records
+    public_covariates, stand_in, stand_in_records, records, public, n_records
         See :func:`~pymc_dp.private_start`.
 
     Returns
@@ -204,7 +205,7 @@ def plan_surrogate(
     max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records,
+        stand_in_records=stand_in_records, records=records, public=public, n_records=n_records,
     )  # fmt: skip
     return plan_for(setting_at(prepared, at, random_seed), budget, max_draws, besides, note_on(at))
 

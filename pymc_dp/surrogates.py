@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pymc as pm
@@ -33,6 +34,7 @@ def private_surrogate(
     stand_in: pm.Model | None = None,
     stand_in_records: Any = None,
     records: Any = None,
+    public: Sequence[Any] = (),
     n_records: int | None = None,
     random_seed: Any = None,
     model: pm.Model | None = None,
@@ -50,7 +52,7 @@ def private_surrogate(
         records that are chosen when the sum, and so the cost of decisions, is known.
     noise_aware : bool
         Whether the noise is part of the posterior's uncertainty.
-    temperature, max_draws, public_covariates, stand_in, stand_in_records, records, n_records
+    temperature, max_draws, public_covariates, stand_in, stand_in_records, records, public, n_records
         As for :func:`~pymc_dp.plan_surrogate`.
     random_seed : int or Generator, optional
         Of simulations. Noise on gradients is secret in any case.
@@ -75,7 +77,7 @@ def private_surrogate(
     max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records,
+        stand_in_records=stand_in_records, records=records, public=public, n_records=n_records,
     )  # fmt: skip
     setting = setting_at(prepared, start, random_seed)
     if choice is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -124,6 +124,7 @@ def plan(
     stand_in: pm.Model | None = None,
     stand_in_records: Any = None,
     records: Any = None,
+    public: Sequence[Any] = (),
     n_records: int | None = None,
     random_seed: Any = None,
     model: pm.Model | None = None,
@@ -167,7 +168,7 @@ def plan(
         Most draws of each chain, for time's sake.
     besides : sequence of (Mechanism, int)
         What else is going to be claimed.
-    public_covariates, stand_in, stand_in_records, records, n_records
+    public_covariates, stand_in, stand_in_records, records, public, n_records
         See :func:`~pymc_dp.private_start`.
     random_seed : int or Generator, optional
     model : pm.Model, optional
@@ -201,7 +202,7 @@ def plan(
     max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
-        stand_in_records=stand_in_records, records=records, n_records=n_records,
+        stand_in_records=stand_in_records, records=records, public=public, n_records=n_records,
     )  # fmt: skip
     theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
     pilot = Pilot(prepared, theta, np.random.default_rng(random_seed))

@@ -53,9 +53,10 @@ def checked_index(index: np.ndarray, n_records: int) -> np.ndarray:
 class BatchLikelihood:
     """Log-likelihood of each record of a batch.
 
-    Nothing is compiled before the first use. What is compiled then is tried out against the
-    log-likelihood of all records; where an index does not reach the data, or the two do not agree,
-    batches are taken from that one, with a warning.
+    Nothing is compiled before the first use. Where an index does not reach the data, batches are taken
+    from the log-likelihood of all records, with a warning. On simulated records what was compiled is
+    compared with that log-likelihood; on private ones nothing is tried out, as a warning would then
+    depend on their values.
 
     Parameters
     ----------
@@ -72,6 +73,8 @@ class BatchLikelihood:
     n_records : int
     options : dict
         Passed on to ``pytensor.function``.
+    simulated : bool
+        Whether the records are simulated.
     """
 
     def __init__(
@@ -83,8 +86,10 @@ class BatchLikelihood:
         labels: Sequence[np.ndarray],
         n_records: int,
         options: dict[str, Any],
+        simulated: bool = False,
     ) -> None:
         self.full, self._start, self._n_records = full, start, n_records
+        self._simulated = simulated
         self._graphs: tuple | None = theta, rows, labels, options
         above = set(ancestors(rows))
         numbers = sum(stored(v).size for v in above if isinstance(v, SharedVariable))
@@ -144,7 +149,8 @@ class BatchLikelihood:
             if len(self._tables) == 1 and (table := self._tables[0]).has_loop:
                 with warnings.catch_warnings(), suppress(Exception):
                     warnings.simplefilter("ignore")  # see `_build`
-                    self._in_blocks = self._agrees(
+                    table.all_rows(self._start)  # compiles
+                    self._in_blocks = not self._simulated or self._agrees(
                         lambda theta, index: table.all_rows(theta)[index]
                     )
         return self._in_blocks
@@ -158,7 +164,7 @@ class BatchLikelihood:
                 # Numba says where it cannot compile, or not well, which is no reason to give up.
                 warnings.simplefilter("ignore")
                 tables = _tables(theta, rows, labels, self._n_records, options)
-                if not self._agrees(lambda theta, index: _totals(tables, [theta], index)[0]):
+                if self._simulated and not self._agrees(lambda theta, index: _totals(tables, [theta], index)[0]):
                     self._obstacle = "some operation that gives a row other values when it is alone"
                     return
                 self._tables = tables

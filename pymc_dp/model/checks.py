@@ -1,21 +1,21 @@
 """Which models can be sampled privately; every refusal says what to change.
 
-A model qualifies if its likelihood is a product over records, each factor of which looks at one
-record and the parameters alone, and if its prior looks at no data. The first checks read the graph
-(`check_model`, `check_graphs`). Whether records see each other's data cannot be read off a graph in
-general, so `independence.check_independence` tries it out on the data.
+A model qualifies if its likelihood is a product over records, each factor of which depends on one
+record and the parameters alone, and if its prior depends on no data. Both are proved on the model's
+own graph, before PyMC evaluates anything: every array is rows of records, reached row by row
+(`independence`), or declared public, or a pattern made without data (`exposed`). Everything else is
+refused.
 
-Refusals depend on private data in one way only: a model is found fit or not. That bit is released,
-and nothing else; messages name variables, never values. What a graph does not show is not found:
-arrays centred or combined across rows in NumPy (or as PyTensor constants, which PyMC evaluates
-first: only ``pm.Data`` stays in the graph), prior parameters computed from the data as numbers.
+Refusals name variables and shapes, never values. They depend on values in two ways only: whether an
+array that has no rows is a pattern such as ``np.zeros(3)``, and whether one array holds another one
+shifted by some rows (`independence`). What a graph does not show is not found: arrays centred or
+combined across rows in NumPy, and scalars computed from data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pymc as pm
 
 from pymc.distributions.distribution import PartialObservedRV
@@ -28,10 +28,7 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.roots import (
     data_roots,
     depends_on_data,
-    is_array_root,
     observed_arrays,
-    stored,
-    upstream,
 )
 
 __all__ = ["check_graphs", "check_model", "data_roots", "depends_on_data"]
@@ -86,22 +83,19 @@ def check_model(model: pm.Model) -> list[int]:
     return [len(array) for array in arrays]
 
 
-def check_graphs(model: pm.Model, graphs: Sequence[Variable], roots: Sequence[Variable]) -> None:
-    """Check the graphs of the likelihood, the priors and the potentials.
+def check_graphs(model: pm.Model, graphs: Sequence[Variable]) -> None:
+    """Check the graphs of the likelihood.
 
     Parameters
     ----------
     model : pymc.Model
     graphs : sequence of Variable
         Elementwise log-likelihood of each observed variable.
-    roots : sequence of Variable
-        The data: `data_roots`.
 
     Raises
     ------
     UnsupportedModel
-        If a likelihood is random or does not keep its rows apart, or if a prior or a potential
-        depends on data.
+        If a likelihood is random or does not have an entry for each row.
     """
     for rv, graph in zip(model.observed_RVs, graphs, strict=True):
         if any(_is_random(v) for v in ancestors([graph, model.rvs_to_values[rv]])):
@@ -117,26 +111,6 @@ def check_graphs(model: pm.Model, graphs: Sequence[Variable], roots: Sequence[Va
                 "pm.CustomDist whose logp adds up. Put the records on the leading axis (a batch "
                 "of series or vectors is fine) and return one log-likelihood per record."
             )
-    free = set(model.free_RVs)
-    for rv in model.free_RVs:
-        seen = upstream(rv.owner.inputs, free.__contains__)
-        if _shows_data(seen, model, roots):
-            raise UnsupportedModel(
-                f"the prior of {rv.name!r} depends on data, so that a record would act through the "
-                "prior, where it is not accounted for. Write the prior without the data."
-            )
-    lengths = {len(array) for array in observed_arrays(model)} - {1}
-    for potential in model.potentials:
-        seen = upstream([potential], free.__contains__)
-        as_long_as_data = any(
-            is_array_root(v) and not lengths.isdisjoint(stored(v).shape) for v in seen
-        )
-        if as_long_as_data or _shows_data(seen, model, roots):
-            raise UnsupportedModel(
-                f"the potential {potential.name!r} depends on data: the log-likelihood of its "
-                "records cannot be told apart. Use an observed pm.CustomDist with one "
-                "log-likelihood per record instead. (Potentials of parameters alone are fine.)"
-            )
 
 
 def _is_random(variable: Variable) -> bool:
@@ -145,16 +119,4 @@ def _is_random(variable: Variable) -> bool:
         isinstance(variable.type, RandomType)
         or isinstance(op, RandomVariable)
         or "Minibatch" in type(op).__name__
-    )
-
-
-def _shows_data(seen: set[Variable], model: pm.Model, roots: Sequence[Variable]) -> bool:
-    if not seen.isdisjoint(roots) or not seen.isdisjoint(model.observed_RVs):
-        return True
-    # The same NumPy array used twice makes two constants.
-    arrays = [stored(v) for v in seen if is_array_root(v)]
-    return any(
-        a.size > 1 and a.shape == stored(root).shape and np.array_equal(a, stored(root))
-        for a in arrays
-        for root in roots
     )

@@ -40,10 +40,11 @@ MAX_ROWS = 2**20  # per chunk: sums of so many whole numbers below 2**31 are exa
 class RecordGradients:
     """Clipped sums of the records' gradients.
 
-    Nothing is compiled before the first use. What is compiled then, a gradient for each row in one
-    reverse pass, is compared with differences of the log-likelihoods of all records. Where the walk
-    to the data is blocked, or the two do not agree, gradients are put together from directional
-    derivatives of all records, with a warning.
+    Nothing is compiled before the first use. What is compiled then is a gradient for each row in one
+    reverse pass. Where the walk to the data is blocked, gradients are put together from directional
+    derivatives of all records, with a warning. On simulated records gradients are compared with
+    differences of the log-likelihoods; on private ones nothing is tried out, as a warning would then
+    depend on their values.
 
     Parameters
     ----------
@@ -60,6 +61,8 @@ class RecordGradients:
     n_records : int
     options : dict
         Passed on to ``pytensor.function``.
+    simulated : bool
+        Whether the records are simulated.
     """
 
     def __init__(
@@ -72,8 +75,10 @@ class RecordGradients:
         labels: Sequence[np.ndarray],
         n_records: int,
         options: dict[str, Any],
+        simulated: bool = False,
     ) -> None:
         self._likelihood, self._start, self._n_records = likelihood, start, n_records
+        self._simulated = simulated
         self._graphs: tuple | None = theta, rows, labels, options
         self._tables: list[TableGradients] = []
         self._by_column = False
@@ -211,7 +216,7 @@ class RecordGradients:
                     for label, members in group_by_label(rows, labels)
                 ]
                 self._by_column = all(table.by_column for table in self._tables)
-                if self._agrees():
+                if not self._simulated or self._agrees():
                     return
                 obstacle = "some operation that gives a row other values when it is alone"
             except Blocked as error:

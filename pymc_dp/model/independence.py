@@ -1,205 +1,266 @@
-"""Try out, on the data, that no record's likelihood depends on another record's data."""
+"""Proof that no record's log-likelihood depends on another record's data.
+
+`prove_independence` takes the rows of a log-likelihood at an index, by the walk of `RowWalk`, from
+graphs in which every array is a shared variable (`expose`). The walk replaces an array by those of
+its rows that the index asks for. If no private array is left among the ancestors, a row of the
+log-likelihood is a function of these rows alone. Nothing is tried out: where the walk ends, the
+model is refused.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import numpy as np
-import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.roots import INTERPRETED, observed_arrays, row_axis, stored, upstream
+from pymc_dp.model.exposed import Exposed
+from pymc_dp.model.indexing import Blocked, RowWalk
+from pymc_dp.model.parameter_checks import SELECTIONS
+from pymc_dp.model.roots import INTERPRETED, stored, upstream, value_inputs
 
-__all__ = ["check_independence"]
-
-N_SWAPS = 2  # random halves of the records, each tried together with its complement
-N_PROBES = 32  # single entries or rows tried where all of them would take too long
-
-Evaluate = Callable[..., list[np.ndarray]]  # (theta, *data) -> rows of each observed variable
-Evaluated = tuple[np.ndarray, list[np.ndarray]]  # theta, and the rows there
+__all__ = ["prove_independence"]
 
 
-def check_independence(
-    model: pm.Model,
+def prove_independence(
+    exposed: Exposed,
     rows: Sequence[Variable],
-    roots: Sequence[Variable],
+    parameters: Sequence[Variable],
+    names: Sequence[str],
     labels: Sequence[np.ndarray],
-    start: np.ndarray,
-    theta: Variable,
-    slices: dict[str, slice],
-    shapes: dict[str, tuple[int, ...]],
+    n_records: int,
 ) -> None:
-    """Try out that each record's log-likelihood depends on that record's data only.
+    """Prove that each record's log-likelihood depends on that record's data only.
 
     Parameters
     ----------
-    model : pymc.Model
+    exposed : Exposed
     rows : sequence of Variable
-        Row-wise log-likelihood of each observed variable as a function of `theta`, shape
-        ``(n_rows,)``, without parameter checks.
-    roots : sequence of Variable
-        The data: `data_roots`.
+        Row-wise log-likelihood of each observed variable, without parameter checks.
+    parameters : sequence of Variable
+        Inputs that stand for the parameters, of known shape, with their names.
+    names : sequence of str
+        Of the observed variables.
     labels : sequence of integer arrays
         The record each row belongs to, from 0 to the number of records.
-    start : array of shape (n_dim,)
-        The point near which parameters are drawn.
-    theta : Variable
-        Vector of all parameters.
-    slices : dict of str to slice
-        Where each value variable is in `theta`.
-    shapes : dict of str to tuple of int
-        The shape of each value variable.
+    n_records : int
 
     Raises
     ------
     UnsupportedModel
-        If log-likelihoods do not have one entry per row, are nowhere finite, or change with other
-        records' data; or if a parameter has one entry per record.
+        If there is no proof, if a log-likelihood does not have one entry per row, or if a parameter
+        has one entry per record.
     """
-    names = [rv.name for rv in model.observed_RVs]
-    used = [r for r in roots if r in set(ancestors(rows))]
-    inputs = {root: root.type() for root in used}
-    evaluate = _interpret(theta, rows, inputs)
-    data = [stored(root) for root in used]
-    # Fixed: the outcome must not differ between runs, and this decides nothing about the sampling.
-    rng = np.random.default_rng(20240217)
-    points = _usable_points(evaluate, start, data, names, [len(lab) for lab in labels], rng)
-    for point, before in points:
-        for k, label in enumerate(labels):
-            seen = set(ancestors([rows[k]]))
-            for moved, swapped in _swaps(rng, label, used, data, seen):
-                after = evaluate(point, *swapped)[k]
-                if _differs(before[k], after)[~moved].any():
-                    raise UnsupportedModel(_coupled(names[k]))
-    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
-    for name, value, observed, row, label, before in zip(
-        names, values, observed_arrays(model), rows, labels, points[0][1], strict=True
-    ):
-        sources = upstream([value])
-        seen = set(ancestors([row]))
-        for j, root in enumerate(used):
-            if root not in seen or data[j].ndim == 0 or len(data[j]) < len(label):
-                continue
-            if root not in sources and len(np.unique(label)) > 1 and _is_lagged(observed, data[j]):
-                raise UnsupportedModel(_coupled(name))
-            if len(data[j]) > len(label):
-                # A series of which slices are the rows: each entry may matter to one record.
-                for entry in _probes(rng, len(data[j])):
-                    changed = data.copy()
-                    changed[j] = data[j].copy()
-                    changed[j][entry] = data[j][entry - len(data[j]) // 2]
-                    after = evaluate(points[0][0], *changed)[names.index(name)]
-                    if len(np.unique(label[_differs(before, after)])) > 1:
-                        raise UnsupportedModel(_coupled(name))
-    _check_latents(model, evaluate, data, labels, points[0], slices, shapes, rng)
-
-
-def _coupled(name: str) -> str:
-    return (
-        f"the log-likelihood of some records of {name!r} changes with other records' data, as with "
-        "x - x.mean() or y[1:] given y[:-1]. Transform with public constants instead, put each "
-        "series on one row, or name the privacy unit with records=. (If a constant that is not "
-        "data happens to have as many rows as the data, give it another shape.)"
+    stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
+    rows = rewrite_graph(
+        list(rows), include=stages, exclude=("local_pow_to_nested_squaring", "constant_folding")
     )
-
-
-def _interpret(
-    theta: Variable, rows: Sequence[Variable], inputs: dict[Variable, Variable]
-) -> Evaluate:
-    """The rows as a function of theta and of the data."""
-    outputs = graph_replace(list(rows), inputs, strict=False)
-    function = pytensor.function(
-        [theta, *inputs.values()], outputs, mode=INTERPRETED, on_unused_input="ignore"
-    )
-
-    def evaluate(*arguments: np.ndarray) -> list[np.ndarray]:
-        with np.errstate(all="ignore"):
-            return function(*arguments)
-
-    return evaluate
-
-
-def _usable_points(
-    evaluate: Evaluate,
-    start: np.ndarray,
-    data: Sequence[np.ndarray],
-    names: Sequence[str],
-    n_rows: Sequence[int],
-    rng: np.random.Generator,
-) -> list[Evaluated]:
-    """Two points near the start, at which some rows of every variable are finite, and the rows."""
-    points = []
-    for attempt in range(12):
-        point = start + rng.normal(scale=0.3 / (1 + attempt // 2) ** 2, size=start.shape)
-        before = evaluate(point, *data)
-        for name, row, n in zip(names, before, n_rows, strict=True):
-            if row.shape != (n,):
-                raise UnsupportedModel(
-                    f"the log-likelihood of {name!r} does not have one entry per row: its leading "
-                    f"axis has length {len(row)}, the data have {n} rows. Put the records on the "
-                    "leading axis."
-                )
-        if all(np.isfinite(row).any() for row in before):
-            points.append((point, before))
-        if len(points) == 2:
-            return points
-    raise UnsupportedModel(
-        "the likelihood is not finite for any record near the initial point, so that the model "
-        "cannot be checked. Set initval= of its parameters, from public knowledge."
-    )
-
-
-def _swaps(
-    rng: np.random.Generator,
-    label: np.ndarray,
-    roots: Sequence[Variable],
-    data: Sequence[np.ndarray],
-    seen: set[Variable],
-) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Yield (rows of the records that moved, data in which these have other rows' values)."""
-    n_rows = len(label)
-    # Not everyone need have rows in every table.
-    present, label = np.unique(label, return_inverse=True)
-    if len(present) < 2:
-        return
-    for _ in range(N_SWAPS):
-        half = rng.permutation(len(present)) % 2 == 0
-        for chosen in (half, ~half):
-            moved = chosen[label]
-            # Whole rows of the same data: values stay in the support of the distribution. They
-            # come from the records that stay, so that those that move leave no trace: no sum,
-            # maximum or sorted order over all records stays what it was.
-            donors = np.where(moved, rng.choice(np.flatnonzero(~moved), n_rows), np.arange(n_rows))
-            yield (
-                moved,
-                [
-                    np.take(a, donors, axis=axis)
-                    if root in seen and (axis := row_axis(a, n_rows)) is not None
-                    else a
-                    for root, a in zip(roots, data, strict=True)
-                ],
+    owners: dict[Variable, tuple[int, np.ndarray]] = {}
+    for row, name, label in zip(rows, names, labels, strict=True):
+        length = row.type.shape[0]
+        if length is None:
+            length = int(_evaluate(row.shape[0], parameters))
+        if length != len(label):
+            raise UnsupportedModel(
+                f"the log-likelihood of {name!r} does not have one entry per row: its leading axis has length {length}, the "
+                f"data have {len(label)} rows. Put the records on the leading axis."
             )
+        if n_records == 1:
+            continue
+        proof = _Proof(exposed, parameters, name, label, n_records, owners)
+        try:
+            found = upstream([proof(row, 0, proof.base)])
+        except Blocked as error:
+            _refuse(
+                name, f"the operation {error} works on all rows at once, as far as can be shown"
+            )
+        for array in exposed.private:
+            if array in found:
+                _refuse(
+                    name,
+                    f"it depends on all of {exposed.names[array]}, not on one row of it. If that holds no data of "
+                    "records (knots, bounds, data of groups), declare it with public=[...]",
+                )
+    if n_records > 1:
+        _check_lags(exposed, rows, names, labels)
 
 
-def _differs(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Which entries differ by more than what blocked summation may do."""
-    same = (before == after) | (np.isnan(before) & np.isnan(after))
-    with np.errstate(invalid="ignore"):
-        return ~same & ~(np.abs(before - after) <= 1e-9 * (1 + np.abs(before)))
+def _refuse(name: str, why: str) -> NoReturn:
+    raise UnsupportedModel(
+        f"the log-likelihood of a record of {name!r} cannot be shown to depend on its own row only: {why}. Rows must be kept "
+        "apart: transform with public constants in place of x - x.mean(), put each series on one row in place of y[1:] given "
+        "y[:-1], give pm.gp.HSGP an X_center from public bounds, name the privacy unit with records=."
+    )
+
+
+def _evaluate(variable: Variable, inputs: Sequence[Variable]) -> np.ndarray:
+    zeros = [np.zeros(v.type.shape, v.dtype) for v in inputs]
+    function = pytensor.function(list(inputs), variable, mode=INTERPRETED, on_unused_input="ignore")
+    return function(*zeros)
+
+
+class _Proof(RowWalk):
+    """Rows of a log-likelihood; each entry of a private array may be reached from one record only."""
+
+    def __init__(
+        self,
+        exposed: Exposed,
+        parameters: Sequence[Variable],
+        name: str,
+        label: np.ndarray,
+        n_records: int,
+        owners: dict[Variable, tuple[int, np.ndarray]],
+    ) -> None:
+        self.base = pt.vector("index", dtype="int64")
+        super().__init__(self.base)
+        self._private, self._names = set(exposed.private), exposed.names
+        self._parameters, self._name = set(parameters), name
+        self._label, self._n_records = label, n_records
+        self._owner_of = owners  # axis of an array that has rows, and the record of each of them
+        self._of_length = {len(label): label}
+
+    def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
+        if isinstance(variable, SharedVariable) and variable in self._private:
+            places = self._places(index)
+            if places is not None:
+                self._claim(variable, axis, *places)
+                shape = [None if k == axis else n for k, n in enumerate(variable.type.shape)]
+                return pt.tensor(dtype=variable.dtype, shape=shape)
+        try:
+            return super()._make(variable, axis, index)
+        except Blocked:
+            places = self._places(index)
+            if places is None or not self._parameters.isdisjoint(upstream([variable])):
+                raise
+            return self._rearranged(variable, axis, *places)
+
+    def _rearranged(
+        self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray
+    ) -> Variable:
+        """Rows of data alone: where each entry comes from, by the same operations on numbers of entries."""
+        for array in self._private & upstream([variable]):
+            source = _evaluate(_sources(variable, array), ())
+            source = np.moveaxis(source, axis, 0).reshape(source.shape[axis], -1)[place]
+            asks = np.repeat(row, source.shape[1])[source.ravel() >= 0]
+            along = self._owner_of.get(array, (0,))[0]
+            entries = np.unravel_index(source[source >= 0], stored(array).shape)
+            self._claim(array, along, entries[along], asks)
+        shape = [None if k == axis else n for k, n in enumerate(variable.type.shape)]
+        return pt.tensor(dtype=variable.dtype, shape=shape)
+
+    def _places(self, index: Variable) -> tuple[np.ndarray, np.ndarray] | None:
+        """Entries of an index, and the row that asks for each; None if private data decide."""
+        owner = self._owner(index)
+        if not self._private.isdisjoint(upstream([index, owner])):
+            return None
+        base = np.arange(len(self._label))
+        if index is self.base:
+            return base, base
+        function = pytensor.function(
+            [self.base], [index, owner], mode=INTERPRETED, on_unused_input="ignore"
+        )
+        return tuple(function(base))
+
+    def _claim(self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray) -> None:
+        """Every entry of an array belongs to one record, and arrays of equal length alike."""
+        n = stored(variable).shape[axis]
+        record = np.full(n, -1)
+        record[place % n] = self._label[row]
+        again = np.array_equal(record[place % n], self._label[row])
+        known_axis, known = self._owner_of.get(variable, (axis, record))
+        for other in (known, self._of_length.get(n, record)):
+            both = (record >= 0) & (other >= 0)
+            again = again and bool((record[both] == other[both]).all())
+        if not again or known_axis != axis:
+            _refuse(self._name, f"entries of {self._names[variable]} reach several records")
+        merged = np.where(record < 0, known, record)
+        self._owner_of[variable] = axis, merged
+        self._of_length[n] = np.where(merged < 0, self._of_length.get(n, merged), merged)
+
+    def _picked(
+        self, x: Variable, entries: list[Any], axis: int, from_end: int, index: Variable
+    ) -> Variable:
+        found = upstream([x])
+        if not self._parameters.isdisjoint(found) and any(
+            (n := x.type.shape[k]) is not None and n >= self._n_records
+            for k, entry in enumerate(entries)
+            if not isinstance(entry, slice) and self.base in upstream([entry])
+        ):
+            (first, *_) = sorted(v.name for v in self._parameters & found)
+            raise UnsupportedModel(
+                f"{first!r} has an entry for each record. Such latent variables cannot be learned privately, and would "
+                "hold what is to be protected. Integrate them out (e.g. pm.Mixture, pm.StudentT, pm.NegativeBinomial) or "
+                "share them between records."
+            )
+        return super()._picked(x, entries, axis, from_end, index)
+
+
+def _sources(variable: Variable, array: Variable) -> Variable:
+    """For each entry of what is computed from data: the entry of an array it depends on, or -1.
+
+    Raises
+    ------
+    Blocked
+        If an entry may depend on more than one.
+    """
+    made: dict[Variable, Variable] = {
+        array: pt.constant(np.arange(stored(array).size).reshape(stored(array).shape))
+    }
+
+    def of(v: Variable) -> Variable:
+        return made[v] if v in made else pt.zeros(v.shape, dtype="int64") - 1
+
+    for node in toposort([variable]):
+        inside = [v for v in value_inputs(node) if v in made]
+        if not inside:
+            continue
+        if isinstance(node.op, DimShuffle | Reshape | SpecifyShape | SELECTIONS) and inside == [
+            node.inputs[0]
+        ]:
+            made[node.outputs[0]] = node.op(made[node.inputs[0]], *node.inputs[1:])
+        elif isinstance(node.op, Join):
+            parts = [of(v) if v.ndim else v for v in node.inputs]
+            made[node.outputs[0]] = node.op(*parts)
+        elif isinstance(node.op, Elemwise) and len(inside) == 1:
+            others = [pt.zeros(v.shape, dtype="int64") for v in node.inputs if v not in made]
+            made[node.outputs[0]] = sum(others, made[inside[0]])
+        else:
+            raise Blocked(type(node.op).__name__)
+    return made[variable]
+
+
+def _check_lags(
+    exposed: Exposed, rows: Sequence[Variable], names: Sequence[str], labels: Sequence[np.ndarray]
+) -> None:
+    """Refuse rows that hold other rows' observations: slices taken in NumPy leave no trace in a graph."""
+    arrays = pytensor.function([], list(exposed.values), mode=INTERPRETED)()
+    for row, name, label, value, observed in zip(
+        rows, names, labels, exposed.values, arrays, strict=True
+    ):
+        if len(np.unique(label)) == 1:
+            continue
+        own = upstream([value])
+        for array in (upstream([row]) - own) & set(exposed.private):
+            if _is_lagged(observed, stored(array)):
+                _refuse(name, f"{exposed.names[array]} holds observations of other rows")
 
 
 def _is_lagged(observed: np.ndarray, other: np.ndarray) -> bool:
-    """Whether another array holds the observations of earlier or later rows.
-
-    Slices taken in NumPy, or by PyMC of the observed constant, are arrays of their own; that they
-    come from one series shows in their values only.
-    """
+    """Whether another array holds the observations of earlier or later rows."""
     n = len(observed)
+    if other.ndim == 0 or not len(other) or len(other) < n:
+        return False
     if observed.ndim == 1:
         columns = list(other.reshape(len(other), -1).T)
     else:
@@ -218,46 +279,3 @@ def _is_lagged(observed: np.ndarray, other: np.ndarray) -> bool:
     )
     # Few different values may agree by chance, such as labels in sorted order.
     return any(np.array_equal(a, b) and len(np.unique(a)) >= 5 for a, b in pairs)
-
-
-def _probes(rng: np.random.Generator, length: int) -> np.ndarray:
-    return rng.permutation(length)[:N_PROBES]
-
-
-def _check_latents(
-    model: pm.Model,
-    evaluate: Evaluate,
-    data: Sequence[np.ndarray],
-    labels: Sequence[np.ndarray],
-    point_and_rows: Evaluated,
-    slices: dict[str, slice],
-    shapes: dict[str, tuple[int, ...]],
-    rng: np.random.Generator,
-) -> None:
-    """Refuse parameters with an entry per record, told from ``X @ beta`` with as many columns."""
-    point, before = point_and_rows
-    n_records = max(label.max() for label in labels) + 1
-    lengths = {n_records, *(len(label) for label in labels)} - {1}
-    for value in model.value_vars:
-        shape = shapes[value.name]
-        for axis in (k for k, length in enumerate(shape) if length in lengths):
-            touched = []
-            for entry in _probes(rng, shape[axis]):
-                moved = point.copy()
-                part = moved[slices[value.name]].reshape(shape)
-                np.moveaxis(part, axis, 0)[entry] += 0.1
-                after = evaluate(moved, *data)
-                changed = [
-                    label[_differs(*pair)]
-                    for label, *pair in zip(labels, before, after, strict=True)
-                ]
-                touched.append(len(np.unique(np.concatenate(changed))))
-                if touched[-1] > 1:
-                    break
-            if max(touched) == 1:
-                raise UnsupportedModel(
-                    f"{model.values_to_rvs[value].name!r} has an entry for each record. Such "
-                    "latent variables cannot be learned privately, and would hold what is to be "
-                    "protected. Integrate them out (e.g. pm.Mixture, pm.StudentT, "
-                    "pm.NegativeBinomial) or share them between records."
-                )

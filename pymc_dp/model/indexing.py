@@ -24,7 +24,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.basic import Alloc, AllocEmpty, ExtractDiag, Join
+from pytensor.tensor.basic import Alloc, AllocEmpty, ExtractDiag, Join, Split
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -32,6 +32,7 @@ from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.sort import SortOp
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import IncSubtensor, indices_from_subtensor
 from pytensor.tensor.type_other import SliceType
@@ -107,6 +108,8 @@ class RowWalk:
             return rows
         if node is None or variable.type.shape[axis] == 1:
             return self._picked(variable, [*[slice(None)] * axis, index], axis, -1, index)
+        if isinstance(node.op, Split):
+            return self._split(variable, node, axis, index)
         if len(node.outputs) > 1:
             _block(node.op)
         return self._through(node.op, node, axis, index)
@@ -124,6 +127,13 @@ class RowWalk:
         if -axis > variable.ndim or variable.type.shape[axis] == 1:
             return variable
         return self(variable, variable.ndim + axis, index)
+
+    def _split(self, variable: Variable, node: Apply, axis: int, index: Variable) -> Variable:
+        x, along, sizes = node.inputs
+        if not isinstance(along, Constant) or int(along.data) % x.ndim == axis:
+            _block(node.op)
+        parts = node.op.make_node(self(x, axis, index), along, sizes).outputs
+        return parts[node.outputs.index(variable)]
 
     @singledispatchmethod
     def _through(self, op: Op, node: Apply, axis: int, index: Variable) -> Variable:
@@ -152,6 +162,13 @@ class RowWalk:
         if op.axis is None or axis in np.atleast_1d(op.axis) % x.ndim:
             _block(op)
         return op(self(x, axis, index))
+
+    @_through.register
+    def _(self, op: SortOp, node: Apply, axis: int, index: Variable) -> Variable:
+        x, along = node.inputs
+        if not isinstance(along, Constant) or int(along.data) % x.ndim == axis:
+            _block(op)
+        return op(self(x, axis, index), along)
 
     @_through.register
     def _(self, op: Alloc, node: Apply, axis: int, index: Variable) -> Variable:
@@ -186,6 +203,8 @@ class RowWalk:
         # The axis with as many entries before it (the last such: those of length 1 come first).
         n_before = math.prod(new[:axis])
         source = max(k for k in range(x.ndim) if math.prod(old[:k]) <= n_before)
+        if old[source] < new[axis] and math.prod(old[:source]) == n_before:
+            return self._merged(x, source, new, axis, index)
         length, remainder = divmod(old[source], new[axis])
         if remainder or math.prod(old[:source]) != n_before:
             _block(op)
@@ -194,6 +213,21 @@ class RowWalk:
             index = self._derived((index[:, None] * length + np.arange(length)).ravel(), owners)
         new[axis] = -1
         return pt.reshape(self(x, source, index), new)
+
+    def _merged(
+        self, x: Variable, first: int, new: list[int], axis: int, index: Variable
+    ) -> Variable:
+        """Rows of a reshaped array whose axis runs over several axes of the old one."""
+        inner, last = 1, first + 1
+        while last < x.ndim and x.type.shape[first] * inner < new[axis]:
+            inner, last = inner * x.type.shape[last], last + 1
+        if x.type.shape[first] * inner != new[axis]:
+            raise Blocked("Reshape")
+        rows = self(x, first, self._derived(index // inner, self._owners[index]))
+        shape = x.type.shape
+        rows = rows.reshape([*shape[:first], -1, inner, *shape[last:]])
+        rows = rows[(*[slice(None)] * first, pt.arange(index.shape[0]), index % inner)]
+        return pt.reshape(rows, [*new[:axis], -1, *new[axis + 1 :]])
 
     @_through.register
     def _(self, op: Dot, node: Apply, axis: int, index: Variable) -> Variable:

@@ -87,16 +87,20 @@ class PublicArrays:
 
     A constant or shared variable of the model's graphs is public if it is declared by its name, or
     if its shape and values are those of a declared array. What is computed from a declared array
-    before it is in the graph (``X[:, 0]`` in NumPy) is another array: declare it, too.
+    before it is in the graph (``X[:, 0]`` in NumPy) is another array: declare it, too. The name of
+    a free variable or potential declares all arrays of its prior, or of its own graph.
 
     Parameters
     ----------
     model : pm.Model
     declared : sequence of str or array
-        Names of ``pm.Data`` containers or of named constants, and arrays.
+        Names of ``pm.Data`` containers, of named constants, of free variables and of potentials;
+        and arrays.
 
     Attributes
     ----------
+    priors : frozenset of str
+        Free variables and potentials whose own arrays are public.
     descriptions : tuple of str
         Names, and shapes of arrays, for the report; no values.
 
@@ -112,15 +116,19 @@ class PublicArrays:
                 f"public= must be a sequence of names and arrays, got a single {type(declared).__name__}: put it in a list."
             )
         named = _named_arrays(model) if any(isinstance(d, str) for d in declared) else {}
+        own = {v.name for v in (*model.free_RVs, *model.potentials)}
+        self.priors = frozenset(d for d in declared if isinstance(d, str) and d in own)
         self._variables: set[Variable] = set()
         self._arrays: list[np.ndarray] = []
         descriptions = []
         for entry in declared:
-            if isinstance(entry, str):
+            if isinstance(entry, str) and entry in self.priors:
+                descriptions.append(f"arrays of {entry}")
+            elif isinstance(entry, str):
                 if entry not in named:
                     raise ValueError(
-                        f"public= names {entry!r}, but the model has no pm.Data and no named constant of that name. "
-                        f"It has: {', '.join(sorted(named)) or 'none'}."
+                        f"public= names {entry!r}, but the model has no pm.Data, named constant, free variable or potential of "
+                        f"that name. It has: {', '.join(sorted({*named, *own})) or 'none'}."
                     )
                 self._variables.update(named[entry])
                 self._arrays += [stored(variable) for variable in named[entry]]

@@ -22,14 +22,12 @@ from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.clipped_gradients import ClippedGradients
 from pymc_dp.model.clipping import grid, quantized_sum
 from pymc_dp.model.compiling import compile_frozen, freeze
+from pymc_dp.model.exposed import expose
 from pymc_dp.model.gradients import RecordGradients
-from pymc_dp.model.independence import check_independence
+from pymc_dp.model.independence import prove_independence
 from pymc_dp.model.parameter_checks import strip_checks
-from pymc_dp.model.roots import (
-    downstream,
-    find_data_roots,
-    likelihood_graphs,
-)
+from pymc_dp.model.public_arrays import PublicArrays
+from pymc_dp.model.roots import downstream
 from pymc_dp.model.units import assign_rows, per_record
 
 __all__ = ["RecordLikelihood"]
@@ -51,6 +49,11 @@ class RecordLikelihood(ClippedGradients):
         serves all observed variables, whose numbers of rows must agree; a dict has an array for
         each observed variable, by name, and these may differ in length. By default every row is a
         record.
+    public : sequence of str or array, optional
+        What the model holds that is no data of records: names of ``pm.Data`` and of named constants,
+        arrays (each constant with these values), and names of parameters and potentials, whose own
+        arrays are then public. Everything else must be a scalar, a pattern made without data
+        (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each row of what is observed.
     compile_kwargs : dict, optional
         Passed on to ``pytensor.function``. The mode is ``"NUMBA"`` unless given.
 
@@ -82,6 +85,7 @@ class RecordLikelihood(ClippedGradients):
         model: pm.Model,
         *,
         records: np.ndarray | Mapping[str, np.ndarray] | None = None,
+        public: Sequence[Any] = (),
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
         # In this order: what is wrong with the model should be told before what is wrong with a
@@ -89,9 +93,11 @@ class RecordLikelihood(ClippedGradients):
         n_rows = check_model(model)
         names = [rv.name for rv in model.observed_RVs]
         labels, n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
-        graphs = likelihood_graphs(model)
-        roots = find_data_roots(model, graphs)
-        check_graphs(model, graphs, roots)
+        declared = PublicArrays(model, public)
+        exposed = expose(model, declared)
+        check_graphs(model, exposed.graphs)
+        #: What the user declared public, in words.
+        self.public = declared.descriptions
 
         with warnings.catch_warnings():
             # PyMC's own function for this may be compiled to C, and be told that BLAS is missing.
@@ -108,20 +114,24 @@ class RecordLikelihood(ClippedGradients):
             for name, a, b in zip(self._names, ends[:-1], ends[1:], strict=True)
         }
         theta = pt.vector("theta", shape=(self.n_dim,), dtype="float64")
-        parts = {
-            v: theta[self._slices[v.name]].reshape(shape).astype(dtype)
-            for v, (shape, dtype) in zip(model.value_vars, self._layout, strict=True)
-        }
+        parts, inputs = {}, {}
+        for v, (shape, dtype) in zip(model.value_vars, self._layout, strict=True):
+            parts[v] = theta[self._slices[v.name]].reshape(shape).astype(dtype)
+            inputs[v] = pt.tensor(model.values_to_rvs[v].name, shape=shape, dtype=dtype)
 
-        data_dependent = downstream(graphs, roots)
-        stripped, conditions = strip_checks(graphs, data_dependent, model.value_vars)
+        data_dependent = downstream(exposed.graphs, exposed.private)
+        stripped, conditions = strip_checks(exposed.graphs, data_dependent, model.value_vars)
         rows = [_sum_trailing(graph.astype("float64")) for graph in stripped]
+        prove_independence(
+            exposed,
+            graph_replace(rows, inputs, strict=False),
+            list(inputs.values()),
+            names,
+            labels,
+            n_records,
+        )
         log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
-        shapes = {name: a.shape for name, a in zip(self._names, arrays, strict=True)}
-        check_independence(
-            model, rows, roots, labels, self.ravel(start), theta, self._slices, shapes
-        )
 
         rows = freeze(rows)
         logp = per_record(rows, labels, n_records)

@@ -17,12 +17,14 @@ import numpy as np
 import pymc as pm
 import pytensor
 
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
@@ -71,6 +73,9 @@ def value_inputs(node: Apply) -> list[Variable]:
         return []
     if isinstance(node.op, Reshape | SpecifyShape | Alloc | Split):
         return node.inputs[:1]
+    if isinstance(node.op, RandomVariable | SymbolicRandomVariable):
+        size = node.op.size_param(node)
+        return [v for v in node.inputs if v is not size]
     return node.inputs
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -20,17 +21,12 @@ from pymc_dp.model.batches import BatchLikelihood
 from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.compiling import compile_frozen, freeze
 from pymc_dp.model.drawing import Drawing
+from pymc_dp.model.exposed import Exposed, expose
 from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.parameter_checks import strip_checks
+from pymc_dp.model.public_arrays import PublicArrays
 from pymc_dp.model.records import prior_graph
-from pymc_dp.model.roots import (
-    downstream,
-    find_data_roots,
-    likelihood_graphs,
-    observed_arrays,
-    stored,
-    upstream,
-)
+from pymc_dp.model.roots import downstream, observed_arrays, stored, upstream
 from pymc_dp.model.units import assign_rows, per_record
 
 __all__ = ["SimulatedRecords", "differences"]
@@ -46,6 +42,8 @@ class SimulatedRecords:
     model : pymc.Model
     records : array of int, or dict of str to such arrays, optional
         The privacy unit, as for :class:`~pymc_dp.RecordLikelihood`.
+    public : sequence of str or array, optional
+        As for :class:`~pymc_dp.RecordLikelihood`.
     public_covariates : bool
         Whether arrays of the model that have rows, besides what is observed, may be looked at, and
         `records`.
@@ -72,6 +70,7 @@ class SimulatedRecords:
         model: pm.Model,
         *,
         records: np.ndarray | dict[str, np.ndarray] | None = None,
+        public: Sequence[Any] = (),
         public_covariates: bool = False,
         public_data: bool = False,
     ) -> None:
@@ -83,7 +82,6 @@ class SimulatedRecords:
             )
         names = [rv.name for rv in model.observed_RVs]
         labels, self.n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
-        observed = [model.rvs_to_values[rv] for rv in model.observed_RVs]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of a BLAS that is missing
             start = model.initial_point(random_seed=0)
@@ -98,31 +96,23 @@ class SimulatedRecords:
             v: theta[a:b].reshape(np.shape(start[v.name])).astype(v.dtype)
             for v, a, b in zip(model.value_vars, ends[:-1], ends[1:], strict=True)
         }
-        graphs = likelihood_graphs(model)
-        roots = find_data_roots(model, graphs)
-        check_graphs(model, graphs, roots)
-        stripped, conditions = strip_checks(graphs, downstream(graphs, roots), model.value_vars)
+        factors = [v.name for v in (*model.free_RVs, *model.potentials)]
+        declared = PublicArrays(model, factors if public_data else public)
+        exposed = expose(model, declared)
+        check_graphs(model, exposed.graphs)
+        stripped, conditions = strip_checks(
+            exposed.graphs, downstream(exposed.graphs, exposed.private), model.value_vars
+        )
         arrays = observed_arrays(model)
         self._shared = [pytensor.shared(np.zeros_like(a), shape=a.shape) for a in arrays]
         rows = [graph.astype("float64") for graph in stripped]
         rows = [g.sum(axis=tuple(range(1, g.ndim))) if g.ndim > 1 else g for g in rows]
-        # One by one: of variables that were observed to be the same, PyMC has one constant in all.
-        rows = [
-            graph_replace(
-                [row],
-                parts
-                | dict(zip(observed, self._shared, strict=True))
-                | {
-                    v: own
-                    for v, a in zip(observed, arrays, strict=True)
-                    if np.array_equal(a, array)
-                },
-                strict=False,
-            )[0]
-            for row, array, own in zip(rows, arrays, self._shared, strict=True)
-        ]
+        new = parts | dict(zip(exposed.values, self._shared, strict=True))
+        rows = graph_replace(rows, new, strict=False)
         draws = graph_replace(_draws(model), parts, strict=False)
-        _check_public([*rows, *draws], roots, self._shared, model, public_covariates)
+        left = [v for v in exposed.private if v in upstream(rows, set(self._shared).__contains__)]
+        left += [v for v in exposed.arrays_of(draws) if v not in declared]
+        _check_public(left, exposed, model, public_covariates)
         self._data = arrays if public_data else None
         (log_prior,) = graph_replace([prior_graph(model, conditions)], parts, strict=False)
         origin = np.concatenate([np.ravel(start[v.name]) for v in model.value_vars]).astype(float)
@@ -158,9 +148,11 @@ class SimulatedRecords:
         logp = pt.switch(pt.isnan(logp), -np.inf, logp)
         full = compile_frozen([theta], logp, options)
         common = origin, theta
-        self._batch = BatchLikelihood(full, *common, rows, labels, self.n_records, options)
+        self._batch = BatchLikelihood(
+            full, *common, rows, labels, self.n_records, options, simulated=True
+        )
         self._gradients = RecordGradients(
-            self._batch, *common, log_prior, rows, labels, self.n_records, options
+            self._batch, *common, log_prior, rows, labels, self.n_records, options, simulated=True
         )
         self._log_prior = compile_frozen([theta], log_prior, options)
         some = np.zeros(2, dtype=np.int64)
@@ -252,26 +244,20 @@ def _draws(model: pm.Model) -> list[Variable]:
 
 
 def _check_public(
-    graphs: Sequence[Variable],
-    roots: Sequence[Variable],
-    replaced: Sequence[Variable],
-    model: pm.Model,
-    public_covariates: bool,
+    left: Sequence[Variable], exposed: Exposed, model: pm.Model, public_covariates: bool
 ) -> None:
-    """Raise if there is private data in graphs in which what is observed was replaced."""
-    found = upstream(graphs, set(replaced).__contains__)
-    values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
-    inside, arrays = upstream(values), observed_arrays(model)
-    left = [root for root in roots if root in found]
+    """Raise if there are private arrays left where what is observed was replaced."""
+    inside = upstream([*exposed.values, *(model.rvs_to_values[rv] for rv in model.observed_RVs)])
+    arrays = observed_arrays(model)
     # The same NumPy array used twice makes two constants.
-    if any(root in inside or any(np.array_equal(stored(root), a) for a in arrays) for root in left):
+    if any(v in inside or any(np.array_equal(stored(v), a) for a in arrays) for v in left):
         raise UnsupportedModel(
             "what is observed also enters the parameters of an observed variable, where it cannot be drawn anew: "
             "write these with the random variable itself instead of its data (and keep covariates in another "
             "pm.Data than what is observed), or pass stand_in=, a model of the same parameters that is written so."
         )
     if left and not public_covariates:
-        names = sorted(v.name for v in left if v.name) or [f"{len(left)} without a name"]
+        names = sorted({v.name for v in left if v.name}) or [f"{len(left)} without a name"]
         raise ValueError(
             f"the model has covariates ({', '.join(names)}), and a plan may look at them only if they "
             "are public: say public_covariates=True, or pass stand_in=, a model of the same "

@@ -77,7 +77,7 @@ class DPBarker(AcceptRejectStep):
     noise_variance : {1.0, 2.0}
         ``C``, with batches only. The default is more accurate; 2 is the value of the papers, whose
         accounting needs ``C - v >= 1``.
-    records, reproducible, model, compile_kwargs
+    records, public, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -121,6 +121,7 @@ class DPBarker(AcceptRejectStep):
         batch_size: int | None = None,
         noise_variance: float = 1.0,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -130,7 +131,7 @@ class DPBarker(AcceptRejectStep):
         CorrectedBarker(noise_variance)  # refuses what is not offered
         super().__init__(
             vars, budget=budget, clip_bound=clip_bound, proposal=proposal, laziness=laziness,
-            temperature=temperature, batch_size=batch_size, records=records, reproducible=reproducible,
+            temperature=temperature, batch_size=batch_size, records=records, public=public, reproducible=reproducible,
             model=model, blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         self.noise_variance = float(noise_variance)

@@ -74,6 +74,9 @@ class DPStep(BlockedStep):
         What may be spent. None, which must be said, runs without privacy.
     records : array_like of int, or dict of such arrays, optional
         Privacy units, see :class:`~pymc_dp.model.records.RecordLikelihood`.
+    public : sequence of str or array, optional
+        Arrays of the model that hold no data of records, by name or as they are, see
+        :class:`~pymc_dp.model.records.RecordLikelihood`. The report lists them.
     reproducible : bool
         Draw decisions from PyMC's ``random_seed`` in place of the operating system's randomness.
         Breaks the guarantee, and the report says so: for tests and public data.
@@ -125,6 +128,7 @@ class DPStep(BlockedStep):
         *,
         budget: PrivacyBudget | None,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -146,7 +150,9 @@ class DPStep(BlockedStep):
         self.rng = get_random_generator(rng)
         self.budget = budget
         self.reproducible = bool(reproducible)
-        self.likelihood = RecordLikelihood(model, records=records, compile_kwargs=compile_kwargs)
+        self.likelihood = RecordLikelihood(
+            model, records=records, public=public, compile_kwargs=compile_kwargs
+        )
         names = tuple(v.name for v in self.vars)
         self.label = f"{type(self).__name__}[{', '.join(names)}]"
         everything = np.arange(self.likelihood.n_dim)

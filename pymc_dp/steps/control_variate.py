@@ -76,7 +76,7 @@ class DPControlVariate(DecidingStep):
         Weight of the lazy rule, in (0, 1]; 1 for none.
     records : array_like of int, or dict of such arrays, optional
         Privacy units, those of the surrogate.
-    reproducible, model, blocked, rng, compile_kwargs
+    public, reproducible, model, blocked, rng, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -117,6 +117,7 @@ class DPControlVariate(DecidingStep):
         noise_scale: float | None = None,
         laziness: float = 1.0,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -126,7 +127,7 @@ class DPControlVariate(DecidingStep):
         rule: AcceptanceRule = Barker() if noise_scale is None else Penalty(noise_scale)
         super().__init__(
             vars, budget=budget, clip_bound=1.0, laziness=laziness, temperature=surrogate.temperature,
-            records=records, reproducible=reproducible, model=model, blocked=blocked, rng=rng,
+            records=records, public=public, reproducible=reproducible, model=model, blocked=blocked, rng=rng,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
         if not len(self.part) == self.likelihood.n_dim == len(surrogate.total):

@@ -178,7 +178,7 @@ class DPFastMH(_PoissonMinibatchStep):
         improbable than that a record is taken several times).
     temperature : float
         ``T`` in (0, 1], public. 1 targets the posterior.
-    records, reproducible, model, compile_kwargs
+    records, public, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -224,6 +224,7 @@ class DPFastMH(_PoissonMinibatchStep):
         laziness: float | None = None,
         temperature: float = 1.0,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -250,7 +251,7 @@ class DPFastMH(_PoissonMinibatchStep):
         super().__init__(
             vars, budget=budget, clip_bound=clip_bound, proposal=proposal, batch_rate=batch_rate,
             full_batch_at=full_batch_at, full_batch=full_batch, rule=rule, laziness=laziness,
-            temperature=temperature, records=records, reproducible=reproducible, model=model,
+            temperature=temperature, records=records, public=public, reproducible=reproducible, model=model,
             blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
 
@@ -274,7 +275,7 @@ class TunaMH(_PoissonMinibatchStep):
         As for :class:`DPFastMH`.
     temperature : float
         ``T`` in (0, 1].
-    records, model, compile_kwargs
+    records, public, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     References
@@ -294,6 +295,7 @@ class TunaMH(_PoissonMinibatchStep):
         batch_rate: float | None = None,
         temperature: float = 1.0,
         records: Any = None,
+        public: Sequence[Any] = (),
         model: Any = None,
         blocked: bool = True,
         rng: Any = None,
@@ -302,6 +304,6 @@ class TunaMH(_PoissonMinibatchStep):
         super().__init__(
             vars, budget=None, clip_bound=clip_bound, proposal=proposal, batch_rate=batch_rate,
             full_batch_at=None, full_batch=False, rule=Metropolis(), laziness=1.0,
-            temperature=temperature, records=records, reproducible=True, model=model,
+            temperature=temperature, records=records, public=public, reproducible=True, model=model,
             blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip

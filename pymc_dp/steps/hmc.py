@@ -110,7 +110,7 @@ class DPHMC(DecidingStep):
         ``T`` in (0, 1], public. 1 targets the posterior.
     record_trajectories : bool
         Keep every path in :attr:`trajectories`, for teaching; only without a budget.
-    records, reproducible, model, compile_kwargs
+    records, public, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -182,6 +182,7 @@ class DPHMC(DecidingStep):
         temperature: float = 1.0,
         record_trajectories: bool = False,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -205,7 +206,7 @@ class DPHMC(DecidingStep):
             )
         super().__init__(
             vars, budget=budget, clip_bound=clip_bound, laziness=laziness, temperature=temperature,
-            records=records, reproducible=reproducible, model=model, blocked=blocked, rng=rng,
+            records=records, public=public, reproducible=reproducible, model=model, blocked=blocked, rng=rng,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
         self.step_size, self.leapfrog_steps = float(step_size), leapfrog_steps

@@ -84,7 +84,7 @@ class DPPenalty(AcceptRejectStep):
         Records per iteration ``m``, from 2 on, drawn without replacement with secret randomness;
         all by default. An iteration then takes time proportional to it, not to the number of
         records.
-    records, reproducible, model, compile_kwargs
+    records, public, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -130,6 +130,7 @@ class DPPenalty(AcceptRejectStep):
         temperature: float = 1.0,
         batch_size: int | None = None,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -149,7 +150,7 @@ class DPPenalty(AcceptRejectStep):
             )
         super().__init__(
             vars, budget=budget, clip_bound=clip_bound, proposal=proposal, laziness=laziness,
-            temperature=temperature, batch_size=batch_size, records=records, reproducible=reproducible,
+            temperature=temperature, batch_size=batch_size, records=records, public=public, reproducible=reproducible,
             model=model, blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         rule: AcceptanceRule | None = None

@@ -82,7 +82,7 @@ class DPSGHMC(DPStep):
         ``T`` in (0, 1], public. 1 targets the posterior.
     record_trajectories : bool
         Keep every path in :attr:`trajectories`, for teaching; only without a budget.
-    records, reproducible, model, compile_kwargs
+    records, public, reproducible, model, compile_kwargs
         See :class:`~pymc_dp.steps.base.DPStep`.
 
     Raises
@@ -142,6 +142,7 @@ class DPSGHMC(DPStep):
         temperature: float = 1.0,
         record_trajectories: bool = False,
         records: Any = None,
+        public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
         blocked: bool = True,
@@ -171,7 +172,7 @@ class DPSGHMC(DPStep):
                 "record_trajectories shows gradients and momenta, for data that need no protection: it needs budget=None."
             )
         super().__init__(
-            vars, budget=budget, records=records, reproducible=reproducible, model=model, blocked=blocked,
+            vars, budget=budget, records=records, public=public, reproducible=reproducible, model=model, blocked=blocked,
             rng=rng, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         self.step_size: Schedule = step_size if callable(step_size) else CubeRoot(float(step_size))

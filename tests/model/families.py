@@ -127,7 +127,7 @@ def _(d):
 @family("normal mixture", y=Z)
 def _(d):
     w = pm.Dirichlet("w", np.ones(2))
-    mu = pm.Normal("mu", np.array([-1.0, 1.0]), shape=2)
+    mu = pm.Normal("mu", 0, 1.5, shape=2, initval=np.array([-1.0, 1.0]))
     pm.NormalMixture("y", w, mu=mu, sigma=pm.HalfNormal("s", shape=2), observed=d["y"])
 
 
@@ -165,7 +165,7 @@ def _(d):
 
 @family("multivariate normal, chol", y=Y2)
 def _(d):
-    chol = np.array([[1.0, 0.0], [0.5, 2.0]])
+    chol = 1.5 * np.eye(2)
     pm.MvNormal("y", pm.Normal("mu", shape=2), chol=chol, observed=d["y"])
 
 
@@ -220,7 +220,7 @@ def _(d):
 
 @family("time series, one per record", y=RNG.normal(size=(N, 5)).cumsum(axis=1))
 def _(d):
-    rho = pm.Normal("rho", [0.0, 0.5], 0.1, shape=2)
+    rho = pm.Normal("rho", 0.3, 0.1, shape=2)
     pm.AR("y", rho, sigma=1.0, constant=True, init_dist=pm.Normal.dist(0, 1), observed=d["y"])
 
 

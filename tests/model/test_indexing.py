@@ -66,6 +66,8 @@ def check_cheap(likelihood: RecordLikelihood, model: pm.Model) -> None:
 # --- models of many kinds -----------------------------------------------------------------------
 
 MODELS = {}
+PUBLIC = [GROUP_COVARIATES, [-1.0, 0.0, 1.0], [-1, 1]]  # what models hold besides records
+PUBLIC += [np.exp(-(np.subtract.outer(np.arange(9), np.arange(9)) ** 2.0))]
 
 
 def kind(fill):
@@ -283,7 +285,7 @@ def test_models(name):
     fill = MODELS[name]
     with pm.Model() as model:
         fill()
-    check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
+    check_cheap(RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": PYTHON}), model)
 
 
 QUICK = {"logistic", "several observed"}
@@ -309,7 +311,7 @@ def test_models_compiled(name):
     fill = MODELS[name]
     with pm.Model() as model:
         fill()
-    check_cheap(RecordLikelihood(model), model)
+    check_cheap(RecordLikelihood(model, public=PUBLIC), model)
 
 
 def test_one_record():

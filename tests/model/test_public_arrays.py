@@ -102,9 +102,9 @@ def test_nothing_declared(model):
     assert public.descriptions == () and model["x"] not in public
 
 
-@pytest.mark.parametrize("name", ["nothing", "a", "y", "again"])
+@pytest.mark.parametrize("name", ["nothing", "y", "again"])
 def test_unknown_names_are_refused(model, name):
-    with pytest.raises(ValueError, match=f"public= names '{name}'.*It has: x, y_data, z"):
+    with pytest.raises(ValueError, match=f"public= names '{name}'.*It has: a, .*x, y_data, z"):
         PublicArrays(model, [name])
 
 

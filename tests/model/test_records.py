@@ -177,7 +177,7 @@ def test_constant_divisors_become_factors():
     scales, y = np.linspace(0.5, 20, 12), np.random.default_rng(3).normal(size=(30, 12))
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("t", shape=12), scales, observed=y)
-    likelihood = RecordLikelihood(model, compile_kwargs={"mode": PYTHON})
+    likelihood = RecordLikelihood(model, public=[scales], compile_kwargs={"mode": PYTHON})
     theta = np.linspace(-1, 1, 12)
     expected = stats.norm(theta, scales).logpdf(y).sum(axis=1)
     np.testing.assert_allclose(likelihood.logp(theta), expected, rtol=1e-13)

@@ -1,0 +1,227 @@
+"""A model's log-likelihood as a function of its arrays, each known to be private or public.
+
+PyMC evaluates what involves constants only (``x - x.mean()``) on the way to a log-likelihood. So each
+array is replaced by a shared variable before the log-likelihood is derived: then nothing is
+evaluated, and every array that a record's log-likelihood depends on is one of its ancestors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pymc as pm
+import pytensor
+
+from pymc.logprob.basic import transformed_conditional_logp
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Join
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.public_arrays import PublicArrays, is_structural
+from pymc_dp.model.roots import is_array_root, observed_arrays, stored, upstream, value_inputs
+
+__all__ = ["Exposed", "array_name", "expose"]
+
+_HOW = (
+    "If it holds no data of records, declare it with public=[...] (a name or the array). A record may act through "
+    "the likelihood only, where it is clipped and accounted for"
+)
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """Log-likelihoods in which the arrays of a model are shared variables.
+
+    Attributes
+    ----------
+    graphs : list of Variable
+        Elementwise log-likelihood of each observed variable.
+    values : list of Variable
+        Values of the observed variables in these graphs.
+    private : list of SharedVariable
+        Every array in the graphs that was not declared public and is no pattern made without data.
+    names : dict of Variable to str
+        The private arrays in words, for messages.
+    """
+
+    graphs: list[Variable]
+    values: list[Variable]
+    private: list[SharedVariable]
+    names: dict[Variable, str] = field(repr=False)
+
+    def arrays_of(self, graphs: Sequence[Variable]) -> list[Variable]:
+        """Arrays that other graphs of the model depend on, but for scalars and patterns."""
+        return _arrays(graphs, lambda _: False, {len(stored(v)) for v in self.private if v.ndim})
+
+
+def expose(model: pm.Model, public: PublicArrays) -> Exposed:
+    """Derive the log-likelihoods of a model from its own graph, without evaluating an array.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    public : PublicArrays
+        What the user has declared public.
+
+    Raises
+    ------
+    UnsupportedModel
+        If a private array or an observed variable is among the ancestors of a prior or a
+        potential, or an array is hidden in an inner graph.
+    """
+    free = set(model.free_RVs)
+    _check_priors(model, public)
+    lengths = {len(array) for array in observed_arrays(model)}
+    exposed = Exposed([], [], [], {})
+
+    def exchange(graphs: Sequence[Variable], stop: Callable, single: bool = True) -> dict:
+        found = _arrays(graphs, stop, lengths, single)
+        return {variable: _stand_for(variable, public, exposed) for variable in found}
+
+    old = [(rv, model.rvs_to_values[rv]) for rv in model.observed_RVs]
+    for rv, value in old:
+        if inner := _inner_arrays([rv, value], free.__contains__, public):
+            raise UnsupportedModel(
+                f"{rv.name!r} has {array_name(inner[0])} inside {type(rv.owner.op).__name__}, where its rows cannot be "
+                "told apart. Pass it to pm.CustomDist as a parameter, or declare it with public=[...]."
+            )
+    replaced = exchange([v for pair in old for v in pair], free.__contains__)
+    replaced.update((rv, rv) for rv in free)  # what is above them is the prior's
+    new = []
+    for rv, value in old:
+        new_rv, new_value = _rebuilt([rv, value], replaced)
+        if is_array_root(value):  # an array of its own, whatever else uses the same one
+            new_value = _stand_for(value, None, exposed)
+        new.append((new_rv, new_value))
+        replaced[rv] = new_rv
+    values = {rv: model.rvs_to_values[rv] for rv in model.free_RVs} | dict(new)
+    transforms = {rv: model.rvs_to_transforms[rv] for rv in model.free_RVs}
+    graphs = transformed_conditional_logp(
+        rvs=[rv for rv, _ in new],
+        rvs_to_values=values,
+        rvs_to_transforms=transforms | {rv: None for rv, _ in new},
+        jacobian=False,
+    )
+    # What a logp function has captured is not among its parameters.
+    captured = exchange(graphs, set(exposed.private).__contains__, single=False)
+    exposed.graphs.extend(graph_replace(graphs, captured, strict=False) if captured else graphs)
+    exposed.values.extend(value for _, value in new)
+    return exposed
+
+
+def array_name(variable: Variable) -> str:
+    """An array in words: its name, or its shape."""
+    shape = stored(variable).shape
+    return f"the array {variable.name!r}" if variable.name else f"an array of shape {shape}"
+
+
+def _check_priors(model: pm.Model, public: PublicArrays) -> None:
+    free = set(model.free_RVs)
+    factors = [*model.free_RVs, *model.potentials]
+    terms = model.logp(vars=factors, sum=False, jacobian=True)
+    for factor, term in zip(factors, terms, strict=True):
+        if factor.name in public.priors:
+            continue
+
+        def stop(v: Variable, factor: Variable = factor) -> bool:
+            return v in free and v is not factor
+
+        found = upstream([factor], stop)
+        arrays = [v for v in _arrays([factor], stop) if v not in public]
+        arrays += _inner_arrays([factor], stop, public)
+        # What a logp function has captured shows in the log-density only; so does what PyMC has
+        # computed from public arrays.
+        if not any(v in public for v in found):
+            arrays += [v for v in _arrays([term]) if v not in public]
+        if not arrays and found.isdisjoint(model.observed_RVs):
+            continue
+        seen = array_name(arrays[0]) if arrays else "an observed variable"
+        what = f"the prior of {factor.name!r}"
+        cure = "Write the prior without data."
+        if factor not in free:
+            what = f"the potential {factor.name!r}"
+            cure = (
+                "Observe the records instead: pm.Censored for censored ones, or a pm.CustomDist with one "
+                "log-likelihood per record."
+            )
+        raise UnsupportedModel(f"{what} depends on data, namely on {seen}. {_HOW}. {cure}")
+
+
+def _stand_for(variable: Variable, public: PublicArrays | None, exposed: Exposed) -> SharedVariable:
+    data = np.array(stored(variable))
+    own = pytensor.shared(data, shape=data.shape, name=variable.name)
+    if public is None or variable not in public:
+        exposed.private.append(own)
+        exposed.names[own] = array_name(variable)
+    return own
+
+
+def _arrays(
+    graphs: Sequence[Variable],
+    stop: Callable[[Variable], bool] = lambda _: False,
+    lengths: Iterable[int] = (),
+    single: bool = False,
+) -> list[Variable]:
+    """Arrays that the values of graphs depend on, but for scalars and patterns made without data.
+
+    A pattern that is as long as the data counts as a column of the data, unless it is an index.
+    """
+    found = upstream(graphs, stop)
+    inside: set[Variable] = set()  # of something that is not joined to other entries
+    for node in {v.owner for v in found if v.owner is not None}:
+        if not isinstance(node.op, Join):
+            inside.update(value_inputs(node))
+    inside.update(graphs)
+    lengths = set(lengths) - {1}
+    arrays = []
+    for variable in ancestors(graphs):
+        if variable not in found or not is_array_root(variable):
+            continue
+        array = stored(variable)
+        if array.ndim == 0 or array.size == 0:
+            continue
+        if array.size == 1:
+            # A number with an axis is more than a literal: pm.gp.HSGP computes its centre from data.
+            is_data = single and array.dtype.kind == "f" and variable in inside
+        else:
+            is_index = array.dtype.kind in "iu" and array.ndim == 1 and len(set(array[:2])) > 1
+            is_data = not is_structural(array) or (
+                not is_index and not lengths.isdisjoint(array.shape)
+            )
+        if is_data:
+            arrays.append(variable)
+    return arrays
+
+
+def _inner_arrays(
+    graphs: Sequence[Variable], stop: Callable[[Variable], bool], public: PublicArrays
+) -> list[Variable]:
+    """Arrays that inner graphs have captured."""
+    nodes = {v.owner for v in upstream(graphs, stop) if v.owner is not None}
+    inner = [n.op.fgraph for n in nodes if isinstance(n.op, HasInnerGraph)]
+    outputs = [v for graph in inner for v in graph.outputs]
+    if not outputs:
+        return []
+    deeper = _inner_arrays(outputs, lambda _: False, public)
+    return [v for v in _arrays(outputs) if v not in public] + deeper
+
+
+def _rebuilt(outputs: Sequence[Variable], new: dict[Variable, Variable]) -> list[Variable]:
+    """Graphs with replacements; nodes are made anew, since they remember shapes that were known."""
+    new = dict(new)
+    for node in toposort(outputs):
+        if all(v in new for v in node.outputs):
+            continue
+        inputs = [new.get(v, v) for v in node.inputs]
+        if any(a is not b for a, b in zip(inputs, node.inputs, strict=True)):
+            made = node.op.make_node(*inputs).outputs
+            for old, variable in zip(node.outputs, made, strict=True):
+                variable.name = old.name
+                new.setdefault(old, variable)
+    return [new.get(v, v) for v in outputs]
