@@ -30,7 +30,18 @@ class PrivacyLeak(PymcDPError, RuntimeError):
 
 
 class ModelError(PymcDPError, RuntimeError):
-    """The model's own code raised while a private step sampled; what it said may show private values."""
+    """The model's own code raised on private data; what it said may show private values.
+
+    Parameters
+    ----------
+    message : str
+    kind : str
+        Name of the type of that error.
+    """
+
+    def __init__(self, message: str, kind: str = "an error") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class LedgerError(PymcDPError, RuntimeError):

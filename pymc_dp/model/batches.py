@@ -113,7 +113,7 @@ class BatchLikelihood:
                 "rows at once, as far as can be told. Compute it in NumPy if no parameters are "
                 "involved; otherwise use elementwise operations, matrix products and indexing.",
                 PerformanceWarning,
-                stacklevel=3,
+                stacklevel=5,
             )
             self._obstacle = ""
         if len(index) == 0:
@@ -164,7 +164,9 @@ class BatchLikelihood:
                 # Numba says where it cannot compile, or not well, which is no reason to give up.
                 warnings.simplefilter("ignore")
                 tables = _tables(theta, rows, labels, self._n_records, options)
-                if self._simulated and not self._agrees(lambda theta, index: _totals(tables, [theta], index)[0]):
+                if self._simulated and not self._agrees(
+                    lambda theta, index: _totals(tables, [theta], index)[0]
+                ):
                     self._obstacle = "some operation that gives a row other values when it is alone"
                     return
                 self._tables = tables

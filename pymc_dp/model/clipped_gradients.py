@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from pymc_dp.model.batches import checked_index
-from pymc_dp.model.gradients import RecordGradients
+from pymc_dp.model.gradients import RecordGradients, check_bound
 
 __all__ = ["ClippedGradients"]
 
@@ -49,7 +52,7 @@ class ClippedGradients:
         array of float64, shape (n, n_dim)
         """
         theta, index, _ = self._arguments(theta, index, None)
-        return self._gradients.each(theta, index)
+        return self._evaluate(self._gradients.each, theta, index)
 
     def clipped_grad_steps(
         self,
@@ -119,7 +122,8 @@ class ClippedGradients:
            CCS '22. https://doi.org/10.1145/3548606.3560708
         """
         arguments = self._arguments(theta, index, directions)
-        return self._gradients.clipped_steps(bound, *arguments, logp)
+        check_bound(bound)
+        return self._evaluate(self._gradients.clipped_steps, bound, *arguments, logp)
 
     def clipped_grad(
         self,
@@ -154,8 +158,9 @@ class ClippedGradients:
         """
         arguments = self._arguments(theta, index, directions)
         if bound == np.inf:
-            return self._gradients.plain_sum(*arguments)
-        steps, exponent = self._gradients.clipped_steps(bound, *arguments)
+            return self._evaluate(self._gradients.plain_sum, *arguments)
+        check_bound(bound)
+        steps, exponent = self._evaluate(self._gradients.clipped_steps, bound, *arguments)
         return np.ldexp(steps.astype(np.float64), exponent)
 
     def _arguments(
@@ -174,4 +179,7 @@ class ClippedGradients:
         return theta, index, directions
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def _evaluate(self, function: Callable, *arguments: Any) -> Any:
         raise NotImplementedError

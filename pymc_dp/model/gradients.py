@@ -29,7 +29,7 @@ from pymc_dp.model.row_gradients import row_gradients
 from pymc_dp.model.table_gradients import TableGradients
 from pymc_dp.model.units import per_record
 
-__all__ = ["RecordGradients"]
+__all__ = ["RecordGradients", "check_bound"]
 
 N_TRIALS = 3  # random points at which gradients are compared with differences
 CHUNK = 2**16  # numbers per chunk, which with its data stays in the cache
@@ -107,9 +107,7 @@ class RecordGradients:
         directions: np.ndarray | None,
         logp: np.ndarray | None = None,
     ) -> tuple[np.ndarray, int]:
-        """`RecordLikelihood.clipped_grad_steps`; arguments are trusted, except for the bound."""
-        if not 0 <= bound < math.inf:
-            raise ValueError(f"bound must be 0 or more, and finite, not {bound}")
+        """`RecordLikelihood.clipped_grad_steps`; arguments are trusted."""
         exponent, limit = grid(bound)
         n_columns = len(theta) if directions is None else directions.shape[-1]
         steps = np.zeros(n_columns, dtype=np.int64)
@@ -233,7 +231,7 @@ class RecordGradients:
             "no parameters are involved; otherwise use elementwise operations, matrix products and "
             "indexing.",
             PerformanceWarning,
-            stacklevel=4,
+            stacklevel=6,
         )
 
     def _agrees(self) -> bool:
@@ -256,6 +254,12 @@ class RecordGradients:
             if wrong.any():
                 return False
         return True
+
+
+def check_bound(bound: float) -> None:
+    """Refuse what is no bound of clipped gradients."""
+    if not 0 <= bound < math.inf:
+        raise ValueError(f"bound must be 0 or more, and finite, not {bound}")
 
 
 def _with_middles(graphs: Sequence[Variable]) -> list[Variable]:

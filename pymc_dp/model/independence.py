@@ -28,7 +28,8 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.exposed import Exposed
 from pymc_dp.model.indexing import Blocked, RowWalk
 from pymc_dp.model.parameter_checks import SELECTIONS
-from pymc_dp.model.roots import INTERPRETED, stored, upstream, value_inputs
+from pymc_dp.model.roots import INTERPRETED, downstream, stored, upstream, value_inputs
+from pymc_dp.model.withheld import evaluate
 
 __all__ = ["prove_independence"]
 
@@ -129,14 +130,14 @@ class _Proof(RowWalk):
         self._label, self._n_records = label, n_records
         self._owner_of = owners  # axis of an array that has rows, and the record of each of them
         self._of_length = {len(label): label}
+        self._rows: set[Variable] = {self.base}  # what is different for each row
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
         if isinstance(variable, SharedVariable) and variable in self._private:
             places = self._places(index)
             if places is not None:
                 self._claim(variable, axis, *places)
-                shape = [None if k == axis else n for k, n in enumerate(variable.type.shape)]
-                return pt.tensor(dtype=variable.dtype, shape=shape)
+                return self._new_rows(variable, axis)
         try:
             return super()._make(variable, axis, index)
         except Blocked:
@@ -150,14 +151,19 @@ class _Proof(RowWalk):
     ) -> Variable:
         """Rows of data alone: where each entry comes from, by the same operations on numbers of entries."""
         for array in self._private & upstream([variable]):
-            source = _evaluate(_sources(variable, array), ())
+            source = _evaluate(_sources(variable, array, self._private), ())
             source = np.moveaxis(source, axis, 0).reshape(source.shape[axis], -1)[place]
             asks = np.repeat(row, source.shape[1])[source.ravel() >= 0]
             along = self._owner_of.get(array, (0,))[0]
             entries = np.unravel_index(source[source >= 0], stored(array).shape)
             self._claim(array, along, entries[along], asks)
+        return self._new_rows(variable, axis)
+
+    def _new_rows(self, variable: Variable, axis: int) -> Variable:
         shape = [None if k == axis else n for k, n in enumerate(variable.type.shape)]
-        return pt.tensor(dtype=variable.dtype, shape=shape)
+        rows = pt.tensor(dtype=variable.dtype, shape=shape)
+        self._rows.add(rows)
+        return rows
 
     def _places(self, index: Variable) -> tuple[np.ndarray, np.ndarray] | None:
         """Entries of an index, and the row that asks for each; None if private data decide."""
@@ -195,7 +201,7 @@ class _Proof(RowWalk):
         if not self._parameters.isdisjoint(found) and any(
             (n := x.type.shape[k]) is not None and n >= self._n_records
             for k, entry in enumerate(entries)
-            if not isinstance(entry, slice) and self.base in upstream([entry])
+            if not isinstance(entry, slice) and not self._rows.isdisjoint(upstream([entry]))
         ):
             (first, *_) = sorted(v.name for v in self._parameters & found)
             raise UnsupportedModel(
@@ -206,7 +212,7 @@ class _Proof(RowWalk):
         return super()._picked(x, entries, axis, from_end, index)
 
 
-def _sources(variable: Variable, array: Variable) -> Variable:
+def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Variable:
     """For each entry of what is computed from data: the entry of an array it depends on, or -1.
 
     Raises
@@ -218,6 +224,8 @@ def _sources(variable: Variable, array: Variable) -> Variable:
         array: pt.constant(np.arange(stored(array).size).reshape(stored(array).shape))
     }
 
+    dependent = downstream([variable], private)
+
     def of(v: Variable) -> Variable:
         return made[v] if v in made else pt.zeros(v.shape, dtype="int64") - 1
 
@@ -225,9 +233,8 @@ def _sources(variable: Variable, array: Variable) -> Variable:
         inside = [v for v in value_inputs(node) if v in made]
         if not inside:
             continue
-        if isinstance(node.op, DimShuffle | Reshape | SpecifyShape | SELECTIONS) and inside == [
-            node.inputs[0]
-        ]:
+        is_move = isinstance(node.op, DimShuffle | Reshape | SpecifyShape | SELECTIONS)
+        if is_move and dependent.isdisjoint(node.inputs[1:]):
             made[node.outputs[0]] = node.op(made[node.inputs[0]], *node.inputs[1:])
         elif isinstance(node.op, Join):
             parts = [of(v) if v.ndim else v for v in node.inputs]
@@ -244,7 +251,10 @@ def _check_lags(
     exposed: Exposed, rows: Sequence[Variable], names: Sequence[str], labels: Sequence[np.ndarray]
 ) -> None:
     """Refuse rows that hold other rows' observations: slices taken in NumPy leave no trace in a graph."""
-    arrays = pytensor.function([], list(exposed.values), mode=INTERPRETED)()
+    arrays = evaluate(
+        "when its observed data were computed",
+        lambda: pytensor.function([], list(exposed.values), mode=INTERPRETED)(),
+    )
     for row, name, label, value, observed in zip(
         rows, names, labels, exposed.values, arrays, strict=True
     ):

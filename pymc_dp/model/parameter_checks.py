@@ -38,6 +38,7 @@ from pytensor.tensor.special import Softmax
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.roots import INTERPRETED
+from pymc_dp.model.withheld import evaluate
 
 __all__ = ["SELECTIONS", "strip_checks"]
 
@@ -123,8 +124,10 @@ def _reached_from(outputs: Sequence[Variable], sources: Sequence[Variable]) -> s
 
 def _evaluate(variable: Variable) -> np.ndarray:
     # Privately, and a result that is not shown: whether a check on data alone can be left out.
-    with np.errstate(all="ignore"):
-        return pytensor.function([], variable, mode=INTERPRETED)()
+    return evaluate(
+        "when a check of its parameters was evaluated",
+        lambda: pytensor.function([], variable, mode=INTERPRETED)(),
+    )
 
 
 def _hides_checks(op: HasInnerGraph) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Variable
@@ -27,8 +28,9 @@ from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.independence import prove_independence
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.public_arrays import PublicArrays
-from pymc_dp.model.roots import downstream
+from pymc_dp.model.roots import INTERPRETED, downstream
 from pymc_dp.model.units import assign_rows, per_record
+from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["RecordLikelihood"]
 
@@ -54,6 +56,8 @@ class RecordLikelihood(ClippedGradients):
         arrays (each constant with these values), and names of parameters and potentials, whose own
         arrays are then public. Everything else must be a scalar, a pattern made without data
         (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each row of what is observed.
+    private : bool
+        Whether errors raised on the data keep their words to themselves.
     compile_kwargs : dict, optional
         Passed on to ``pytensor.function``. The mode is ``"NUMBA"`` unless given.
 
@@ -72,7 +76,9 @@ class RecordLikelihood(ClippedGradients):
     UnsupportedModel
         If the model cannot be sampled privately as written.
     ValueError
-        If `records` does not fit the model.
+        If `records` or `public` does not fit the model.
+    ModelError
+        If the model raises on its data.
 
     Notes
     -----
@@ -86,7 +92,19 @@ class RecordLikelihood(ClippedGradients):
         *,
         records: np.ndarray | Mapping[str, np.ndarray] | None = None,
         public: Sequence[Any] = (),
+        private: bool = True,
         compile_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self._private = private
+        with no_log_of_rewrites():
+            self._build(model, records, public, compile_kwargs)
+
+    def _build(
+        self,
+        model: pm.Model,
+        records: np.ndarray | Mapping[str, np.ndarray] | None,
+        public: Sequence[Any],
+        compile_kwargs: dict[str, Any] | None,
     ) -> None:
         # In this order: what is wrong with the model should be told before what is wrong with a
         # graph of it, and nothing is compiled for a model that is refused.
@@ -133,6 +151,21 @@ class RecordLikelihood(ClippedGradients):
         log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
 
+        arguments = theta, rows, log_prior, labels, self.ravel(start), compile_kwargs
+        self._evaluate(self._compile, *arguments, where="when it was first evaluated")
+
+    def _compile(
+        self,
+        theta: Variable,
+        rows: list[Variable],
+        log_prior: Variable,
+        labels: list[np.ndarray],
+        start: np.ndarray,
+        compile_kwargs: dict[str, Any] | None,
+    ) -> None:
+        # Compiled code does not check indices: data of a group that does not exist would read memory.
+        pytensor.function([theta], rows, mode=INTERPRETED, on_unused_input="ignore")(start)
+        n_records = self.n_records
         rows = freeze(rows)
         logp = per_record(rows, labels, n_records)
         # A fixed rule that looks at one record alone, so that it does not cost privacy.
@@ -140,21 +173,19 @@ class RecordLikelihood(ClippedGradients):
         # Flat priors, and some of what is observed, have no parameters.
         options = {"mode": "NUMBA", "on_unused_input": "ignore"} | (compile_kwargs or {})
         self._logp = compile_frozen([theta], logp, options)
-        self._batch = BatchLikelihood(
-            self._logp, self.ravel(start), theta, rows, labels, n_records, options
-        )
+        self._batch = BatchLikelihood(self._logp, start, theta, rows, labels, n_records, options)
         (log_prior,) = freeze([log_prior])
         self._log_prior = compile_frozen([theta], log_prior, options)
         self._gradients = RecordGradients(
-            self._batch, self.ravel(start), theta, log_prior, rows, labels, n_records, options
+            self._batch, start, theta, log_prior, rows, labels, n_records, options
         )
         self._clipped_sum = compile_frozen(*quantized_sum(n_records), options)
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot, or not well.
             warnings.simplefilter("ignore")
             zeros = np.zeros(n_records)
-            self._log_prior(self.ravel(start))
-            if self.logp(self.ravel(start)).shape != (n_records,):
+            self._log_prior(start)
+            if self.logp(start).shape != (n_records,):
                 raise UnsupportedModel("the likelihood does not have one entry per record.")
             self.clipped_sum(zeros, zeros, 1.0)
 
@@ -183,7 +214,7 @@ class RecordLikelihood(ClippedGradients):
         array of float64, shape (n_records,)
             Sum over everything observed of a record; ``-inf`` where it is not a number.
         """
-        return self._batch.all_records(self._checked(theta))
+        return self._evaluate(self._batch.all_records, self._checked(theta))
 
     def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Log-likelihood of some records, for which no other record's data are read.
@@ -210,8 +241,9 @@ class RecordLikelihood(ClippedGradients):
         """
         index = checked_index(index, self.n_records)
         if np.ndim(theta) == 2:
-            return np.array(self._batch([self._checked(point) for point in theta], index))
-        return self._batch([self._checked(theta)], index)[0]
+            points = [self._checked(point) for point in theta]
+            return np.array(self._evaluate(self._batch, points, index))
+        return self._evaluate(self._batch, [self._checked(theta)], index)[0]
 
     def log_prior(self, theta: np.ndarray) -> float:
         """Log-prior density on the unconstrained scale.
@@ -289,6 +321,14 @@ class RecordLikelihood(ClippedGradients):
             name: theta[part].reshape(shape).astype(dtype)
             for (name, part), (shape, dtype) in zip(self._slices.items(), self._layout, strict=True)
         }
+
+    def _evaluate(
+        self,
+        function: Callable,
+        *arguments: Any,
+        where: str = "when its log-likelihood was evaluated",
+    ) -> Any:
+        return evaluate(where, function, *arguments, private=self._private)
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         # Compiled functions trust their input, and Numba compiles again for each memory layout and

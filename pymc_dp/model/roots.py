@@ -29,6 +29,8 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
+from pymc_dp.model.withheld import evaluate
+
 __all__ = ["data_roots", "depends_on_data"]
 
 # Runs graphs with NumPy, without compiling anything: build-time checks evaluate a graph a few
@@ -59,7 +61,12 @@ def observed_arrays(model: pm.Model) -> list[np.ndarray]:
     """The values of the observed variables, in their order."""
     values = [model.rvs_to_values[rv] for rv in model.observed_RVs]
     symbolic = [value for value in values if not is_array_root(value)]
-    evaluated = iter(pytensor.function([], symbolic, mode=INTERPRETED)() if symbolic else ())
+    evaluated = iter(
+        evaluate(
+            "when its observed data were computed",
+            lambda: pytensor.function([], symbolic, mode=INTERPRETED)() if symbolic else (),
+        )
+    )
     return [stored(value) if is_array_root(value) else next(evaluated) for value in values]
 
 

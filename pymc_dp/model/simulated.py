@@ -16,7 +16,7 @@ from pymc.logprob.utils import replace_rvs_by_values
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
-from pymc_dp.errors import UnsupportedModel
+from pymc_dp.errors import PerformanceWarning, UnsupportedModel
 from pymc_dp.model.batches import BatchLikelihood
 from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.compiling import compile_frozen, freeze
@@ -119,6 +119,7 @@ class SimulatedRecords:
         with warnings.catch_warnings():
             # Numba compiles at the first call, and says where it cannot, or not well.
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", PerformanceWarning)
             self._drawing: Drawing | None = Drawing([theta], draws)
             self._loaded: Sequence[np.ndarray] | None = None
             try:

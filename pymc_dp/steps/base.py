@@ -20,6 +20,7 @@ from rich.table import Column
 
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.model.withheld import without_words
 from pymc_dp.privacy.allowance import Allowance, StepAccess
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
@@ -151,8 +152,9 @@ class DPStep(BlockedStep):
         self.budget = budget
         self.reproducible = bool(reproducible)
         self.likelihood = RecordLikelihood(
-            model, records=records, public=public, compile_kwargs=compile_kwargs
-        )
+            model, records=records, public=public, private=budget is not None,
+            compile_kwargs=compile_kwargs,
+        )  # fmt: skip
         names = tuple(v.name for v in self.vars)
         self.label = f"{type(self).__name__}[{', '.join(names)}]"
         everything = np.arange(self.likelihood.n_dim)
@@ -299,18 +301,11 @@ class DPStep(BlockedStep):
 
     def _to_be_raised(self, error: Exception) -> BaseException:
         """Return the error, or, where a private run's model itself has failed, one with none of its words."""
-        inner: BaseException | None = error
-        while isinstance(inner, SystemError):  # how compiled code passes on an interruption
-            inner = inner.__cause__ or inner.__context__
-        if isinstance(inner, KeyboardInterrupt):
-            return KeyboardInterrupt()
+        where = f"in draw {self._n_steps + 1} of {self.label}"
         frames = traceback.walk_tb(error.__traceback__)
         compiled = any(f.f_globals.get("__name__", "").startswith("pytensor.") for f, _ in frames)
-        if compiled and self.budget is not None:
-            return ModelError(
-                f"The model raised {type(error).__name__} in draw {self._n_steps + 1} of {self.label}; what it said is withheld, as it may "
-                "show private values. Run the model on simulated data, or with budget=None on public data, to see it."
-            )
+        if self.budget is not None and (compiled or isinstance(error, ModelError)):
+            return without_words(error, where)
         return error
 
     def _stay(self) -> None:

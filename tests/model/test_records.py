@@ -204,11 +204,11 @@ def test_a_check_on_data_rejects_the_record_concerned_alone(mode):
 
 
 def test_a_check_inside_a_mixture_rejects_the_whole_record():
-    x = np.array([1.0, -1.0])
+    x = np.array([1.0, -1.0, 1.0])
     with pm.Model() as model:
         scale = pm.Normal("scale", 1.0, 0.1)
         parts = [pm.Normal.dist(0, 1), pm.Normal.dist(0, scale * x + 0.5)]
-        pm.Mixture("y", [0.5, 0.5], parts, observed=np.zeros(2))
+        pm.Mixture("y", [0.5, 0.5], parts, observed=np.zeros(3))
     logp = RecordLikelihood(model, compile_kwargs={"mode": PYTHON}).logp(np.array([1.0]))
     assert np.isfinite(logp[0])
     assert logp[1] == -np.inf
