@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor
 
+from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
+from pytensor.tensor.type import TensorType
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.public_arrays import PublicArrays, is_structural
@@ -108,9 +112,11 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
         rvs_to_transforms=transforms | {rv: None for rv, _ in new},
         jacobian=False,
     )
-    # What a logp function has captured is not among its parameters.
-    captured = exchange(graphs, set(exposed.private).__contains__, single=False)
-    exposed.graphs.extend(graph_replace(graphs, captured, strict=False) if captured else graphs)
+    if _is_custom([rv for rv, _ in old], free.__contains__):
+        # What a logp function has captured is not among its parameters.
+        captured = exchange(graphs, set(exposed.private).__contains__, single=False)
+        graphs = graph_replace(graphs, captured, strict=False) if captured else graphs
+    exposed.graphs.extend(graphs)
     exposed.values.extend(value for _, value in new)
     return exposed
 
@@ -123,23 +129,20 @@ def array_name(variable: Variable) -> str:
 
 def _check_priors(model: pm.Model, public: PublicArrays) -> None:
     free = set(model.free_RVs)
-    factors = [*model.free_RVs, *model.potentials]
-    terms = model.logp(vars=factors, sum=False, jacobian=True)
-    for factor, term in zip(factors, terms, strict=True):
+    for factor in (*model.free_RVs, *model.potentials):
         if factor.name in public.priors:
             continue
 
         def stop(v: Variable, factor: Variable = factor) -> bool:
             return v in free and v is not factor
 
-        found = upstream([factor], stop)
         arrays = [v for v in _arrays([factor], stop) if v not in public]
         arrays += _inner_arrays([factor], stop, public)
-        # What a logp function has captured shows in the log-density only; so does what PyMC has
-        # computed from public arrays.
-        if not any(v in public for v in found):
+        if factor in free and _is_custom([factor, model.rvs_to_transforms[factor]], stop):
+            # What a logp function or a transform has captured shows in the log-density only.
+            (term,) = model.logp(vars=[factor], sum=False, jacobian=True)
             arrays += [v for v in _arrays([term]) if v not in public]
-        if not arrays and found.isdisjoint(model.observed_RVs):
+        if not arrays and upstream([factor], stop).isdisjoint(model.observed_RVs):
             continue
         seen = array_name(arrays[0]) if arrays else "an observed variable"
         what = f"the prior of {factor.name!r}"
@@ -151,6 +154,22 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
                 "log-likelihood per record."
             )
         raise UnsupportedModel(f"{what} depends on data, namely on {seen}. {_HOW}. {cure}")
+
+
+def _is_custom(graphs: Sequence[Any], stop: Callable[[Variable], bool]) -> bool:
+    """Whether some random variable or transform is not PyMC's own, and may have captured arrays."""
+    makers = [g for g in graphs if g is not None and not isinstance(g, Variable)]
+    stack = [g for g in graphs if isinstance(g, Variable)]
+    while stack:
+        nodes = {v.owner for v in upstream(stack, stop) if v.owner is not None}
+        makers += [node.op for node in nodes]
+        inner = [n.op for n in nodes if isinstance(n.op, HasInnerGraph)]
+        stack, stop = [v for op in inner for v in op.fgraph.outputs], lambda _: False
+    return any(
+        isinstance(maker, CustomDistRV)
+        or type(maker).__module__.split(".")[0] not in ("abc", "pymc", "pytensor")
+        for maker in makers
+    )
 
 
 def _stand_for(variable: Variable, public: PublicArrays | None, exposed: Exposed) -> SharedVariable:
@@ -204,12 +223,24 @@ def _inner_arrays(
 ) -> list[Variable]:
     """Arrays that inner graphs have captured."""
     nodes = {v.owner for v in upstream(graphs, stop) if v.owner is not None}
-    inner = [n.op.fgraph for n in nodes if isinstance(n.op, HasInnerGraph)]
+    inner = [_fresh(n).fgraph for n in nodes if isinstance(n.op, HasInnerGraph)]
     outputs = [v for graph in inner for v in graph.outputs]
     if not outputs:
         return []
     deeper = _inner_arrays(outputs, lambda _: False, public)
     return [v for v in _arrays(outputs) if v not in public] + deeper
+
+
+def _fresh(node: Apply) -> HasInnerGraph:
+    """The operation of a node, for pm.CustomDist from the user's function again.
+
+    PyMC evaluates what involves constants only in the inner graph of a model that it has compiled.
+    """
+    if not isinstance(node.op, CustomSymbolicDistRV):
+        return node.op
+    (rv,) = (v for v in node.outputs if isinstance(v.type, TensorType))
+    size = [rv.shape[k] for k in range(rv.ndim - node.op.ndim_supp)]
+    return change_dist_size(rv, size).owner.op
 
 
 def _rebuilt(outputs: Sequence[Variable], new: dict[Variable, Variable]) -> list[Variable]:

@@ -168,7 +168,8 @@ class _Proof(RowWalk):
     def _places(self, index: Variable) -> tuple[np.ndarray, np.ndarray] | None:
         """Entries of an index, and the row that asks for each; None if private data decide."""
         owner = self._owner(index)
-        if not self._private.isdisjoint(upstream([index, owner])):
+        data = self._private | (self._rows - {self.base})
+        if not data.isdisjoint(upstream([index, owner])):
             return None
         base = np.arange(len(self._label))
         if index is self.base:

@@ -36,7 +36,8 @@ def is_structural(array: np.ndarray) -> bool:
         value on and one off the diagonal (``np.eye``); and for integers that are an arithmetic
         progression (``np.arange``; of two entries only 0, 1 and 1, 2, in any order), the rows or
         columns of ``np.tril_indices`` or ``np.triu_indices``, with the diagonal or without it, or
-        the places of a packed triangle's diagonal (``np.arange(1, n + 1).cumsum() - 1``).
+        the places of a packed triangle's diagonal (``np.arange(1, n + 1).cumsum() - 1``); and for
+        the frequencies of a basis, whole multiples of pi on a grid (``pm.gp.HSGP`` makes them).
 
     Notes
     -----
@@ -54,6 +55,8 @@ def is_structural(array: np.ndarray) -> bool:
         off = ~np.eye(len(array), dtype=bool)
         if _all_equal(np.diagonal(array)) and _all_equal(array[off]):
             return True
+    if array.dtype.kind == "f" and array.ndim == 2:
+        return _is_grid_of_frequencies(array)
     if array.dtype.kind not in "iu":
         return False
     return _is_progression(array) or (array.ndim == 1 and _indexes_triangle(array))
@@ -70,6 +73,14 @@ def _is_progression(array: np.ndarray) -> bool:
         return sorted(flat.tolist()) in ([0, 1], [1, 2])
     flat = flat.astype(object) if flat.dtype == np.uint64 else flat.astype(np.int64)
     return bool((flat[2:] - flat[1:-1] == flat[1] - flat[0]).all())
+
+
+def _is_grid_of_frequencies(array: np.ndarray) -> bool:
+    counts = np.rint(array.max(axis=0) / np.pi)
+    if not (np.isfinite(counts).all() and (counts >= 1).all() and counts.prod() == len(array)):
+        return False
+    grid = np.meshgrid(*(np.pi * np.arange(1, n + 1) for n in counts))
+    return np.array_equal(array, np.vstack([axis.ravel() for axis in grid]).T)
 
 
 def _indexes_triangle(array: np.ndarray) -> bool:

@@ -170,7 +170,7 @@ def regression(mode="NUMBA", **kwargs) -> RecordLikelihood:
     with pm.Model() as model:
         t = (pm.Normal("slope") * x)[:, None]
         pm.Normal("y", pm.Normal("b", shape=9) + t * one + t**2 * two, 1.0, observed=y)
-    return RecordLikelihood(model, compile_kwargs={"mode": mode}, **kwargs)
+    return RecordLikelihood(model, public=[one, two], compile_kwargs={"mode": mode}, **kwargs)
 
 
 @pytest.mark.slow

@@ -1,0 +1,580 @@
+"""Models that are accepted or refused, as functions of their data: see `test_model_table`.
+
+Each entry adds a model to the one on the context stack. Data have one row per record; `public` holds
+what a user would declare with ``public=``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+N = 14  # records, a length that nothing else has
+RNG = np.random.default_rng(17)
+X = RNG.normal(size=(N, 3))
+Z = RNG.normal(size=N)
+Y = RNG.normal(size=N)
+Y2 = RNG.normal(size=(N, 2))
+POSITIVE = RNG.gamma(2.0, size=N) + 0.1
+UNIT = RNG.uniform(0.05, 0.95, size=N)
+BINARY = RNG.integers(2, size=N)
+COUNTS = RNG.integers(1, 6, size=N)
+LEVELS = np.arange(N) % 3
+PANEL = RNG.normal(size=(N, 5))
+KNOTS = np.array([-1.2, -0.4, 0.1, 0.9])
+GROUP_DATA = np.array([0.3, -0.7, 1.9])
+
+Data = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model, and the refusal that is expected of it: none if it is accepted."""
+
+    name: str
+    fill: Callable[[Data], Any]
+    data: Data
+    refused: str | None = None
+    public: list = field(default_factory=list)
+    records: Any = None
+
+    def build(self, data: Data | None = None) -> pm.Model:
+        """The model of these data, or of its own."""
+        with pm.Model() as model:
+            self.fill({name: array.copy() for name, array in (data or self.data).items()})
+        return model
+
+
+TABLE: list[Entry] = []
+
+
+def entry(
+    name: str, *, refused: str | None = None, public: list | None = None, records=None, **data
+):
+    def register(fill):
+        TABLE.append(Entry(name, fill, data, refused, public or [], records))
+        return fill
+
+    return register
+
+
+PRIOR, POTENTIAL = "the prior of .* depends on data", "the potential .* depends on data"
+ALL, SEVERAL, WHOLE = "depends on all of", "reach several records", "works on all rows at once"
+
+# --- accepted -------------------------------------------------------------------------------------
+
+
+@entry("normal regression", X=X, y=Y)
+def _(d):
+    pm.Normal("y", d["X"] @ pm.Normal("b", shape=3), pm.HalfNormal("s"), observed=d["y"])
+
+
+@entry("logistic regression with pm.Data", X=X, y=BINARY)
+def _(d):
+    x = pm.Data("X", d["X"])
+    pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=x.shape[1]), observed=pm.Data("yd", d["y"]))
+
+
+@entry("a constant column", x=np.full(N, 2.0), y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("b") * d["x"], 1.0, observed=d["y"])
+
+
+@entry("censored observations by pm.Censored", x=Z, y=np.clip(Y, -1, 1))
+def _(d):
+    latent = pm.Normal.dist(pm.Normal("b") * d["x"], 1.0)
+    pm.Censored("y", latent, lower=-1, upper=1, observed=d["y"])
+
+
+@entry("censoring times by row", y=np.minimum(POSITIVE, UNIT * 4), upper=UNIT * 4)
+def _(d):
+    pm.Censored(
+        "y", pm.Weibull.dist(pm.Exponential("a", 1), 2.0), None, d["upper"], observed=d["y"]
+    )
+
+
+@entry("truncated by row", y=np.abs(Y), low=-UNIT)
+def _(d):
+    pm.Truncated("y", pm.Normal.dist(pm.Normal("m"), 1.0), lower=d["low"], observed=d["y"])
+
+
+@entry("groups by index", g=LEVELS, y=Y)
+def _(d):
+    a = pm.Normal("a", pm.Normal("m"), pm.HalfNormal("t"), shape=3)
+    pm.Normal("y", a[d["g"]], 1.0, observed=d["y"])
+
+
+@entry("groups with an offset that is not centred", g=LEVELS, y=COUNTS)
+def _(d):
+    a = pm.Normal("m") + pm.HalfNormal("t") * pm.Normal("z", shape=3)
+    pm.Poisson("y", pt.exp(a[pm.Data("g", d["g"])]), observed=d["y"])
+
+
+@entry("public data of groups", public=[GROUP_DATA], g=LEVELS, y=Y)
+def _(d):
+    a = pm.Normal("a") + pm.Normal("b") * GROUP_DATA
+    pm.Normal("y", a[d["g"]], 1.0, observed=d["y"])
+
+
+@entry("ZeroSumNormal", g=LEVELS, y=Y)
+def _(d):
+    pm.Normal("y", pm.ZeroSumNormal("a", shape=3)[d["g"]], 1.0, observed=d["y"])
+
+
+@entry("multivariate normal rows", y=Y2)
+def _(d):
+    pm.MvNormal("y", pm.Normal("m", shape=2), cov=np.eye(2) + 0.5, observed=d["y"])
+
+
+@entry("multivariate normal rows, public covariance", public=[[[2.0, 0.3], [0.3, 1.0]]], y=Y2)
+def _(d):
+    pm.MvNormal("y", pm.Normal("m", shape=2), cov=[[2.0, 0.3], [0.3, 1.0]], observed=d["y"])
+
+
+@entry("multivariate normal rows, LKJ", y=Y2)
+def _(d):
+    chol, *_ = pm.LKJCholeskyCov("c", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0, shape=2))
+    pm.MvNormal("y", np.zeros(2), chol=chol, observed=d["y"])
+
+
+@entry("mixture", y=Y)
+def _(d):
+    w = pm.Dirichlet("w", np.ones(2))
+    pm.NormalMixture("y", w, mu=pm.Normal("m", shape=2), sigma=1.0, observed=d["y"])
+
+
+@entry("mixture, declared locations", public=["m"], y=Y)
+def _(d):
+    w = pm.Dirichlet("w", np.ones(2))
+    pm.NormalMixture("y", w, mu=pm.Normal("m", [-1.0, 2.0], shape=2), sigma=1.0, observed=d["y"])
+
+
+@entry("zero-inflated counts", x=Z, y=COUNTS - 1)
+def _(d):
+    psi = pm.math.invlogit(pm.Normal("a") * d["x"])
+    pm.ZeroInflatedPoisson("y", psi=psi, mu=pm.Exponential("m", 1), observed=d["y"])
+
+
+@entry("hurdle of positive amounts", x=Z, y=POSITIVE)
+def _(d):
+    pm.HurdleGamma("y", psi=0.9, alpha=pm.Exponential("a", 1), beta=pt.exp(d["x"]), observed=d["y"])
+
+
+@entry("negative binomial with exposure", x=Z, e=POSITIVE, y=COUNTS)
+def _(d):
+    mu = d["e"] * pt.exp(pm.Normal("b") * d["x"])
+    pm.NegativeBinomial("y", mu=mu, alpha=pm.Exponential("a", 1), observed=d["y"])
+
+
+@entry("Student t", X=X, y=Y)
+def _(d):
+    pm.StudentT("y", nu=pm.Gamma("n", 2, 0.1), mu=d["X"] @ pm.Normal("b", shape=3), sigma=1.0, observed=d["y"])  # fmt: skip
+
+
+@entry("ordered outcomes, public cutpoints", public=[[-1.0, 1.5]], x=Z, y=LEVELS)
+def _(d):
+    pm.OrderedLogistic("y", eta=pm.Normal("a") * d["x"], cutpoints=[-1.0, 1.5], observed=d["y"])
+
+
+@entry("softmax of three classes", X=X, y=LEVELS)
+def _(d):
+    p = pm.math.softmax(d["X"] @ pm.Normal("b", shape=(3, 3)), axis=-1)
+    pm.Categorical("y", p=p, observed=d["y"])
+
+
+@entry("binomial with numbers of trials", n=COUNTS + 3, x=Z, y=COUNTS)
+def _(d):
+    pm.Binomial("y", n=d["n"], logit_p=pm.Normal("a") * d["x"], observed=d["y"])
+
+
+@entry("a series on each row", y=PANEL)
+def _(d):
+    pm.AR("y", pm.Normal("r", shape=1), sigma=1.0, init_dist=pm.Normal.dist(), observed=d["y"])
+
+
+@entry("a random walk on each row", y=PANEL)
+def _(d):
+    start = pm.Normal.dist()
+    pm.GaussianRandomWalk("y", mu=pm.Normal("m"), sigma=1.0, init_dist=start, observed=d["y"])
+
+
+@entry("lags within a row", y=PANEL)
+def _(d):
+    series = pm.Data("series", d["y"])
+    pm.Normal("y", pm.Normal("r") * series[:, :-1], 1.0, observed=series[:, 1:])
+
+
+@entry("lags within a person", records=np.arange(N) // 2, y=Y)
+def _(d):
+    y = pm.Data("series", d["y"])
+    pm.Normal("y", y.reshape((-1, 2))[:, ::-1].flatten() * pm.Normal("r"), 1.0, observed=y)
+
+
+@entry("rows of a longer container", y=np.append(Y, 0.5), x=Z)
+def _(d):
+    y = pm.Data("series", d["y"])
+    pm.Normal("y", pm.Normal("b") * d["x"], 1.0, observed=y[1:])
+
+
+@entry("columns of one table", t=X)
+def _(d):
+    t = pm.Data("t", d["t"])
+    pm.Normal("y", pm.Normal("b") * t[:, 0] + t[:, 1], 1.0, observed=t[:, 2])
+
+
+@entry("a flat panel, reshaped", x=RNG.normal(size=(N, 2, 3)), y=Y2)
+def _(d):
+    mean = (pm.Data("x", d["x"]).reshape((2 * N, 3)) @ pm.Normal("b", shape=3)).reshape((N, 2))
+    pm.Normal("y", mean, 1.0, observed=d["y"])
+
+
+@entry("a custom likelihood", x=Z, y=Y)
+def _(d):
+    def logp(value, a, x):
+        return -pt.abs(value - a * x)
+
+    pm.CustomDist("y", pm.Normal("a"), d["x"], logp=logp, observed=d["y"])
+
+
+@entry("a custom likelihood that captures a column", x=Z, y=Y)
+def _(d):
+    def logp(value, a):
+        return -pt.abs(value - a * pt.as_tensor(d["x"]))
+
+    pm.CustomDist("y", pm.Normal("a"), logp=logp, observed=d["y"])
+
+
+@entry("a custom distribution without captured arrays", y=Y)
+def _(d):
+    def dist(m, size):
+        return pm.Normal.dist(m, 1.0, size=size) + 1.0
+
+    pm.CustomDist("y", pm.Normal("m"), dist=dist, observed=d["y"])
+
+
+@entry("two observed variables", x=Z, y=BINARY)
+def _(d):
+    a = pm.Normal("a")
+    pm.Normal("x", a, 1.0, observed=d["x"])
+    pm.Bernoulli("y", logit_p=a * d["x"], observed=d["y"])
+
+
+@entry("one observed variable in the mean of another", x=Z, y=Y)
+def _(d):
+    x = pm.Normal("x", pm.Normal("a"), 1.0, observed=d["x"])
+    pm.Normal("y", pm.Normal("b") * x, 1.0, observed=d["y"])
+
+
+@entry("centred by public numbers", x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("b") * (pm.Data("x", d["x"]) - 40.0) / 15.0, 1.0, observed=d["y"])
+
+
+@entry("centred columns that are public", public=["X"], x=X, y=Y)
+def _(d):
+    x = pm.Data("X", X)
+    pm.Normal("y", (x - x.mean(axis=0)) @ pm.Normal("b", shape=3), 1.0, observed=d["y"])
+
+
+@entry("splines with public knots", public=[KNOTS], x=Z, y=Y)
+def _(d):
+    basis = pt.maximum(pt.as_tensor(d["x"])[:, None] - KNOTS, 0.0) ** 3
+    pm.Normal("y", basis @ pm.Normal("b", shape=4), 1.0, observed=d["y"])
+
+
+def basis_of(gp, x):
+    phi, sd = gp.prior_linearized(x)
+    return phi @ (pm.Normal("coefficients", size=gp.n_basis_vectors) * sd)
+
+
+def hsgp(length, m=4):
+    return pm.gp.HSGP(m=[m], L=[3.0], cov_func=pm.gp.cov.ExpQuad(1, ls=length))
+
+
+@entry("HSGP with a centre from public bounds", public=[[0.5], [3.0]], x=Z, y=Y)
+def _(d):
+    gp = hsgp(pm.Gamma("l", 2, 1))
+    gp.prior_linearized(np.array([[-2.0], [3.0]]))  # PyMC keeps the centre of its first call
+    pm.Normal("y", basis_of(gp, d["x"][:, None]), 1.0, observed=d["y"])
+
+
+@entry("priors with public arrays", public=["b"], X=X, y=Y)
+def _(d):
+    b = pm.Normal("b", np.array([0.1, -0.4, 0.9]), np.array([1.0, 2.0, 3.0]))
+    pm.Normal("y", d["X"] @ b, 1.0, observed=d["y"])
+
+
+@entry("priors with zeros, ones and identities", X=X, y=Y)
+def _(d):
+    b = pm.MvNormal("b", np.zeros(3), cov=2.0 * np.eye(3))
+    pm.Normal("y", d["X"] @ b, 1.0, observed=d["y"])
+
+
+@entry("a potential of parameters", y=Y)
+def _(d):
+    m = pm.Normal("m", shape=2)
+    pm.Potential("sum to zero", -(m.sum() ** 2))
+    pm.Normal("y", m[0], 1.0, observed=d["y"])
+
+
+@entry("a potential with declared weights", public=["penalty"], y=Y)
+def _(d):
+    m = pm.Normal("m", shape=3)
+    pm.Potential("penalty", -((m * np.array([1.0, 2.0, 4.0])).sum() ** 2))
+    pm.Normal("y", m[0], 1.0, observed=d["y"])
+
+
+@entry("a neural network", X=X, y=BINARY)
+def _(d):
+    hidden = pt.tanh(d["X"] @ pm.Normal("w", shape=(3, 4)))
+    pm.Bernoulli("y", logit_p=hidden @ pm.Normal("v", shape=4), observed=d["y"])
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+CENSORED = BINARY == 1
+
+
+@entry(
+    "survival idiom: a potential of the censored", refused=POTENTIAL + ".*pm.Censored", y=POSITIVE
+)
+def _(d):
+    a, b = pm.Exponential("a", 1), pm.Exponential("b", 1)
+    pm.Weibull("y", a, b, observed=d["y"][~CENSORED])
+    pm.Potential("censored", -((d["y"][CENSORED] / b) ** a).sum())
+
+
+@entry("survival idiom, by row", refused=POTENTIAL, y=POSITIVE)
+def _(d):
+    a, b = pm.Exponential("a", 1), pm.Exponential("b", 1)
+    pm.Weibull("y", a, b, observed=d["y"][~CENSORED])
+    pm.Potential("censored", -((d["y"][CENSORED] / b) ** a))
+
+
+@entry("a potential of data that are reshaped", refused=POTENTIAL, y=Y)
+def _(d):
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", -((d["y"].reshape(2, -1) - m) ** 2).sum())
+
+
+@entry("a potential of a sum in the graph", refused=POTENTIAL, y=Y)
+def _(d):
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", m * pt.as_tensor(d["y"]).sum())
+
+
+@entry("a potential of pm.Data of another length", refused=POTENTIAL, y=Y)
+def _(d):
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", -((pm.Data("others", d["y"][:5]) - m) ** 2).sum())
+
+
+@entry("a potential of an observed variable", refused=POTENTIAL, y=Y)
+def _(d):
+    m = pm.Normal("m")
+    y = pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", -((y - m) ** 2).sum())
+
+
+@entry("a prior of group means", refused=PRIOR, g=LEVELS, y=Y)
+def _(d):
+    means = np.array([d["y"][d["g"] == k].mean() for k in range(3)])
+    pm.Normal("y", pm.Normal("a", means, 1.0)[d["g"]], 1.0, observed=d["y"])
+
+
+@entry("a prior of a mean in the graph", refused=PRIOR, y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("a", pt.as_tensor(d["y"]).mean(), 1.0), 1.0, observed=d["y"])
+
+
+@entry("a prior of pm.Data", refused=PRIOR, x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("a", 0, pm.Data("x", d["x"]).std()), 1.0, observed=d["y"])
+
+
+@entry("a custom prior that captures data", refused=PRIOR, y=Y)
+def _(d):
+    def logp(value):
+        return -((value - pt.as_tensor(d["y"])) ** 2).sum()
+
+    pm.Normal("y", pm.CustomDist("a", logp=logp), 1.0, observed=d["y"])
+
+
+@entry("a custom prior distribution that captures data", refused=PRIOR, y=Y)
+def _(d):
+    def dist(size):
+        return pm.Normal.dist(pt.as_tensor(d["y"]).mean(), 1.0, size=size)
+
+    pm.Normal("y", pm.CustomDist("a", dist=dist), 1.0, observed=d["y"])
+
+
+@entry("a custom likelihood that captures all of a column", refused=ALL, x=Z, y=Y)
+def _(d):
+    def logp(value, a):
+        x = pt.as_tensor(d["x"])
+        return -pt.abs(value - a * (x - x.mean()))
+
+    pm.CustomDist("y", pm.Normal("a"), logp=logp, observed=d["y"])
+
+
+@entry("a custom likelihood that captures other numbers", refused=ALL, y=Y)
+def _(d):
+    def logp(value, a):
+        return -pt.abs(value - a * pt.as_tensor(d["y"][:5]).sum())
+
+    pm.CustomDist("y", pm.Normal("a"), logp=logp, observed=d["y"])
+
+
+@entry("a custom distribution that captures data", refused="inside", y=Y)
+def _(d):
+    def dist(m, size):
+        return pm.Normal.dist(m + pt.as_tensor(d["y"]).mean(), 1.0, size=size)
+
+    pm.CustomDist("y", pm.Normal("m"), dist=dist, observed=d["y"])
+
+
+@entry("centred in the graph", refused=ALL, x=Z, y=Y)
+def _(d):
+    x = pt.as_tensor(d["x"])
+    pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1.0, observed=d["y"])
+
+
+@entry("centred pm.Data", refused=ALL, x=X, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", (x - x.mean(axis=0)) @ pm.Normal("b", shape=3), 1.0, observed=d["y"])
+
+
+@entry("a constant column, centred", refused=ALL, x=np.full(N, 2.0), y=Y)
+def _(d):
+    x = pt.as_tensor(d["x"])
+    pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1.0, observed=d["y"])
+
+
+@entry("scaled by a maximum", refused=ALL, x=POSITIVE, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * x / x.max(), 1.0, observed=d["y"])
+
+
+@entry("dependence that is switched on far away", refused=ALL, x=Z, y=Y)
+def _(d):
+    b, x = pm.Normal("b"), pm.Data("x", d["x"])
+    pm.Normal("y", b * x + pt.switch(b > 50, x.sum(), 0.0), 1.0, observed=d["y"])
+
+
+@entry("HSGP centred on the data", refused="an array of shape .1,.|X_center", x=Z, y=Y)
+def _(d):
+    gp = hsgp(pm.Gamma("l", 2, 1))
+    pm.Normal("y", gp.prior("f", d["x"][:, None]), 1.0, observed=d["y"])
+
+
+@entry("HSGP centred on pm.Data in two dimensions", refused=ALL, x=X[:, :2], y=Y)
+def _(d):
+    gp = pm.gp.HSGP(m=[3, 3], L=[3.0, 3.0], cov_func=pm.gp.cov.ExpQuad(2, ls=1.0))
+    pm.Normal("y", basis_of(gp, pm.Data("x", d["x"])), 1.0, observed=d["y"])
+
+
+@entry("HSGP with a boundary from the data", refused=ALL, public=[[0.5]], x=Z, y=Y)
+def _(d):
+    gp = pm.gp.HSGP(m=[4], c=1.5, cov_func=pm.gp.cov.ExpQuad(1, ls=1.0))
+    gp.prior_linearized(np.array([[-2.0], [3.0]]))
+    pm.Normal("y", basis_of(gp, d["x"][:, None]), 1.0, observed=d["y"])
+
+
+@entry("splines with knots that are not declared", refused=ALL, x=Z, y=Y)
+def _(d):
+    basis = pt.maximum(pt.as_tensor(d["x"])[:, None] - KNOTS, 0.0) ** 3
+    pm.Normal("y", basis @ pm.Normal("b", shape=4), 1.0, observed=d["y"])
+
+
+@entry("data of groups that are not declared", refused=ALL, g=LEVELS, y=Y)
+def _(d):
+    a = pm.Normal("a") + pm.Normal("b") * GROUP_DATA
+    pm.Normal("y", a[d["g"]], 1.0, observed=d["y"])
+
+
+@entry(
+    "a Gaussian process over the records", refused="one number for all its rows|" + WHOLE, x=Z, y=Y
+)
+def _(d):
+    gp = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Gamma("l", 2, 1)))
+    gp.marginal_likelihood("y", X=d["x"][:, None], y=d["y"], sigma=1.0)
+
+
+@entry("a latent Gaussian process over the records", refused=".", x=Z, y=Y)
+def _(d):
+    gp = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.Gamma("l", 2, 1)))
+    pm.Normal("y", gp.prior("f", X=d["x"][:, None]), 1.0, observed=d["y"])
+
+
+@entry("one time series", refused="one number for all its rows", y=Y)
+def _(d):
+    pm.AR("y", pm.Normal("r", shape=1), sigma=1.0, init_dist=pm.Normal.dist(), observed=d["y"])
+
+
+@entry("lags of one series", refused=SEVERAL, y=np.append(Y, 0.5))
+def _(d):
+    y = pm.Data("series", d["y"])
+    pm.Normal("y", y[:-1] * pm.Normal("r"), 1.0, observed=y[1:])
+
+
+@entry("lags sliced in NumPy", refused="observations of other rows", y=np.append(Y, 0.5))
+def _(d):
+    pm.Normal("y", d["y"][:-1] * pm.Normal("r"), 1.0, observed=d["y"][1:])
+
+
+@entry("lags across persons", refused=SEVERAL, records=np.roll(np.arange(N) // 2, 1), y=Y)
+def _(d):
+    y = pm.Data("series", d["y"])
+    pm.Normal("y", y.reshape((-1, 2))[:, ::-1].flatten() * pm.Normal("r"), 1.0, observed=y)
+
+
+@entry("reversed rows", refused=SEVERAL, x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pm.Data("x", d["x"])[::-1] * pm.Normal("b"), 1.0, observed=d["y"])
+
+
+@entry("rows chosen by private numbers", refused=ALL, i=RNG.permutation(N), x=Z, y=Y)
+def _(d):
+    x, i = pm.Data("x", d["x"]), pm.Data("i", d["i"])
+    pm.Normal("y", x[i] * pm.Normal("b"), 1.0, observed=d["y"])
+
+
+@entry("sorted rows", refused=WHOLE, x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pt.sort(pm.Data("x", d["x"])) * pm.Normal("b"), 1.0, observed=d["y"])
+
+
+@entry("running sums", refused=WHOLE, x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pt.cumsum(pm.Data("x", d["x"])) * pm.Normal("b"), 1.0, observed=d["y"])
+
+
+@entry("a softmax over the records", refused=WHOLE, x=Z, y=Y)
+def _(d):
+    pm.Normal("y", pm.math.softmax(d["x"] * pm.Normal("b"), axis=0), 1.0, observed=d["y"])
+
+
+@entry("an entry for each record", refused="'a' has an entry for each record", y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("a", shape=N), 1.0, observed=d["y"])
+
+
+@entry("an entry for each record, by number", refused="'a' has an entry for each record", y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("a", shape=N)[np.arange(N)], 1.0, observed=d["y"])
+
+
+@entry("total_size", refused="draws random numbers", y=Y)
+def _(d):
+    y = pm.Minibatch(d["y"], batch_size=5)
+    pm.Normal("y", pm.Normal("m"), 1.0, observed=y, total_size=N)

@@ -1,0 +1,75 @@
+"""Which models are accepted, and which are refused; in those accepted no record acts on another one's term."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from pytensor.compile.mode import Mode
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model import RecordLikelihood
+from tests.model.model_table import TABLE, N
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+    pytest.mark.filterwarnings("ignore:No approximation:UserWarning"),
+]
+OPTIONS = {"mode": Mode("py", None)}
+ACCEPTED = [e for e in TABLE if e.refused is None]
+
+
+def test_size_of_the_table():
+    assert len(TABLE) >= 60 and len({e.name for e in TABLE}) == len(TABLE)
+
+
+@pytest.mark.parametrize("entry", [e for e in TABLE if e.refused], ids=lambda e: e.name)
+def test_refused(entry):
+    model = entry.build()
+    with pytest.raises(UnsupportedModel, match=re.compile(entry.refused, re.S)) as refused:
+        RecordLikelihood(model, records=entry.records, public=entry.public, compile_kwargs=OPTIONS)
+    for array in entry.data.values():  # what is private is in no message
+        assert not any(f"{v:.4f}" in str(refused.value) for v in np.ravel(array).astype(float))
+
+
+@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda e: e.name)
+def test_no_record_moves_another_ones_term(entry):
+    """Not by a bit, near the start and far from it, whatever the record becomes."""
+
+    def terms(data):
+        likelihood = RecordLikelihood(
+            entry.build(data), records=entry.records, public=entry.public, compile_kwargs=OPTIONS
+        )
+        return np.array([likelihood.logp(theta) for theta in points(likelihood)])
+
+    before = terms(entry.data)
+    owner = np.arange(N) if entry.records is None else entry.records
+    for row in (0, 5, N - 1):
+        data = {k: v.copy() for k, v in entry.data.items()}
+        other = next(k for k in range(N) if owner[k] != owner[row])
+        for array in data.values():
+            array[row] = array[other]  # in the support of the distribution
+            if array.dtype.kind == "f" and array.ndim == 1:
+                array[row] = 0.97 * array[row]
+        after = terms(data)
+        same = np.arange(before.shape[1]) != owner[row]
+        if len(next(iter(data.values()))) > N:  # a longer container, of which some rows are used
+            same[[max(row - 1, 0), row]] = False
+        np.testing.assert_array_equal(before[:, same], after[:, same])
+        assert not np.array_equal(before[:, ~same], after[:, ~same], equal_nan=True)
+
+
+def points(likelihood):
+    rng = np.random.default_rng(8)
+    d = likelihood.n_dim
+    return [scale * rng.normal(size=d) for scale in (0.1, 0.4, 3.0)] + [60 + rng.normal(size=d)]
+
+
+def test_the_comparison_finds_a_dependence(monkeypatch):
+    """Control: with the proof switched off, refused models are found by it."""
+    monkeypatch.setattr("pymc_dp.model.records.prove_independence", lambda *_: None)
+    (entry,) = (e for e in TABLE if e.name == "centred pm.Data")
+    with pytest.raises(AssertionError, match="not equal"):
+        test_no_record_moves_another_ones_term(entry)
