@@ -376,7 +376,9 @@ class TestHyperparameters:
             theta = pm.Normal("theta", level[district], within, shape=20)
             pm.Normal("y", theta[group], 2, observed=y)
         budget = PrivacyBudget(math.inf, 1e-6, chains=1)
-        prepared = preparation.prepare(budget=budget, model=model, public_covariates=True)
+        prepared = preparation.prepare(
+            budget=budget, model=model, public=["theta"], public_covariates=True
+        )
         if not governed:
             prepared.simulated.governed[:] = False
         start = find_start(prepared, budget, 0.15, {"mu": 3.0, "between": 0.5, "within": 0.5}, random_seed=seed)  # fmt: skip

@@ -129,11 +129,18 @@ class RowWalk:
         return self(variable, variable.ndim + axis, index)
 
     def _split(self, variable: Variable, node: Apply, axis: int, index: Variable) -> Variable:
-        x, along, sizes = node.inputs
-        if not isinstance(along, Constant) or int(along.data) % x.ndim == axis:
-            _block(node.op)
-        parts = node.op.make_node(self(x, axis, index), along, sizes).outputs
+        x, *others = node.inputs
+        self._check_other_axis(node, axis)
+        parts = node.op.make_node(self(x, axis, index), *others).outputs
         return parts[node.outputs.index(variable)]
+
+    def _check_other_axis(self, node: Apply, axis: int) -> None:
+        """Stop if an operation works along the rows; PyTensor 2 has its axis among the inputs."""
+        along = getattr(node.op, "axis", None)
+        if along is None and isinstance(node.inputs[1], Constant):
+            along = int(node.inputs[1].data)
+        if along is None or along % node.inputs[0].ndim == axis:
+            _block(node.op)
 
     @singledispatchmethod
     def _through(self, op: Op, node: Apply, axis: int, index: Variable) -> Variable:
@@ -165,10 +172,9 @@ class RowWalk:
 
     @_through.register
     def _(self, op: SortOp, node: Apply, axis: int, index: Variable) -> Variable:
-        x, along = node.inputs
-        if not isinstance(along, Constant) or int(along.data) % x.ndim == axis:
-            _block(op)
-        return op(self(x, axis, index), along)
+        x, *others = node.inputs
+        self._check_other_axis(node, axis)
+        return op(self(x, axis, index), *others)
 
     @_through.register
     def _(self, op: Alloc, node: Apply, axis: int, index: Variable) -> Variable:

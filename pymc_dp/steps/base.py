@@ -301,11 +301,13 @@ class DPStep(BlockedStep):
 
     def _to_be_raised(self, error: Exception) -> BaseException:
         """Return the error, or, where a private run's model itself has failed, one with none of its words."""
-        where = f"in draw {self._n_steps + 1} of {self.label}"
+        withheld = without_words(error, f"in draw {self._n_steps + 1} of {self.label}")
         frames = traceback.walk_tb(error.__traceback__)
         compiled = any(f.f_globals.get("__name__", "").startswith("pytensor.") for f, _ in frames)
+        if isinstance(withheld, KeyboardInterrupt):
+            return withheld
         if self.budget is not None and (compiled or isinstance(error, ModelError)):
-            return without_words(error, where)
+            return withheld
         return error
 
     def _stay(self) -> None:

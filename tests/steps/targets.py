@@ -28,13 +28,14 @@ def compiled_once(*key, only=None):
     """
     real = base.RecordLikelihood
 
-    def shared(model, *, records=None, **options):
-        if only not in (None, model) or any(v is not None for v in options.values()):
-            return real(model, records=records, **options)
+    def shared(model, *, records=None, public=(), private=True, **options):
+        special = public or any(v is not None for v in options.values())
+        if only not in (None, model) or special:
+            return real(model, records=records, public=public, private=private, **options)
         names = tuple((v.name, v.type.shape) for v in model.basic_RVs)  # a test may have added some
-        whole = (*key, names, None if records is None else np.asarray(records).tobytes())
+        whole = (*key, names, private, None if records is None else np.asarray(records).tobytes())
         if whole not in _COMPILED:
-            _COMPILED[whole] = real(model, records=records)
+            _COMPILED[whole] = real(model, records=records, private=private)
         return _COMPILED[whole]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +77,7 @@ def _linear_gaussian(design: np.ndarray, y: np.ndarray, sigma: float, prior_mean
 # ---------------------------------------------------------------- conjugate Gaussian: two means, correlated prior
 
 _Y = np.random.default_rng(11).normal([0.8, -1.5], 12.0, size=(150, 2))
-_MEAN, _COV = np.array([0.5, -0.5]), np.array([[1.0, 0.8], [0.8, 1.5]])
+_MEAN, _COV = np.array([0.5, 0.5]), np.array([[1.25, 0.8], [0.8, 1.25]])
 
 
 def _gaussian_model() -> pm.Model:
