@@ -317,8 +317,9 @@ class RowWalk:
             if not isinstance(e, slice) and e.ndim >= -from_end and e.type.shape[from_end] != 1
         ]
         lengths = {k: x.type.shape[k] or n_rows for k in moving}
-        if x.owner is not None and (max(lengths.values()) >= n_rows or _holds_data(x)):
-            # Here x is computed, with a row for each record, as in x[arange(n), y], or from data of
+        table = x.owner is None and any(_is_range(entries[k], from_end) for k in moving)
+        if table or (x.owner and (max(lengths.values()) >= n_rows or _holds_data(x))):
+            # Here x has a row for each record, as in x[arange(n), y], or is computed from data of
             # groups. Of these rows, too, only some should be computed: x[i] = x[i.ravel()][j].
             k = max(moving, key=lambda k: (_is_range(entries[k], from_end), lengths[k]))
             shape: list[Any] = [1] * entries[k].ndim

@@ -1,0 +1,159 @@
+"""Errors and warnings outside draws: they say where, and never what; they do not depend on a record."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pytensor.scalar.basic import BinaryScalarOp, upgrade_to_float
+from pytensor.tensor.elemwise import Elemwise
+
+import pymc_dp as dp
+
+from pymc_dp.errors import ModelError, PerformanceWarning
+from pymc_dp.model import RecordLikelihood, batches, gradients
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # that Numba cannot compile the user's operation
+
+SECRET = 77.125
+Y = np.append(np.random.default_rng(4).normal(3.0, 1.0, size=400), SECRET)
+
+
+class Telling(BinaryScalarOp):
+    """A likelihood of the user's own, or its slope, with a check that shows the record it fails on."""
+
+    def __init__(self, tolerates, is_slope=False):
+        super().__init__(upgrade_to_float)
+        self.tolerates, self.is_slope = tolerates, is_slope
+
+    def impl(self, value, mu):
+        if value == SECRET and abs(mu) > self.tolerates:
+            raise ValueError(f"record has {value}")
+        return value - mu if self.is_slope else -((value - mu) ** 2) / 2
+
+    def grad(self, inputs, output_gradients):
+        slope = Telling(self.tolerates, is_slope=True)(*inputs)
+        (g,) = output_gradients
+        return [-g * slope, g * slope]
+
+
+def model_of(tolerates):
+    operation = Elemwise(Telling(tolerates))
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.CustomDist("y", mu, logp=lambda y, mu: operation(y, mu), observed=Y,
+                      random=lambda mu, rng, size: rng.normal(mu, 1.0, size=size))  # fmt: skip
+    return model
+
+
+def words_of(error):
+    """Everything that a traceback of an error could show."""
+    words, seen = "", set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        words += f"{type(error).__name__}: {error}\n"
+        error = error.__cause__ or error.__context__
+    return words
+
+
+def check_withheld(raised, caplog):
+    assert isinstance(raised.value, ModelError)
+    assert "withheld" in str(raised.value)
+    assert "77.125" not in words_of(raised.value) + caplog.text
+
+
+def test_where_the_model_is_built(caplog):
+    """At the initial point, before anything is spent."""
+    budget = dp.PrivacyBudget(3.0, 1e-6, chains=1)
+    with model_of(-1.0), pytest.raises(ModelError, match="first evaluated") as raised:
+        dp.DPPenalty(budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
+    check_withheld(raised, caplog)
+    assert budget.spent() == 0
+
+
+def test_in_the_private_start(caplog):
+    with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
+        dp.private_start(budget=dp.PrivacyBudget(3.0, 1e-6, chains=1), random_seed=1)
+    check_withheld(raised, caplog)
+
+
+def test_in_the_sum_of_gradients(caplog):
+    model, budget = model_of(6.0), dp.PrivacyBudget(30.0, 1e-6, chains=1)
+    with model:
+        start = dp.private_start(budget=budget, random_seed=1)
+        far = dp.PrivateStart(**{**vars(start), "theta": np.array([8.0]), "point": {"mu": 8.0}})
+        with pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
+            dp.private_surrogate(budget=budget, start=far)
+    check_withheld(raised, caplog)
+
+
+@pytest.mark.parametrize("kind", ["parameters", "columns"])
+def test_a_group_that_does_not_exist(kind, caplog):
+    """Compiled code would read memory there; what is folded on the way is logged by PyTensor."""
+    group = np.random.default_rng(1).integers(3, size=len(Y))
+    group[5] = 12345
+    with pm.Model() as model:
+        if kind == "parameters":
+            mean = pm.Normal("a", shape=3)[group]
+        else:
+            table = np.random.default_rng(2).normal(size=(len(Y), 3))
+            mean = pm.Normal("b") * pm.Data("x", table)[np.arange(len(Y)), pm.Data("g", group)]
+        pm.Normal("y", mean, 1.0, observed=Y)
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(ModelError, match="IndexError when it was first evaluated") as raised:
+        RecordLikelihood(model)
+    assert "12345" not in words_of(raised.value) + caplog.text
+
+
+def test_observed_rows_that_do_not_exist(caplog):
+    with pm.Model() as model:
+        y = pm.Data("series", Y)
+        pm.Normal("y", pm.Normal("m"), 1.0, observed=y[np.array([0, 1, 12345])])
+    with pytest.raises(ModelError, match="observed data were computed") as raised:
+        RecordLikelihood(model)
+    assert "12345" not in words_of(raised.value) + caplog.text
+
+
+def test_without_a_budget_the_words_are_shown():
+    """On public data, to find out what is wrong."""
+    with model_of(-1.0), pytest.raises(Exception, match=r"record has 77\.125"):
+        dp.DPPenalty(budget=None, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
+
+
+# ---------------------------------------------------------------- warnings
+
+
+@pytest.mark.parametrize("value", [0.0, np.inf, 1e300])
+def test_no_warning_depends_on_a_record(value):
+    """Gradients and batches were compared with differences of private log-likelihoods, and a record decided."""
+    y = Y.copy()
+    y[7] = value
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("m"), 1.0, observed=y)
+    likelihood = RecordLikelihood(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        likelihood.clipped_grad(np.zeros(1), 1.0)
+        likelihood.logp_at(np.zeros(1), [7, 3])
+        likelihood.logp(np.zeros(1))
+
+
+def test_nothing_is_tried_out_on_private_records(monkeypatch):
+    def tried(*_):
+        raise AssertionError("private records were tried out")
+
+    monkeypatch.setattr(batches.BatchLikelihood, "_agrees", tried)
+    monkeypatch.setattr(gradients.RecordGradients, "_agrees", tried)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("m"), 1.0, observed=Y)
+    likelihood = RecordLikelihood(model)
+    likelihood.clipped_grad(np.zeros(1), 1.0)
+    likelihood.logp_at(np.zeros(1), [7, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", PerformanceWarning)
+        assert likelihood._batch._tables and likelihood._gradients._tables
