@@ -1,0 +1,163 @@
+"""Which stored arrays of a model hold no private data: index patterns, and what the user declares.
+
+A graph shows an array, but not where its values come from. So an array is private unless its values
+could come from no data (`is_structural`) or the user says that it is public (`PublicArrays`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.model.roots import is_array_root, observed_arrays, stored
+
+__all__ = ["PublicArrays", "is_structural"]
+
+
+def is_structural(array: np.ndarray) -> bool:
+    """Whether an array is a pattern that is made without data, such as an index.
+
+    Parameters
+    ----------
+    array : array
+
+    Returns
+    -------
+    bool
+        True for at most one entry; for numbers that are all equal; for square matrices with one
+        value on and one off the diagonal (``np.eye``); and for integers that are an arithmetic
+        progression (``np.arange``; of two entries only 0, 1 and 1, 2, in any order), the rows or
+        columns of ``np.tril_indices`` or ``np.triu_indices``, with the diagonal or without it, or
+        the places of a packed triangle's diagonal (``np.arange(1, n + 1).cumsum() - 1``).
+
+    Notes
+    -----
+    Data that happen to be such a pattern are taken for one: the caller has to treat the observed
+    values as private whatever they look like.
+    """
+    array = np.asarray(array)
+    if array.size <= 1:
+        return True
+    if array.dtype.kind not in "biufc":
+        return False
+    if _all_equal(array):
+        return True
+    if array.ndim == 2 and array.shape[0] == array.shape[1]:
+        off = ~np.eye(len(array), dtype=bool)
+        if _all_equal(np.diagonal(array)) and _all_equal(array[off]):
+            return True
+    if array.dtype.kind not in "iu":
+        return False
+    return _is_progression(array) or (array.ndim == 1 and _indexes_triangle(array))
+
+
+def _all_equal(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    return flat.size <= 1 or bool((flat == flat[0]).all() or (flat != flat).all())
+
+
+def _is_progression(array: np.ndarray) -> bool:
+    flat = array.reshape(-1)
+    if len(flat) == 2:  # any two numbers are one
+        return sorted(flat.tolist()) in ([0, 1], [1, 2])
+    flat = flat.astype(object) if flat.dtype == np.uint64 else flat.astype(np.int64)
+    return bool((flat[2:] - flat[1:-1] == flat[1] - flat[0]).all())
+
+
+def _indexes_triangle(array: np.ndarray) -> bool:
+    n = math.isqrt(2 * len(array))  # rows of a triangle of so many entries, its diagonal included
+    patterns: list[np.ndarray] = [np.arange(1, len(array) + 1).cumsum() - 1]
+    patterns += [np.arange(2, len(array) + 2)[::-1].cumsum() - len(array) - 1]
+    if n * (n + 1) // 2 == len(array):
+        patterns += [*np.tril_indices(n), *np.triu_indices(n)]
+        patterns += [*np.tril_indices(n + 1, -1), *np.triu_indices(n + 1, 1)]
+    return any(np.array_equal(array, pattern) for pattern in patterns)
+
+
+class PublicArrays:
+    """Arrays that the user declares public, such as a design matrix that everybody may know.
+
+    A constant or shared variable of the model's graphs is public if it is declared by its name, or
+    if its shape and values are those of a declared array. What is computed from a declared array
+    before it is in the graph (``X[:, 0]`` in NumPy) is another array: declare it, too.
+
+    Parameters
+    ----------
+    model : pm.Model
+    declared : sequence of str or array
+        Names of ``pm.Data`` containers or of named constants, and arrays.
+
+    Attributes
+    ----------
+    descriptions : tuple of str
+        Names, and shapes of arrays, for the report; no values.
+
+    Raises
+    ------
+    ValueError
+        If the model has no array of such a name, or if what is declared is observed.
+    """
+
+    def __init__(self, model: pm.Model, declared: Sequence[Any] = ()) -> None:
+        if isinstance(declared, str | np.ndarray | Variable):
+            raise ValueError(
+                f"public= must be a sequence of names and arrays, got a single {type(declared).__name__}: put it in a list."
+            )
+        named = _named_arrays(model) if any(isinstance(d, str) for d in declared) else {}
+        self._variables: set[Variable] = set()
+        self._arrays: list[np.ndarray] = []
+        descriptions = []
+        for entry in declared:
+            if isinstance(entry, str):
+                if entry not in named:
+                    raise ValueError(
+                        f"public= names {entry!r}, but the model has no pm.Data and no named constant of that name. "
+                        f"It has: {', '.join(sorted(named)) or 'none'}."
+                    )
+                self._variables.update(named[entry])
+                self._arrays += [stored(variable) for variable in named[entry]]
+                descriptions.append(entry)
+            else:
+                array = stored(entry) if isinstance(entry, Variable) else np.asarray(entry)
+                self._arrays.append(array)
+                descriptions.append(f"an array of shape {array.shape}")
+        self.descriptions: tuple[str, ...] = tuple(descriptions)
+        observed = observed_arrays(model) if self._arrays else []
+        if any(_same(a, b) and not is_structural(a) for a in self._arrays for b in observed):
+            raise ValueError(
+                f"public= has what is observed among {', '.join(descriptions)}: the values of an observed variable are what is protected. "
+                "Leave them out."
+            )
+
+    def __contains__(self, variable: object) -> bool:
+        """Whether a variable is a stored array that is declared public."""
+        if not (isinstance(variable, Variable) and is_array_root(variable)):
+            return False
+        array = stored(variable)
+        return variable in self._variables or any(_same(array, a) for a in self._arrays)
+
+
+def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
+    """Stored arrays in the model's graphs that have a name, by it."""
+    outputs = [*model.basic_RVs, *model.deterministics, *model.potentials]
+    outputs += [v for v in model.named_vars.values() if v not in outputs]
+    named: dict[str, list[Variable]] = {}
+    for variable in ancestors(outputs):
+        if variable.name and is_array_root(variable):
+            named.setdefault(variable.name, []).append(variable)
+    return named
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> bool:
+    if one is other:
+        return True
+    numbers = one.dtype.kind in "fc" and other.dtype.kind in "fc"
+    return one.shape == other.shape and bool(np.array_equal(one, other, equal_nan=numbers))
