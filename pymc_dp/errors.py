@@ -43,3 +43,7 @@ class PrivacyLeakWarning(UserWarning):
 
 class PerformanceWarning(UserWarning):
     """Something will be right, but slower than it need be; the message says what to change."""
+
+
+class WeakGuaranteeWarning(UserWarning):
+    """The guarantee that was asked for, and is kept, protects hardly anybody."""
