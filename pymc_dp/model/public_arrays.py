@@ -32,7 +32,7 @@ def is_structural(array: np.ndarray) -> bool:
     Returns
     -------
     bool
-        True for at most one entry; for numbers that are all equal; for square matrices with one
+        True for at most one entry that is no object; for numbers that are all equal; for square matrices with one
         value on and one off the diagonal (``np.eye``); and for integers that are an arithmetic
         progression (``np.arange``; of two entries only 0, 1 and 1, 2, in any order), the rows or
         columns of ``np.tril_indices`` or ``np.triu_indices``, with the diagonal or without it, or
@@ -44,6 +44,8 @@ def is_structural(array: np.ndarray) -> bool:
     values as private whatever they look like.
     """
     array = np.asarray(array)
+    if array.dtype.kind == "O":  # a sparse matrix is a single object to NumPy
+        return False
     if array.size <= 1:
         return True
     if array.dtype.kind not in "biufc":

@@ -148,8 +148,7 @@ def _private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> 
 
 def _is_private(root: Variable, public: PublicArrays) -> bool:
     if is_array_root(root):
-        array = stored(root)
-        return array.size > 1 and root not in public and not is_structural(array)
+        return root not in public and not is_structural(stored(root))
     if not (isinstance(root, Constant) or hasattr(root, "get_value")):
         return False  # an input of an inner graph
     # Sparse matrices, lists, and whatever else holds more than one number.
