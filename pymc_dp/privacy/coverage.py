@@ -53,7 +53,7 @@ def uncovered(holder: Any, covers: Coverage | None) -> tuple[str, ...]:
         found += _added("/", holder, {"variables": (), "coords": (), "sizes": {}})
     for name, group in _groups(holder):
         found += _added(name, group, covers[name]) if name in covers else [name]
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # InferenceData may list a group twice
 
 
 def _children(holder: Any) -> Mapping[str, Any]:
