@@ -91,6 +91,8 @@ def release(
         return clean(idata)
     if budget is None:
         raise PrivacyLeak("A run without a budget has no privacy to report; it cannot be released.")
+    if model is None:
+        raise ValueError("Give the model that was sampled: what may be published is read off it.")
     from pymc_dp import __version__
     from pymc_dp.privacy.coverage import covered_by
 

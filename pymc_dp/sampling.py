@@ -195,7 +195,7 @@ def _sample(
             raise StartNotFound(
                 f"The private start was moving to its end: a posterior from there would be wrong. It has spent {start_share:.0%} of the budget, "
                 "the rest is not touched. Give a start= that is nearer, by public knowledge: where this one came to is public, too (start.point of "
-                "this error). With ledger= the rest of an account pays for it.",
+                "this error). What was spent counts besides (budget of this error): with ledger= the rest of an account pays for it.",
                 found,
             )
         setting = setting_at(prepared, found)

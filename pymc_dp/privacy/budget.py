@@ -359,7 +359,7 @@ class PrivacyBudget:
             draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
             account_epsilon=self.ledger.spent() if shared else None,
             other_budgets=others,
-            total_epsilon=total if others else None,
+            total_epsilon=total,
         )
 
     def __repr__(self) -> str:

@@ -33,7 +33,8 @@ class Together(NamedTuple):
     others : int
         Number of budgets on other ledgers that have claims.
     epsilon : float or None
-        Of all together; None if they are for different adjacencies.
+        Of all together, by Rényi divergences, which add up whatever was chosen in view of what.
+        None if there are no others, or they are for another adjacency.
     """
 
     others: int
@@ -68,7 +69,7 @@ def together(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> Togeth
         claims += found
         if found and other.account.adjacency != ledger.account.adjacency:
             comparable = False
-    if not comparable:
+    if not (comparable and others):
         return Together(len(others), None)
     return Together(len(others), math.inf if unknown else _epsilon(claims, delta))
 
@@ -76,7 +77,7 @@ def together(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> Togeth
 def _epsilon(claims: list[Claim], delta: float) -> float:
     if any(not claim.accesses for claim in claims):  # made on an infinite budget
         return math.inf
-    return Cost.of(access for claim in claims for access in claim.accesses).best(delta, "best")[0]
+    return Cost.of(access for claim in claims for access in claim.accesses).epsilon(delta, "rdp")
 
 
 def warn_of_others(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> bool:

@@ -158,6 +158,8 @@ def test_what_was_not_released_cannot_be_cleaned(run, released):
         release(idata)
     with pytest.raises(PrivacyLeak, match="without a budget"):
         release(idata, model)
+    with pytest.raises(ValueError, match="Give the model"):
+        release(idata, None, budget)
     with pytest.raises(ValueError, match=r"release\(released\)"):
         release(released, model, budget)
 
