@@ -226,6 +226,7 @@ class PrivacyBudget:
         refuses a claim too many. PyMC has forked its workers by then, but no chain has begun.
         """
         self.check_covered()
+        self._note(())  # other budgets may have been spent since the steps were built
         share = [access for allowance in self.plan().values() for access in allowance.claim]
         # A new run: what an interrupted one left behind must not end this one early.
         self._run_chains, self._traces, self._exhausted = n_chains, {}, set()

@@ -9,6 +9,7 @@ type are another data set to it: one ledger file for a data set is what holds in
 from __future__ import annotations
 
 import math
+import os
 import warnings
 
 from collections.abc import Iterable
@@ -44,7 +45,7 @@ class Together(NamedTuple):
 def remember(data_keys: Iterable[bytes], ledger: Ledger) -> None:
     """Note that a ledger is an account of these data."""
     for key in data_keys:
-        _LEDGERS.setdefault(key, {}).setdefault(ledger.path, ledger)
+        _LEDGERS.setdefault(key, {}).setdefault(os.path.realpath(ledger.path), ledger)
 
 
 def forget() -> None:
@@ -55,7 +56,7 @@ def forget() -> None:
 def together(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> Together:
     """Add up the claims on these data in all ledgers: those of worker processes are on disk, too."""
     known = {path: other for key in data_keys for path, other in _LEDGERS.get(key, {}).items()}
-    known.pop(ledger.path, None)
+    known.pop(os.path.realpath(ledger.path), None)
     others: set[str] = set()
     claims, comparable, unknown = ledger.claims(), True, False
     for other in known.values():

@@ -82,6 +82,24 @@ def test_three_budgets_on_the_same_data(model, cores):
     assert PrivacyReport.of(public).total_epsilon == pytest.approx(total)
 
 
+def test_budgets_that_were_made_before_any_was_spent(model):
+    """They are found when the second one is going to be."""
+    (first, one), (second, two) = step_on(model), step_on(model)
+    run(model, first, one)
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        run(model, second, two)
+    assert first.report().other_budgets == second.report().other_budgets == 1
+
+
+def test_one_file_by_two_names_is_one_ledger(model, tmp_path):
+    path, other = tmp_path / "a.ledger", tmp_path / "link.ledger"
+    first, step = step_on(model, ledger=Ledger(path, epsilon=3.0, delta=1e-6))
+    run(model, first, step)
+    other.symlink_to(path)
+    second, _ = step_on(model, ledger=other)
+    assert second.report().other_budgets == 0
+
+
 def test_it_warns_once(model):
     first, _ = step_on(model)
     first.spend("something", SOLD, data_keys(model))
