@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PymcDPError,
         StartNotFound,
         UnsupportedModel,
+        WeakGuaranteeWarning,
     )
     from pymc_dp.model.records import RecordLikelihood
     from pymc_dp.plan_plots import plot_plan
@@ -96,6 +97,7 @@ _HOME = {
     "SurrogatePlan": "surrogate_plans",
     "TunaMH": "steps.fast_mh",
     "UnsupportedModel": "errors",
+    "WeakGuaranteeWarning": "errors",
     "mmd": "diagnostics",
     "plan": "tuning",
     "plan_surrogate": "surrogate_plans",

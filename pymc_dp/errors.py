@@ -18,7 +18,7 @@ class PrivacyBudgetExhausted(PymcDPError, RuntimeError):
 
 
 class StartNotFound(PymcDPError, RuntimeError):
-    """A private start was still moving when its share of the budget was spent; `start` is how far it came."""
+    """A private start was still moving when its share of the budget was spent; `start` is how far it came, `budget` what paid."""
 
     def __init__(self, message: str, start: Any = None) -> None:
         super().__init__(message)
@@ -54,3 +54,7 @@ class PrivacyLeakWarning(UserWarning):
 
 class PerformanceWarning(UserWarning):
     """Something will be right, but slower than it need be; the message says what to change."""
+
+
+class WeakGuaranteeWarning(UserWarning):
+    """The guarantee that was asked for, and is kept, protects hardly anybody."""

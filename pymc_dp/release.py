@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pymc_dp.containers import bare, clean, group_of
 from pymc_dp.errors import PrivacyLeak, PrivacyLeakWarning
 
 # The rest is imported where it is used: the package imports this module at once, since it shares
@@ -23,25 +26,28 @@ _log = logging.getLogger("pymc.dp")
 
 #: Statistics that are charged for (decisions) or computed from what is public.
 PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent", "noise_multiplier")
-_OWN_STATS = {*PUBLIC_STATS, "exhausted"}
+_OWN_STATS = {*PUBLIC_STATS, "exhausted", "budget_token"}
 #: Statistics that PyMC's own code adds to any run and that say nothing.
 _IGNORED_STATS = {"warning"}
-_PUBLIC_ATTRIBUTES = (
-    "inference_library",
-    "inference_library_version",
-    "creation_library",
-    "creation_library_version",
-)
 
 
-def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str] = ()) -> Any:
+def release(
+    idata: Any,
+    model: Any = None,
+    budget: PrivacyBudget | None = None,
+    *,
+    public: Sequence[Any] = (),
+    keep: Sequence[str] = (),
+) -> Any:
     """Strip a result down to what the budget has paid for, and attach the privacy report.
 
-    Kept: draws of the free variables and of Deterministics that do not depend on the data;
+    Kept: draws of the free variables, and of Deterministics in whose graph every array is public;
     acceptance, proposal distance and epsilon spent per draw. Dropped: observed and constant data,
-    log-likelihoods, Deterministics computed from data (such as ``X @ beta``), coordinates that
-    label records, sampling time, all other groups and attributes, and calls made after the
-    allowance was used up.
+    log-likelihoods, other Deterministics (such as ``X @ beta``), variables with an axis as long as
+    the data, coordinates that label records, sampling time, all other groups and attributes, and
+    calls made after the allowance was used up.
+
+    With a released result alone, ``release(released)``, whatever was added to it since is dropped.
 
     Parameters
     ----------
@@ -50,46 +56,98 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
     model : pm.Model
         The model that was sampled.
     budget : PrivacyBudget
-        The budget that paid.
+        The budget that paid: the one that was given to every step of this run.
+    public : sequence of str or array
+        Arrays that everybody may know, such as a table of weights: names of ``pm.Data`` or of named
+        constants, or the arrays themselves. Names and shapes are in the report. What was declared
+        to the steps need not be repeated.
     keep : sequence of str
-        Deterministics to keep although they look as if they were computed from data. What they
-        contain is then outside the guarantee.
+        Variables to keep although they may not be published. What they contain is then outside the
+        guarantee.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
         Groups ``posterior`` and ``sample_stats``. The report is in the attributes (of the result
-        and of both groups) as ``privacy_report`` (JSON), with ``epsilon``, ``delta`` and
-        ``adjacency``; they survive netCDF and Zarr.
+        and of both groups) as ``privacy_report`` (JSON), with ``epsilon`` (infinite if nothing is
+        protected), ``delta`` and ``adjacency``; they survive netCDF and Zarr. It lists what it
+        covers: :meth:`PrivacyReport.of <pymc_dp.privacy.report.PrivacyReport.of>` names what was
+        added later.
 
     Raises
     ------
     PrivacyLeak
-        If the draws carry statistics of a step that is not private, or the budget has not paid for
-        them.
+        If a draw was made by a step that is not private, or not on this budget; if the budget has
+        not paid for so many chains; or if its steps were built on another model.
+    ValueError
+        If `public` or `keep` names what the model does not have, or the result was released before.
 
     Warns
     -----
     PrivacyLeakWarning
         If something is kept that shows the data.
     """
-    from pymc_dp import __version__
-    from pymc_dp.model.checks import depends_on_data
-
+    if budget is None and model is None:
+        return clean(idata)
     if budget is None:
         raise PrivacyLeak("A run without a budget has no privacy to report; it cannot be released.")
-    stats = _group(idata, "sample_stats")
-    posterior = _group(idata, "posterior")
+    if model is None:
+        raise ValueError("Give the model that was sampled: what may be published is read off it.")
+    from pymc_dp import __version__
+    from pymc_dp.privacy.coverage import covered_by
+
+    stats, posterior = group_of(idata, "sample_stats"), group_of(idata, "posterior")
     if "privacy_report" in stats.attrs:
-        raise ValueError("This carries a privacy report: it has been released already.")
+        raise ValueError(
+            "This carries a privacy report: it has been released already. release(released), without model and budget, drops what was added to it."
+        )
+    _check_origin(stats, posterior.sizes["chain"], model, budget)
+    names, lengths, said = _publishable(model, budget, posterior, public, keep)
+
+    # Draws taken back by the callback are gone already; those of a run without it are cut here. Of
+    # several steps each has its flag: a draw counts only if all of them made it.
+    flags = np.asarray(stats["exhausted"], dtype=bool)
+    frozen = np.max(flags.reshape(*flags.shape[:2], -1), axis=2)
+    draws = int(np.where(frozen.any(axis=1), frozen.argmax(axis=1), frozen.shape[1]).min())
+
+    groups = {
+        "posterior": posterior[names],
+        "sample_stats": stats[[n for n in PUBLIC_STATS if n in stats]],
+    }
+    for name, group in groups.items():
+        unwanted = _unwanted_coordinates(group, model, lengths)
+        groups[name] = group.drop_vars(unwanted).isel(draw=slice(0, draws))
+    report = replace(budget.report(), public=said.public, kept=said.kept, covers=covered_by(groups))
+    attributes = {
+        "privacy_report": report.to_json(),
+        "epsilon": report.epsilon if report.protected else math.inf,
+        "delta": report.delta,
+        "adjacency": report.adjacency,
+        "pymc_dp_version": __version__,
+    }
+    return bare(idata, groups, attributes)
+
+
+def _check_origin(stats: Any, n_chains: int, model: Any, budget: PrivacyBudget) -> None:
+    """Raise unless these draws, of this model, were made by private steps on this budget."""
+    from pymc_dp.model.identity import model_token
+    from pymc_dp.privacy.binding import TOKEN, check_draws
+
     foreign = sorted(map(str, set(stats.data_vars) - _OWN_STATS - _IGNORED_STATS))
     if foreign or "epsilon_spent" not in stats:
         raise PrivacyLeak(
             f"These draws were not made by private steps alone (foreign statistics: {', '.join(foreign) or 'none'}"
             f"{'' if 'epsilon_spent' in stats else '; none of ours'}). Nothing can be released."
         )
+    steps = budget.steps.values()
+    tokens = stats[TOKEN] if TOKEN in stats else None
+    check_draws(tokens, [access.token for access in steps], budget.id)
+    if any(access.model != model_token(model) for access in steps):
+        raise PrivacyLeak(
+            "The steps of this budget were built on another model than the one that is given, so what may be published cannot be read off "
+            "it. Pass the model object that was sampled."
+        )
     claims = budget.ledger.claims(budget.id)
-    n_chains = posterior.sizes["chain"]
     paid = max(
         (sum(c.step == label for c in claims) for label in {c.step for c in claims}), default=0
     )
@@ -98,76 +156,65 @@ def release(idata: Any, model: Any, budget: PrivacyBudget, *, keep: Sequence[str
             f"The result has {n_chains} chain(s), but this budget has paid for {paid}. Release with the budget of this run."
         )
 
-    free = {v.name for v in model.free_RVs}
-    derived = {v.name: v for v in model.deterministics}
-    unknown = sorted(set(keep) - set(derived))
+
+class _Said(NamedTuple):
+    """What the report says of the choice of variables."""
+
+    public: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def _publishable(
+    model: Any, budget: PrivacyBudget, posterior: Any, public: Sequence[Any], keep: Sequence[str]
+) -> tuple[list[str], set[int], _Said]:
+    """Variables to publish, lengths of axes that run over records, and what the report says of the choice."""
+    from pymc_dp.model.public_arrays import PublicArrays
+    from pymc_dp.model.publishing import record_lengths, withheld
+
+    free, derived = ({v.name for v in vs} for vs in (model.free_RVs, model.deterministics))
+    if isinstance(keep, str):
+        raise ValueError(f"keep must be a sequence of names, got {keep!r}: put it in a list.")
+    unknown = sorted(set(keep) - free - derived)
     if unknown:
         raise ValueError(
-            f"keep= names variables that are not Deterministics of the model: {', '.join(unknown)}."
+            f"keep= names variables that are not free variables or Deterministics of the model: {', '.join(unknown)}."
         )
-    from_data = {n for n, v in derived.items() if n in posterior and depends_on_data(model, v)}
-    hidden, risky = from_data - set(keep), from_data & set(keep)
-    if hidden:
-        _log.info("Not released, since computed from data: %s.", ", ".join(sorted(hidden)))
+    told = [entry for access in budget.steps.values() for entry in getattr(access, "public", ())]
+    arrays = PublicArrays(model, [*public, *told])
+    n_records = {access.n_records for access in budget.steps.values()}
+    shapes = {str(n): v.shape[2:] for n, v in posterior.data_vars.items()}
+    hidden = withheld(model, arrays, n_records=n_records, shapes=shapes)
+    hidden = {name: reason for name, reason in hidden.items() if name in posterior}
+    risky = sorted(set(hidden) & set(keep))
+    for name in sorted(set(hidden) - set(keep)):
+        _log.info("Not released: %s %s.", name, hidden[name])
     if risky:
         warnings.warn(
-            f"{', '.join(sorted(risky))} would show something of the data; what was kept at your "
+            f"{', '.join(risky)} would show something of the data; what was kept at your "
             "wish is outside the guarantee.",
             PrivacyLeakWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    names = [n for n in posterior.data_vars if n in free or (n in derived and n not in hidden)]
-
-    # Draws taken back by the callback are gone already; those of a run without it are cut here. Of
-    # several steps each has its flag: a draw counts only if all of them made it.
-    flags = np.asarray(stats["exhausted"], dtype=bool)
-    frozen = np.max(flags.reshape(n_chains, posterior.sizes["draw"], -1), axis=2)
-    draws = int(np.where(frozen.any(axis=1), frozen.argmax(axis=1), frozen.shape[1]).min())
-
-    record_dims = {
-        dims[0] for v in model.observed_RVs if (dims := model.named_vars_to_dims.get(v.name))
-    }
-    report = budget.report()
-    attributes = {
-        "privacy_report": report.to_json(),
-        "epsilon": report.epsilon,
-        "delta": report.delta,
-        "adjacency": report.adjacency,
-        "pymc_dp_version": __version__,
-    }
-    groups = {
-        "posterior": posterior[names],
-        "sample_stats": stats[[n for n in PUBLIC_STATS if n in stats]],
-    }
-    for name, group in groups.items():
-        used = {d for v in group.data_vars.values() for d in v.dims}
-        unwanted = [c for c in group.coords if c not in used or c in record_dims]
-        clean = group.drop_vars(unwanted).isel(draw=slice(0, draws)).copy(deep=True)
-        for variable in clean.variables.values():
-            variable.attrs, variable.encoding = {}, {}
-        clean.encoding = {}
-        clean.attrs = {
-            k: group.attrs[k] for k in _PUBLIC_ATTRIBUTES if k in group.attrs
-        } | attributes
-        groups[name] = clean
-    return _like(idata, groups, attributes)
+    names = [
+        name
+        for name in posterior.data_vars
+        if name in free | derived and (name not in hidden or name in keep)
+    ]
+    lengths = record_lengths(model, arrays) | n_records
+    said = _Said(tuple(dict.fromkeys(arrays.descriptions)), tuple(risky))
+    return names, lengths, said
 
 
-def _group(idata: Any, name: str) -> Any:
-    """Return a group as an ``xarray.Dataset``, on either generation of ArviZ."""
-    try:
-        group = idata[name]
-    except KeyError:
-        raise ValueError(
-            f"The result has no group {name!r}; pass what pm.sample returned."
-        ) from None
-    return group.to_dataset() if hasattr(group, "to_dataset") else group
+def _unwanted_coordinates(group: Any, model: Any, lengths: set[int]) -> list[Any]:
+    """Coordinates of no variable here, those that label records, and those that are as long as the data."""
+    from pymc_dp.model.publishing import record_dims
 
-
-def _like(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    """Build a container of the same kind as ``idata``."""
-    if hasattr(type(idata), "from_dict") and hasattr(idata, "children"):  # DataTree, ArviZ 1.x
-        tree = type(idata).from_dict(groups)
-        tree.attrs = dict(attributes)
-        return tree
-    return type(idata)(attrs=dict(attributes), **groups)
+    used = {d for v in group.data_vars.values() for d in v.dims}
+    labels = record_dims(model, lengths)
+    return [
+        name
+        for name, values in group.coords.items()
+        if name not in used
+        or name in labels
+        or (name not in ("chain", "draw") and not lengths.isdisjoint(values.shape))
+    ]

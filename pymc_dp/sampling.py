@@ -117,6 +117,9 @@ def sample(
     StartNotFound
         If the private start has not come near to the posterior. The rest of the budget is not spent.
 
+    Every exception that leaves this after its arguments were checked, interruptions included, has
+    the budget as attribute ``budget``: ``error.budget.report()`` states what was spent.
+
     Warns
     -----
     UserWarning
@@ -135,6 +138,39 @@ def sample(
     budget = PrivacyBudget(
         epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
     )
+    try:
+        return _sample(
+            budget,
+            step,
+            draws,
+            start,
+            start_share,
+            public_covariates,
+            stand_in,
+            dry_run,
+            model,
+            kwargs,
+        )
+    except BaseException as error:
+        # What was spent is spent: whoever catches this can report it, and pay from the same account.
+        error.budget = budget  # type: ignore[attr-defined]
+        raise
+
+
+def _sample(
+    budget: PrivacyBudget,
+    step: Callable[..., DPStep] | None,
+    draws: int | None,
+    start: Mapping[str, Any] | None,
+    start_share: float,
+    public_covariates: bool,
+    stand_in: pm.Model | None,
+    dry_run: bool,
+    model: pm.Model,
+    kwargs: dict[str, Any],
+) -> Any:
+    """:func:`sample` on a budget that is made already."""
+    epsilon, delta, chains = budget.epsilon, budget.delta, budget.chains
     if step is None and not _PLANNED.isdisjoint(kwargs):
         step = DPPenalty
     is_planned = step is None
@@ -159,7 +195,7 @@ def sample(
             raise StartNotFound(
                 f"The private start was moving to its end: a posterior from there would be wrong. It has spent {start_share:.0%} of the budget, "
                 "the rest is not touched. Give a start= that is nearer, by public knowledge: where this one came to is public, too (start.point of "
-                "this error). With ledger= the rest of an account pays for it.",
+                "this error). What was spent counts besides (budget of this error): with ledger= the rest of an account pays for it.",
                 found,
             )
         setting = setting_at(prepared, found)
@@ -266,7 +302,7 @@ def _check(released: Any, chains: int) -> None:
     if still:
         warnings.warn(
             f"Chains {still} have not moved: the proposal is too long for this posterior, or the budget too small.",
-            stacklevel=3,
+            stacklevel=4,
         )
     if chains == 1 or posterior.sizes["draw"] < 4:
         return
@@ -276,5 +312,5 @@ def _check(released: Any, chains: int) -> None:
         warnings.warn(
             f"The chains disagree (R-hat {bad}): their draws are too few to describe the posterior. More records, a larger epsilon, "
             "fewer chains or a simpler model would help (a hierarchical one: centred); a longer run is not to be had.",
-            stacklevel=3,
+            stacklevel=4,
         )

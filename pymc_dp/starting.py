@@ -48,6 +48,9 @@ class PrivateStart:
         Of each of the gradients.
     at_rest : int
         How many of the last steps moved no more than noise explains.
+    budget_id : str or None
+        The budget that paid: it is used with no other one. None for a start that is made by hand,
+        which must be of public things.
     """
 
     point: dict[str, np.ndarray]
@@ -57,6 +60,7 @@ class PrivateStart:
     path: list[np.ndarray] = field(repr=False)
     noise_multiplier: float
     at_rest: int = 1
+    budget_id: str | None = None
 
 
 def private_start(
@@ -203,7 +207,7 @@ def find_start(
     settings = plan(theta)
     coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
     NoisyGradient(likelihood, coordinates, settings.bound, temperature).compile(None)
-    budget.spend("private start", accesses)
+    budget.spend("private start", accesses, likelihood.data_keys)
     bits, path, mean = OperatingSystemBits(), [theta], _Mean(len(theta))
     last, stride, turned = np.zeros(len(theta)), 0.5, False
     for _ in range(steps):
@@ -254,6 +258,7 @@ def find_start(
         path=path,
         noise_multiplier=noise_multiplier,
         at_rest=mean.length,
+        budget_id=budget.id,
     )
 
 

@@ -17,6 +17,7 @@ from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import surroundings
 from pymc_dp.preparation import Prepared, note_on, prepare
+from pymc_dp.privacy.binding import check_paid
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
@@ -75,6 +76,8 @@ class SurrogateChoice:
         Of each chain.
     effective_draws : float
         Of all chains together, roughly: proposals are nearly independent, and half of them rejected.
+    budget_id : str or None
+        The budget that paid for the private start it was made at: another one is refused.
 
     Notes
     -----
@@ -92,6 +95,7 @@ class SurrogateChoice:
     bias: float
     draws: float
     effective_draws: float
+    budget_id: str | None = None
 
     @property
     def error(self) -> float:
@@ -162,6 +166,7 @@ class Setting(NamedTuple):
     temperature: float
     n_records: int
     rng: np.random.Generator
+    budget_id: str | None = None
 
 
 def plan_surrogate(
@@ -199,10 +204,11 @@ def plan_surrogate(
 
     Raises
     ------
-    PrivacyBudgetExhausted, ValueError
+    PrivacyBudgetExhausted, PrivacyLeak, ValueError
         As :func:`~pymc_dp.plan`.
     """
     max_draws = check_draws(max_draws)
+    check_paid("private start", getattr(at, "budget_id", None), budget.id)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, public=public, n_records=n_records,
@@ -221,7 +227,10 @@ def setting_at(
     d, mass = len(theta), precision / (temperature * n_records)
     coordinates = Coordinates(mass, np.arange(d), d)
     norms = np.linalg.norm(rows @ coordinates.directions, axis=1)
-    return Setting(likelihood, simulated, theta, coordinates, norms, temperature, n_records, rng)
+    return Setting(
+        likelihood, simulated, theta, coordinates, norms, temperature, n_records, rng,
+        getattr(at, "budget_id", None),
+    )  # fmt: skip
 
 
 def plan_for(
@@ -288,7 +297,7 @@ def _choices(
                 number = decisions(left - Gaussian(z).renyi(ORDERS), cost, budget.chains, max_draws)
                 yield SurrogateChoice(
                     bound, clipped, within, z, part, noise * z, bias, number,
-                    effective(budget.chains, number),
+                    effective(budget.chains, number), setting.budget_id,
                 )  # fmt: skip
 
 

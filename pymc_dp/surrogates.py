@@ -9,6 +9,7 @@ import pymc as pm
 
 from pymc_dp.costs import check_draws, check_filter, sides_of
 from pymc_dp.preparation import prepare
+from pymc_dp.privacy.binding import check_paid
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.gaussian_noise import noisy_sum
 from pymc_dp.privacy.mechanisms import Gaussian
@@ -67,6 +68,8 @@ def private_surrogate(
     ------
     PrivacyBudgetExhausted, ValueError
         As :func:`~pymc_dp.plan_surrogate`.
+    PrivacyLeak
+        If another budget paid for the start, or for the one that the choice was made at.
 
     References
     ----------
@@ -74,6 +77,8 @@ def private_surrogate(
     expansion, and the noise integrated out given the law of the sum.
     """
     check_filter(budget)
+    check_paid("private start", getattr(start, "budget_id", None), budget.id)
+    check_paid("choice (by its private start)", getattr(choice, "budget_id", None), budget.id)
     max_draws = check_draws(max_draws)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
@@ -100,11 +105,13 @@ def release_surrogate(
     noise_sd = sides_of(budget) * bound * choice.noise_multiplier
     # Compiled before anything is paid for.
     likelihood.clipped_grad_steps(theta * 0, bound, directions=directions)
-    budget.spend("sum of gradients", ((Gaussian(choice.noise_multiplier), 1),))
+    accesses = ((Gaussian(choice.noise_multiplier), 1),)
+    budget.spend("sum of gradients", accesses, likelihood.data_keys)
     steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
     total = noisy_sum(steps, exponent, noise_sd, OperatingSystemBits())
     surrogate = Surrogate(
-        features, total, noise_sd, setting.n_records, setting.temperature, setting.rng, noise_aware=noise_aware
+        features, total, noise_sd, setting.n_records, setting.temperature, setting.rng, noise_aware=noise_aware,
+        budget_id=budget.id,
     )  # fmt: skip
     if max_draws is not None:
         surrogate.hold(best_within(setting.simulated, surrogate, budget, max_draws))

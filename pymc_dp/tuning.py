@@ -16,6 +16,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
 from pymc_dp.preparation import note_on, prepare
+from pymc_dp.privacy.binding import check_paid
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
 from pymc_dp.privacy.mechanisms import Adjacency
@@ -63,6 +64,8 @@ class Plan:
         Where records were drawn from the model.
     notes : tuple of str
         What the user should know.
+    budget_id : str or None
+        The budget that paid for the private start it was made at: another one is refused.
     """
 
     step: type[DPStep]
@@ -75,9 +78,12 @@ class Plan:
     n_records: int
     position: dict[str, np.ndarray] = field(repr=False)
     notes: tuple[str, ...]
+    budget_id: str | None = None
 
     def build(self, budget: PrivacyBudget, model: pm.Model, **options: Any) -> DPStep:
         """Make the step."""
+        if isinstance(budget, PrivacyBudget):
+            check_paid("plan (by its private start)", self.budget_id, budget.id)
         return self.step(budget=budget, model=model, **self.settings, **options)
 
     def __str__(self) -> str:
@@ -181,6 +187,8 @@ def plan(
     ------
     PrivacyBudgetExhausted
         If the budget does not pay for ten draws of each chain, whatever the settings.
+    PrivacyLeak
+        If another budget paid for the private start.
     ValueError
         As :func:`~pymc_dp.private_start`; for another step; for DPFastMH under add/remove, where its
         cost is not proved.
@@ -200,6 +208,8 @@ def plan(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
         )
     max_draws = check_draws(max_draws)
+    paid_by = getattr(at, "budget_id", None)
+    check_paid("private start", paid_by, budget.id)
     prepared = prepare(
         budget=budget, model=model, temperature=temperature, public_covariates=public_covariates, stand_in=stand_in,
         stand_in_records=stand_in_records, records=records, public=public, n_records=n_records,
@@ -239,4 +249,5 @@ def plan(
         n_records=prepared.n_records,
         position=prepared.likelihood.unravel(theta),
         notes=tuple(notes),
+        budget_id=paid_by,
     )

@@ -4,7 +4,16 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.privacy import memory
 from tests.steps.targets import compiled_once
+
+
+@pytest.fixture(autouse=True)
+def data_are_new():
+    """Each test has data of its own, though many are the same arrays: what others spent is not remembered."""
+    memory.forget()
+    yield
+    memory.forget()
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ TOP = {
     "pilot",
     "plan_plots",
     "release",
+    "containers",
     "diagnostics",
     "starting",
     "newton",

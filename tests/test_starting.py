@@ -27,6 +27,7 @@ from pymc_dp import (
     starting,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.privacy import memory
 from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import SeededBits
@@ -128,8 +129,8 @@ def watched(**options):
     spend, noisy = PrivacyBudget.spend, gradients.noisy_sum
     with pytest.MonkeyPatch.context() as patch:
 
-        def claim(self, label, accesses):
-            spend(self, label, accesses)
+        def claim(self, label, accesses, data_keys):
+            spend(self, label, accesses, data_keys)
             events.append(("claim", accesses))
 
         def total(theta, bound, index=None, *, directions=None, logp=None):
@@ -341,7 +342,7 @@ class TestHyperparameters:
         with pytest.MonkeyPatch.context() as patch:
             bits = np.random.default_rng(seed)
             patch.setattr(starting, "OperatingSystemBits", lambda: SeededBits(bits))
-            return private_start(
+            return budget, private_start(
                 budget=budget, model=self.model(), public_covariates=True, random_seed=seed,
                 start={"mu": 0.0, "tau": 1.0, "theta": np.zeros(8)},
             )  # fmt: skip
@@ -349,7 +350,7 @@ class TestHyperparameters:
     def test_marginal_mode(self, seed=3):
         """But for what clipping adds for given data, as elsewhere."""
         theta, sd = self.mode
-        found = self.start(math.inf, seed)
+        _, found = self.start(math.inf, seed)
         scale = np.diag(np.linalg.inv(found.precision)) ** 0.5
         scale[1] = sd
         off = np.abs(found.theta - theta) / scale
@@ -360,7 +361,7 @@ class TestHyperparameters:
         monkeypatch.setattr(newton, "_averaged", lambda gradient, *_: gradient)
         theta, sd = self.mode
         with np.errstate(all="ignore"), pytest.warns(UserWarning, match="not come to rest"):
-            found = self.start(math.inf)
+            _, found = self.start(math.inf)
         assert found.theta[1] < theta[1] - 3 * sd
 
     @staticmethod
@@ -406,8 +407,9 @@ class TestHyperparameters:
     def test_what_governs_given_hyperparameters(self):
         """Coordinates of the surrogate's moves: of a normal model, in closed form."""
         group, y = self.data
+        budget, start = self.start(1e6)
         surrogate = private_surrogate(
-            budget=PrivacyBudget(1e6, 1e-6, chains=1), start=self.start(1e6), model=self.model(),
+            budget=budget, start=start, model=self.model(),
             public_covariates=True, random_seed=4,
         )  # fmt: skip
         moves = surrogate._noncentring
@@ -505,6 +507,7 @@ def test_a_path_that_is_too_short_warns():
         begin("normal", steps=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        memory.forget()
         begin("normal", steps=24)
 
 

@@ -414,8 +414,8 @@ def watched(budget, **options):
     with pytest.MonkeyPatch.context() as patch:
         shared(patch, case)
 
-        def claim(self, label, accesses):
-            spend(self, label, accesses)
+        def claim(self, label, accesses, data_keys):
+            spend(self, label, accesses, data_keys)
             events.append(("claim", label, accesses))
 
         def steps(theta, bound, *arguments, **more):

@@ -16,6 +16,7 @@ import pymc as pm
 import pytensor
 
 from pymc.distributions.custom import CustomDistRV, CustomSymbolicDistRV
+from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
@@ -24,10 +25,17 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.public_arrays import PublicArrays, is_structural
+from pymc_dp.model.public_arrays import (
+    PublicArrays,
+    is_stored_object,
+    is_structural,
+    is_transparent,
+)
 from pymc_dp.model.roots import is_array_root, observed_arrays, stored, upstream, value_inputs
 
 __all__ = ["Exposed", "array_name", "expose"]
@@ -90,6 +98,7 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
 
     old = [(rv, model.rvs_to_values[rv]) for rv in model.observed_RVs]
     for rv, value in old:
+        _check_operations(f"the likelihood of {rv.name!r}", [rv, value], free.__contains__)
         if inner := _inner_arrays([rv, value], free.__contains__, public):
             raise UnsupportedModel(
                 f"{rv.name!r} has {array_name(inner[0])} inside {type(rv.owner.op).__name__}, where its rows cannot be "
@@ -136,6 +145,8 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
         def stop(v: Variable, factor: Variable = factor) -> bool:
             return v in free and v is not factor
 
+        what = f"the {'prior of' if factor in free else 'potential'} {factor.name!r}"
+        _check_operations(what, [factor], stop)
         arrays = [v for v in _arrays([factor], stop) if v not in public]
         arrays += _inner_arrays([factor], stop, public)
         if factor in free and _is_custom([factor, model.rvs_to_transforms[factor]], stop):
@@ -145,15 +156,32 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
         if not arrays and upstream([factor], stop).isdisjoint(model.observed_RVs):
             continue
         seen = array_name(arrays[0]) if arrays else "an observed variable"
-        what = f"the prior of {factor.name!r}"
         cure = "Write the prior without data."
         if factor not in free:
-            what = f"the potential {factor.name!r}"
             cure = (
                 "Observe the records instead: pm.Censored for censored ones, or a pm.CustomDist with one "
                 "log-likelihood per record."
             )
         raise UnsupportedModel(f"{what} depends on data, namely on {seen}. {_HOW}. {cure}")
+
+
+def _check_operations(
+    what: str, graphs: Sequence[Variable], stop: Callable[[Variable], bool]
+) -> None:
+    """Refuse operations that may hold data, and stored objects that are no arrays."""
+    found = upstream(graphs, stop)
+    if any(map(is_stored_object, found)):
+        raise UnsupportedModel(
+            f"{what} has a sparse matrix or another stored object that is no array, whose rows cannot be told apart. "
+            "Use dense arrays."
+        )
+    for op in {v.owner.op for v in found if v.owner is not None}:
+        own = isinstance(op, RandomVariable | SymbolicRandomVariable | Elemwise)
+        if not (own or is_transparent(op)):
+            raise UnsupportedModel(
+                f"{what} has the operation {type(op).__name__}, which cannot be looked into: it may have captured data. Write it "
+                "with PyTensor's own operations (or pm.CustomDist with a logp function of these)."
+            )
 
 
 def _is_custom(graphs: Sequence[Any], stop: Callable[[Variable], bool]) -> bool:

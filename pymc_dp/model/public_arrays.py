@@ -14,12 +14,24 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
+from pytensor.compile.ops import FromFunctionOp
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import ScalarType
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.type_other import NoneTypeT, SliceType
 
 from pymc_dp.model.roots import is_array_root, observed_arrays, stored
 
-__all__ = ["PublicArrays", "is_structural"]
+#: Modules whose operations compute from their inputs alone. (Not among them: calls of JAX functions.)
+_HOST = (
+    "pymc.", "pytensor.compile.", "pytensor.graph.", "pytensor.ifelse", "pytensor.raise_op",
+    "pytensor.scalar.", "pytensor.scan.", "pytensor.sparse.", "pytensor.tensor.",
+)  # fmt: skip
+
+__all__ = ["PublicArrays", "is_stored_object", "is_structural", "is_transparent"]
 
 
 def is_structural(array: np.ndarray) -> bool:
@@ -32,7 +44,7 @@ def is_structural(array: np.ndarray) -> bool:
     Returns
     -------
     bool
-        True for at most one entry; for numbers that are all equal; for square matrices with one
+        True for at most one entry that is no object; for numbers that are all equal; for square matrices with one
         value on and one off the diagonal (``np.eye``); and for integers that are an arithmetic
         progression (``np.arange``; of two entries only 0, 1 and 1, 2, in any order), the rows or
         columns of ``np.tril_indices`` or ``np.triu_indices``, with the diagonal or without it, or
@@ -45,6 +57,8 @@ def is_structural(array: np.ndarray) -> bool:
     values as private whatever they look like.
     """
     array = np.asarray(array)
+    if array.dtype.kind == "O":  # a sparse matrix is a single object to NumPy
+        return False
     if array.size <= 1:
         return True
     if array.dtype.kind not in "biufc":
@@ -91,6 +105,25 @@ def _indexes_triangle(array: np.ndarray) -> bool:
         patterns += [*np.tril_indices(n), *np.triu_indices(n)]
         patterns += [*np.tril_indices(n + 1, -1), *np.triu_indices(n + 1, 1)]
     return any(np.array_equal(array, pattern) for pattern in patterns)
+
+
+def is_stored_object(root: Variable) -> bool:
+    """Whether a variable holds a sparse matrix, a list, or whatever else is more than one number and no array."""
+    if is_array_root(root):
+        return stored(root).dtype.kind == "O"  # what a sparse matrix is to NumPy
+    if not (isinstance(root, Constant) or hasattr(root, "get_value")):
+        return False  # an input of an inner graph
+    return not isinstance(root.type, ScalarType | RandomType | NoneTypeT | SliceType)
+
+
+def is_transparent(op: Any) -> bool:
+    """Whether an operation is the host's own, without an array or a function of the user's in it."""
+    if isinstance(op, RandomVariable | FromFunctionOp):
+        return False
+    if not type(op).__module__.startswith(_HOST):
+        return False
+    held = [] if isinstance(op, HasInnerGraph) else vars(op).values()
+    return all(is_structural(v) for v in held if isinstance(v, np.ndarray))
 
 
 class PublicArrays:
@@ -178,5 +211,7 @@ def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
 def _same(one: np.ndarray, other: np.ndarray) -> bool:
     if one is other:
         return True
+    if one.dtype.kind == "O" or other.dtype.kind == "O":  # sparse matrices: declared by name only
+        return False
     numbers = one.dtype.kind in "fc" and other.dtype.kind in "fc"
     return one.shape == other.shape and bool(np.array_equal(one, other, equal_nan=numbers))

@@ -23,6 +23,7 @@ from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.clipped_gradients import ClippedGradients
 from pymc_dp.model.clipping import grid, quantized_sum
 from pymc_dp.model.compiling import compile_frozen, freeze
+from pymc_dp.model.data_keys import data_keys
 from pymc_dp.model.exposed import expose
 from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.independence import prove_independence
@@ -70,6 +71,8 @@ class RecordLikelihood(ClippedGradients):
         scale), raveled, in the order of ``model.value_vars``.
     slices : mapping of str to slice
         Where each value variable is in ``theta``.
+    data_keys : tuple of bytes
+        What the observed arrays are recognised by in this process; no value can be read off them.
 
     Raises
     ------
@@ -126,6 +129,7 @@ class RecordLikelihood(ClippedGradients):
         ends = np.cumsum([0, *(a.size for a in arrays)])
         self._layout = tuple((a.shape, a.dtype) for a in arrays)
         self.n_records = n_records
+        self.data_keys = data_keys(model)
         self.n_dim = int(ends[-1])
         self._slices = {
             name: slice(int(a), int(b))

@@ -44,6 +44,10 @@ class StepAccess:
         What every chain accesses once, besides, such as the gradient at its first state.
     schedule : callable, optional
         Accesses of iteration 1, 2, ..., where they differ in a way that is fixed in advance.
+    token : int
+        Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.binding`.
+    data_keys : tuple of bytes
+        Which data these are, in this program, see :mod:`~pymc_dp.privacy.memory`.
     """
 
     label: str
@@ -55,6 +59,8 @@ class StepAccess:
     secret: bool
     starting: tuple[tuple[Mechanism, int], ...] = ()
     schedule: Callable[[int], tuple[tuple[Mechanism, int], ...]] | None = None
+    token: int = 0
+    data_keys: tuple[bytes, ...] = ()
 
     def at(self, iteration: int) -> tuple[tuple[Mechanism, int], ...]:
         """Return what an iteration (1, 2, ...) accesses, without what is accessed once."""

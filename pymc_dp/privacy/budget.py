@@ -8,15 +8,19 @@ import os
 import uuid
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
+from pymc_dp.privacy.binding import TOKEN
 from pymc_dp.privacy.composition import Cost, check_accountant, check_terms
 from pymc_dp.privacy.ledger import Accesses, Ledger
 from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
+from pymc_dp.privacy.memory import remember, together, warn_of_others
 from pymc_dp.privacy.report import PrivacyReport, StepReport, listed
+from pymc_dp.privacy.weakness import warn_of_delta, warn_of_epsilon
 
 __all__ = ["PrivacyBudget"]
 
@@ -102,6 +106,10 @@ class PrivacyBudget:
         self.outside: dict[str, Accesses] = {}
         self._plans: dict[str, Allowance] | None = None
         self._latest: Any = None
+        #: Which data the steps and claims are on, in this program.
+        self.data_keys: set[bytes] = set()
+        self._warned = {"others": False, "delta": False}
+        warn_of_epsilon(self.epsilon)
         self._exhausted: set[int] = set()
         self._callback_noted = False
         self._draws: Counter[int] = Counter()
@@ -118,6 +126,7 @@ class PrivacyBudget:
         """
         self._check_adjacency(access.label, access.mechanisms)
         self._check_no_chain("its steps are settled")
+        self._note(access.data_keys, access.n_records)
         kept = {
             label: other
             for label, other in self.steps.items()
@@ -126,7 +135,7 @@ class PrivacyBudget:
         kept[access.label] = access
         self.steps, self._plans = kept, None
 
-    def spend(self, label: str, accesses: Accesses) -> None:
+    def spend(self, label: str, accesses: Accesses, data_keys: Iterable[bytes] = ()) -> None:
         """Claim accesses that belong to no chain, before any chain runs: chains share what is left.
 
         Parameters
@@ -136,12 +145,25 @@ class PrivacyBudget:
         accesses : sequence of (Mechanism, int)
             Claimed on disk when this returns, and not refunded. If the budget does not pay for
             them, that raises PrivacyBudgetExhausted, and nothing is claimed.
+        data_keys : iterable of bytes
+            Which data these are, see :mod:`pymc_dp.privacy.memory`.
         """
         self._check_adjacency(label, accesses)
         self._check_no_chain("what is left is shared out already")
+        self._note(data_keys)
         self._claim(label, accesses, limit=1)
         self.outside[label] = tuple(accesses)
         self._plans = None
+
+    def _note(self, data_keys: Iterable[bytes], n_records: int | None = None) -> None:
+        """Remember which data are going to be accessed; warn of what was spent on them, and of a delta that is too large for them."""
+        self.data_keys.update(data_keys)
+        remember(self.data_keys, self.ledger)
+        if not self._warned["others"]:
+            self._warned["others"] = warn_of_others(self.data_keys, self.ledger, self.delta)
+        if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
+            if not self._warned["delta"]:
+                self._warned["delta"] = warn_of_delta(self.delta, n_records)
 
     def _check_adjacency(self, label: str, accesses: Accesses) -> None:
         for mechanism, _ in accesses:
@@ -204,6 +226,7 @@ class PrivacyBudget:
         refuses a claim too many. PyMC has forked its workers by then, but no chain has begun.
         """
         self.check_covered()
+        self._note(())  # other budgets may have been spent since the steps were built
         share = [access for allowance in self.plan().values() for access in allowance.claim]
         # A new run: what an interrupted one left behind must not end this one early.
         self._run_chains, self._traces, self._exhausted = n_chains, {}, set()
@@ -220,9 +243,9 @@ class PrivacyBudget:
         if n_chains * len(self.steps) > 1:  # a single claim loses nothing if it is refused
             self.ledger.check(share, f"{n_chains} chain(s) of {' and '.join(self.steps)}", n_chains)
 
-    def claim(self, label: str) -> Allowance:
+    def claim(self, label: str, token: int = 0) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""
-        if label not in self.steps:
+        if label not in self.steps or self.steps[label].token != token:
             raise PrivacyBudgetExhausted(
                 f"{label} was replaced by a newer step on the same variables; sample with that one."
             )
@@ -257,6 +280,12 @@ class PrivacyBudget:
                 "A step that is not private took part in this run (statistics: "
                 f"{', '.join(sorted(map(str, foreign[0]))) or 'none'}). PyMC gives variables without a step NUTS on the raw likelihood. "
                 "The draws are discarded; let private steps cover all variables."
+            )
+        own = {access.token for access in self.steps.values()}
+        if any(TOKEN in s and s[TOKEN] not in own for s in draw.stats):
+            raise PrivacyLeak(
+                "A step of this run is not on the budget that is its callback, but on another one or on none (budget=None). Pass the same "
+                "budget to the steps and as callback= to pm.sample. The draws are discarded."
             )
         if not self._callback_noted:
             self.ledger.note_callback(self.id)
@@ -310,6 +339,8 @@ class PrivacyBudget:
             for label, access in self.steps.items()
         )
         records = {s.n_records for s in self.steps.values()}
+        shared = len({claim.budget for claim in self.ledger.claims()}) > 1
+        others, total = together(self.data_keys, self.ledger, self.delta)
         return PrivacyReport.build(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -323,10 +354,13 @@ class PrivacyBudget:
             if len(records) == 1 and self.adjacency is Adjacency.SUBSTITUTE
             else None,
             secret=all(s.secret for s in self.steps.values()),
-            ledger=None if self.ledger.temporary else self.ledger.path,
+            ledger=None if self.ledger.temporary else Path(self.ledger.path).name,
             steps=steps,
             once={label: listed(accesses) for label, accesses in self.outside.items()},
             draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
+            account_epsilon=self.ledger.spent() if shared else None,
+            other_budgets=others,
+            total_epsilon=total,
         )
 
     def __repr__(self) -> str:

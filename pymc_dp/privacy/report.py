@@ -7,19 +7,18 @@ import json
 import math
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from scipy.special import ndtr, ndtri
-
 from pymc_dp.privacy.allowance import StepAccess
+from pymc_dp.privacy.attacks import max_true_positive_rate
 from pymc_dp.privacy.composition import Cost
+from pymc_dp.privacy.coverage import Coverage, uncovered
 from pymc_dp.privacy.ledger import Claim
 from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.weakness import MUCH, in_all, weak_delta, weak_epsilon
 
-__all__ = ["PrivacyReport", "StepReport", "listed", "max_true_positive_rate"]
+__all__ = ["PrivacyReport", "StepReport", "listed"]
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
@@ -30,6 +29,15 @@ _ASSUMPTIONS = (
     "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
     "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
     "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record.",
+)
+
+_MAY_BE_INFINITE = (
+    "epsilon_budget",
+    "epsilon",
+    "gaussian_mu",
+    "zcdp_rho",
+    "account_epsilon",
+    "total_epsilon",
 )
 
 
@@ -74,7 +82,9 @@ class PrivacyReport:
     Parameters
     ----------
     protected : bool
-        False if epsilon is infinite or the randomness is known: nothing is guaranteed then.
+        Whether what carries this report may be published under its guarantee. False if epsilon is
+        infinite or the randomness is known, and if there is something in it that the report does
+        not cover.
     epsilon_budget, delta : float
         Terms of the budget.
     epsilon : float
@@ -96,6 +106,22 @@ class PrivacyReport:
         What was accessed outside of all chains.
     draws : tuple of int
         Draws made so far, chain by chain, as the callback saw them.
+    ledger : str or None
+        Name of the ledger's file; None if it is temporary.
+    public, kept : tuple of str
+        Arrays that were declared public; variables that were kept although they show data.
+    covers : dict or None
+        Groups of the released result, with names of their variables and coordinates and the lengths
+        of their axes. None for a report that was not made by ``release``.
+    uncovered : tuple of str
+        What :meth:`of` has found besides.
+    account_epsilon : float or None
+        Of all budgets on the same ledger together, if there are several.
+    other_budgets : int
+        Number of budgets on other ledgers that were spent on the same data in this program.
+    total_epsilon : float or None
+        Of this one's ledger and of theirs together, at ``delta``; None if there are none, or if they
+        are for another adjacency, so that costs cannot be added.
     """
 
     protected: bool
@@ -116,6 +142,13 @@ class PrivacyReport:
     once: dict[str, tuple[str, ...]]
     draws: tuple[int, ...]
     assumptions: tuple[str, ...]
+    public: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    covers: Coverage | None = None
+    uncovered: tuple[str, ...] = ()
+    account_epsilon: float | None = None
+    other_budgets: int = 0
+    total_epsilon: float | None = None
 
     @classmethod
     def build(
@@ -135,6 +168,9 @@ class PrivacyReport:
         steps: tuple[StepReport, ...],
         once: dict[str, tuple[str, ...]],
         draws: tuple[int, ...] = (),
+        account_epsilon: float | None = None,
+        other_budgets: int = 0,
+        total_epsilon: float | None = None,
     ) -> PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
         protected = cost is not None and secret
@@ -163,6 +199,9 @@ class PrivacyReport:
             once=once,
             draws=draws,
             assumptions=(_ASSUMPTIONS[0], *public, *_ASSUMPTIONS[1:]),
+            account_epsilon=account_epsilon,
+            other_budgets=other_budgets,
+            total_epsilon=total_epsilon,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,14 +228,19 @@ class PrivacyReport:
             return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
         values = json.loads(text, object_hook=with_tuples)
-        for name in ("epsilon_budget", "epsilon", "gaussian_mu", "zcdp_rho"):
-            values[name] = math.inf if values[name] == "inf" else values[name]
+        for name in _MAY_BE_INFINITE:
+            values[name] = math.inf if values.get(name) == "inf" else values.get(name)
         values["steps"] = tuple(StepReport(**step) for step in values["steps"])
         return cls(**values)
 
     @classmethod
     def of(cls, released: Any) -> PrivacyReport:
         """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
+
+        What was added since (as by ``extend_inferencedata=True``, or by
+        ``pm.compute_log_likelihood``) is in :attr:`uncovered`: the report is then not
+        :attr:`protected`, and says so first. ``release(released)`` drops it. Names and lengths are
+        compared, values are not.
 
         Parameters
         ----------
@@ -211,14 +255,25 @@ class PrivacyReport:
         for holder in (released, getattr(released, "posterior", None)):
             text = getattr(holder, "attrs", {}).get("privacy_report")
             if text is not None:
-                return cls.from_json(text)
+                report = cls.from_json(text)
+                found = uncovered(released, report.covers)
+                attack = dict.fromkeys(report.attack_power, 1.0) if found else report.attack_power
+                protected = report.protected and not found
+                return replace(report, uncovered=found, protected=protected, attack_power=attack)
         raise ValueError(
             "There is no privacy report: this is not what release() or sample() has returned."
         )
 
     def _rows(self) -> list[tuple[str, str]]:
         rows = []
-        if not self.protected:
+        if self.uncovered:
+            rows.append(
+                (
+                    "NOT PROTECTED",
+                    f"this was added after release, and may show the data: {'; '.join(self.uncovered)}. release() of this object drops it",
+                )
+            )
+        if self.epsilon_budget == math.inf or not self.secret_randomness:
             why = (
                 "epsilon is infinite"
                 if self.epsilon_budget == math.inf
@@ -235,9 +290,20 @@ class PrivacyReport:
         if self.n_records is not None:
             rows.append(("records", f"{self.n_records}"))
             if self.delta * self.n_records >= 1:
-                rows.append(
-                    ("WEAK DELTA", "not below 1 / (number of records): whole records may leak")
+                rows.append(("WEAK DELTA", weak_delta(self.delta, self.n_records)))
+        if MUCH < self.epsilon_budget < math.inf:
+            rows.append(("WEAK EPSILON", weak_epsilon(self.epsilon_budget)))
+        if self.other_budgets:
+            rows.append(
+                ("OTHER BUDGETS", in_all(self.other_budgets, self.total_epsilon, self.delta))
+            )
+        if self.account_epsilon is not None:
+            rows.append(
+                (
+                    "account",
+                    f"all budgets on this ledger together: epsilon = {self.account_epsilon:.4g}",
                 )
+            )
         rows.append(("chains", f"shared over {self.chains}"))
         if self.draws:
             rows.append(("draws", " + ".join(map(str, self.draws))))
@@ -270,14 +336,22 @@ class PrivacyReport:
         rows.append(
             ("ledger", self.ledger or "temporary: spent privacy is forgotten when the program ends")
         )
+        rows += [("declared public", text) for text in self.public]
+        rows += [("kept at the user's wish, outside the guarantee", name) for name in self.kept]
         rows += [("assumed", text) for text in self.assumptions]
         return rows
+
+    @property
+    def _title(self) -> str:
+        if not self.uncovered:
+            return "Privacy report"
+        return f"Privacy report that does NOT cover all of this: {'; '.join(self.uncovered)}"
 
     def __str__(self) -> str:
         """Plain text."""
         rows = self._rows()
         width = max(len(k) for k, _ in rows)
-        return "\n".join(["Privacy report", "-" * 14, *(f"{k:<{width}}  {v}" for k, v in rows)])
+        return "\n".join([self._title, "-" * 14, *(f"{k:<{width}}  {v}" for k, v in rows)])
 
     def to_text(self) -> str:
         """Plain text."""
@@ -288,7 +362,7 @@ class PrivacyReport:
         body = "\n".join(
             f"| {k.strip()} | {v.replace('|', chr(92) + '|')} |" for k, v in self._rows()
         )
-        return f"| Privacy report | |\n| --- | --- |\n{body}\n"
+        return f"| {self._title} | |\n| --- | --- |\n{body}\n"
 
     def to_html(self) -> str:
         """HTML table."""
@@ -296,41 +370,10 @@ class PrivacyReport:
             f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
             for k, v in self._rows()
         )
-        return f"<table><caption>Privacy report</caption>{body}</table>"
+        return f"<table><caption>{html.escape(self._title)}</caption>{body}</table>"
 
     def _repr_html_(self) -> str:
         return self.to_html()
-
-
-def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
-    """Bound the power of any attack that tells two neighbouring data sets apart.
-
-    Parameters
-    ----------
-    cost : Cost
-        Of everything released.
-    false_positive_rate : float
-        How often the attacker may cry wolf, in (0, 1).
-
-    Returns
-    -------
-    float
-        Largest possible true positive rate: exact for Gaussian mechanisms, else from all (epsilon,
-        delta) pairs.
-    """
-    if cost.free:
-        return false_positive_rate
-    power = 1.0
-    if cost.mu_squared < math.inf:
-        power = float(ndtr(ndtri(false_positive_rate) + math.sqrt(cost.mu_squared)))
-    for epsilon in np.geomspace(1e-3, 50, 200):
-        delta = cost.delta(epsilon, "rdp")
-        power = min(
-            power,
-            math.exp(epsilon) * false_positive_rate + delta,
-            1 - math.exp(-epsilon) * (1 - false_positive_rate - delta),
-        )
-    return power
 
 
 def _finite(value: float) -> float | None:

@@ -19,9 +19,11 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
+from pymc_dp.model.identity import model_token
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.withheld import without_words
 from pymc_dp.privacy.allowance import Allowance, StepAccess
+from pymc_dp.privacy.binding import TOKEN, new_token
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
 from pymc_dp.privacy.noise import BitSource, OperatingSystemBits, SeededBits
@@ -96,10 +98,18 @@ class DPStep(BlockedStep):
         "step_distance": (np.float64, []),
         "epsilon_spent": (np.float64, []),
         "exhausted": (bool, []),
+        TOKEN: (np.int64, []),
     }
     _state_class = StepMethodState
     #: What the charge rests on: set once, when the step is built.
-    settled: ClassVar[tuple[str, ...]] = ("budget", "likelihood", "part", "label", "reproducible")
+    settled: ClassVar[tuple[str, ...]] = (
+        "budget",
+        "likelihood",
+        "part",
+        "label",
+        "reproducible",
+        "token",
+    )
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Name the arguments that are missing, and where to get them."""
@@ -161,7 +171,9 @@ class DPStep(BlockedStep):
         #: Positions of the step's variables in theta.
         self.part = np.concatenate([everything[self.likelihood.slices[n]] for n in names])
         self._model_names = tuple(v.name for v in model.value_vars)
-        self._model_token = id(model)
+        self._model_token = model_token(model)
+        #: Public number on each draw, which shows release() the budget that paid: 0 if nobody does.
+        self.token = 0 if budget is None else new_token(budget.id)
         self._bits: BitSource = OperatingSystemBits()
         self._reset_chain()
 
@@ -179,6 +191,8 @@ class DPStep(BlockedStep):
                     secret=not self.reproducible,
                     starting=self.starting(),
                     schedule=self.schedule(),
+                    token=self.token,
+                    data_keys=getattr(self.likelihood, "data_keys", ()),
                 )
             )
 
@@ -253,7 +267,7 @@ class DPStep(BlockedStep):
 
     def _open(self) -> None:
         if self.budget is not None:
-            self._allowance = self.budget.claim(self.label)
+            self._allowance = self.budget.claim(self.label, self.token)
         if self.reproducible:
             self._bits = SeededBits(self.rng)
         if self._tuning and self.budget is not None:
@@ -293,6 +307,7 @@ class DPStep(BlockedStep):
             if self._allowance is not None
             else np.inf,
             "exhausted": exhausted,
+            TOKEN: self.token,
             **self.public_stats(),
         }
         if self.budget is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Penalty
+from pymc_dp.privacy.binding import check_paid
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.steps.accept_reject import DecidingStep, Move, State
@@ -69,7 +70,7 @@ class DPControlVariate(DecidingStep):
         What may be spent. None, which must be said, runs without charge: the surrogate is as private
         as it was made.
     surrogate : Surrogate
-        Of this model and these data; its temperature is the step's.
+        Of this model and these data, paid for by the same budget; its temperature is the step's.
     noise_scale : float, optional
         Of the penalty rule, instead of Barker's.
     laziness : float
@@ -83,6 +84,8 @@ class DPControlVariate(DecidingStep):
     ------
     ValueError
         If an argument is out of its range, or the surrogate has other parameters than the model.
+    PrivacyLeak
+        If another budget paid for the surrogate.
 
     References
     ----------
@@ -124,6 +127,8 @@ class DPControlVariate(DecidingStep):
         rng: Any = None,
         compile_kwargs: dict | None = None,
     ):
+        if isinstance(budget, PrivacyBudget):
+            check_paid("surrogate", getattr(surrogate, "budget_id", None), budget.id)
         rule: AcceptanceRule = Barker() if noise_scale is None else Penalty(noise_scale)
         super().__init__(
             vars, budget=budget, clip_bound=1.0, laziness=laziness, temperature=surrogate.temperature,

@@ -54,6 +54,9 @@ class Surrogate:
         Of the draws.
     noise_aware : bool
         If not, the noise is ignored.
+    budget_id : str, optional
+        The budget that paid for the sum: steps on another one refuse the surrogate. None if it was
+        made by hand, which must be of public things.
 
     Attributes
     ----------
@@ -73,7 +76,9 @@ class Surrogate:
         rng: np.random.Generator,
         *,
         noise_aware: bool = True,
+        budget_id: str | None = None,
     ) -> None:
+        self.budget_id = budget_id
         self.features, self.total, self.noise_sd = features, total, noise_sd
         self.n_records, self.temperature, self.noise_aware = n_records, temperature, noise_aware
         d = len(total)

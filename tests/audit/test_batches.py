@@ -39,6 +39,7 @@ from pymc_dp import (
     TunaMH,
 )
 from pymc_dp.privacy.allowance import Allowance
+from pymc_dp.privacy.binding import TOKEN
 from pymc_dp.privacy.mechanisms import Decision
 from pymc_dp.privacy.minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.noise import OperatingSystemBits
@@ -488,6 +489,7 @@ def test_results_follow_from_proposals_and_decisions(name, monkeypatch):
         point, history = step.likelihood.unravel(np.zeros(1)), []
         while not history or not history[-1][-1]:
             point, (statistics,) = step.step(point)
+            assert statistics.pop(TOKEN) == step.token  # of the budget, for the whole run
             history.append((point["mu"].tolist(), *statistics.values()))
             assert len(history) < 1000
         results.append(history)

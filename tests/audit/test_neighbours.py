@@ -14,6 +14,7 @@ import pytest
 
 from pymc_dp import release
 from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy import memory
 from tests.audit.samplers import (
     EXTREMES,
     SAMPLERS,
@@ -41,7 +42,8 @@ def without_times(text):
 
 
 def outcome(name, last, caplog, capfd):
-    """All that a run shows, by what it is shown with."""
+    """All that a run shows, by what it is shown with; of a program that has not seen these data before."""
+    memory.forget()
     model, budget = normal_model(last), budget_for()
     step = build(name, model, budget, last)
 

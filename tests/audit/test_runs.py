@@ -37,6 +37,7 @@ from pymc_dp import (
     RecordLikelihood,
 )
 from pymc_dp import release as dp_release
+from pymc_dp.privacy import memory
 from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.steps import accept_reject, base, gradients, sghmc
 from tests.audit.lower_bounds import lower_bounds, mu_allowed
@@ -235,6 +236,7 @@ def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=Non
         patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)
         if plant is not None:
             plant(patch, run, likelihood)
+        memory.forget()  # each run is a world of its own
         budget = PrivacyBudget(epsilon, DELTA, chains=chains)
         step, walk = case.build(model, budget)
         # Secret to the attacker, but no luck of the day.
@@ -266,6 +268,7 @@ def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=Non
 def release_by_pymc(case, side, seed, epsilon):
     """The same through the public interface alone: `pm.sample` ended by its callback, and what may be published of it."""
     model, likelihood = built(case.n, case.rows, side, case.by_person)
+    memory.forget()  # each run is a world of its own
     budget = PrivacyBudget(epsilon, DELTA, chains=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)

@@ -27,6 +27,7 @@ from pymc_dp import (
     surrogates,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy import memory
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import SeededBits
@@ -90,6 +91,7 @@ def sides(k, seed, part, fault):
     """Of a run on data set ``k``: what speaks for the second one, in the sum and in the draws."""
     both, simulated = built()
     model, likelihood = both[k]
+    memory.forget()  # each run is a world of its own
     budget = PrivacyBudget(EPSILON, DELTA, chains=1)
     with pytest.MonkeyPatch.context() as patch:
         for module in (preparation, base):

@@ -25,6 +25,7 @@ from pymc_dp import (
     RandomWalk,
 )
 from pymc_dp.preparation import prepare
+from pymc_dp.privacy import memory
 from pymc_dp.steps import base
 
 pytestmark = [
@@ -122,6 +123,7 @@ class Case:
 
     def __init__(self, name):
         self.model, self.prior, self.scales = MODELS[name]()
+        memory.forget()  # each run is a world of its own
         budget = PrivacyBudget(1.0, 1e-6, chains=1)
         prepared = prepare(budget=budget, model=self.model, public_covariates=True)
         self.likelihood, self.simulated = prepared.likelihood, prepared.simulated

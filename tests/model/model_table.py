@@ -13,6 +13,10 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+import scipy.sparse
+
+from pytensor import sparse
+from pytensor.compile.ops import as_op
 
 N = 14  # records, a length that nothing else has
 RNG = np.random.default_rng(17)
@@ -578,3 +582,30 @@ def _(d):
 def _(d):
     y = pm.Minibatch(d["y"], batch_size=5)
     pm.Normal("y", pm.Normal("m"), 1.0, observed=y, total_size=N)
+
+
+@entry("a potential by a function of Python", refused="cannot be looked into", y=Y)
+def _(d):
+    @as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def loglik(m):
+        return np.asarray(-((d["y"] - m) ** 2).sum())
+
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", loglik(m))
+
+
+@entry("a scale by a function of Python", refused="cannot be looked into", y=Y)
+def _(d):
+    @as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def scale(m):
+        return np.asarray(np.abs(d["y"] - m).max())
+
+    m = pm.Normal("m")
+    pm.Normal("y", m, scale(m), observed=d["y"])
+
+
+@entry("a sparse design matrix", refused="sparse matrix", x=np.abs(X), y=Y)
+def _(d):
+    x = sparse.as_sparse_variable(scipy.sparse.csr_matrix(d["x"]))
+    pm.Normal("y", sparse.dot(x, pm.Normal("b", shape=(3, 1)))[:, 0], 1.0, observed=d["y"])

@@ -4,6 +4,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+import scipy.sparse
 
 from pytensor.graph.traversal import ancestors
 
@@ -46,6 +47,7 @@ DATA = {
     "a correlation": np.array([[1.0, 0.3, 0.2], [0.3, 1.0, 0.3], [0.2, 0.3, 1.0]]),
     "not a number here and there": np.array([np.nan, 1.0, np.nan]),
     "names": np.array(["Ann", "Bob"]),
+    "a sparse matrix": scipy.sparse.csr_matrix(np.array([[0.3, 0.0], [0.0, 0.7]])),
 }
 
 

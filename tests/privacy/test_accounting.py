@@ -14,10 +14,10 @@ from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.privacy.accounting import calibrate, delta_of, epsilon_of, max_draws
+from pymc_dp.privacy.attacks import max_true_positive_rate
 from pymc_dp.privacy.composition import Cost
 from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.mechanisms import ORDERS, Decision, Gaussian
-from pymc_dp.privacy.report import max_true_positive_rate
 from pymc_dp.privacy.sampled import SampledDecision
 
 RATIO = 0.1 * math.sqrt(1e5)  # sigma / Delta of the flat 2-d banana of Räisä (2021)

@@ -1209,7 +1209,7 @@ def test_statistics_are_the_allowed_ones(normal_model):
     step.stop_tuning()
     _, (statistics,) = step.step(normal_model.initial_point())
     assert set(statistics) == set(DPHMC.stats_dtypes_shapes) == {
-        "accepted", "acceptance_rate", "step_distance", "epsilon_spent", "exhausted"
+        "accepted", "acceptance_rate", "step_distance", "epsilon_spent", "exhausted", "budget_token"
     }  # fmt: skip
     assert isinstance(step._bits, OperatingSystemBits) and not vars(step._bits)
 

@@ -160,7 +160,7 @@ def test_tuna(normal_model):
     with pytest.raises(PrivacyLeak):
         release(first, normal_model, None)
     other = PrivacyBudget(1.0, DELTA, chains=1)
-    with pytest.raises(PrivacyLeak, match="paid for 0"):
+    with pytest.raises(PrivacyLeak, match="budget=None"):
         release(first, normal_model, other)
 
 

@@ -1,0 +1,84 @@
+"""Results of either generation of ArviZ, without anything but the variables that are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pymc_dp.errors import PrivacyLeak
+
+__all__ = ["bare", "clean", "group_of"]
+
+_PUBLIC_ATTRIBUTES = (
+    "inference_library",
+    "inference_library_version",
+    "creation_library",
+    "creation_library_version",
+)
+#: Attributes that release() sets.
+_OWN_ATTRIBUTES = ("privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version")
+
+
+def group_of(idata: Any, name: str) -> Any:
+    """Return a group as an ``xarray.Dataset``, on either generation of ArviZ."""
+    try:
+        group = idata[name]
+    except KeyError:
+        raise ValueError(
+            f"The result has no group {name!r}; pass what pm.sample returned."
+        ) from None
+    return group.to_dataset() if hasattr(group, "to_dataset") else group
+
+
+def bare(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Build a container of the same kind as ``idata``, with copies of these groups and with these attributes."""
+    copies = {}
+    for name, group in groups.items():
+        copy = group.copy(deep=True)
+        for variable in copy.variables.values():
+            variable.attrs, variable.encoding = {}, {}
+        copy.encoding = {}
+        copy.attrs = {k: group.attrs[k] for k in _PUBLIC_ATTRIBUTES if k in group.attrs}
+        copy.attrs |= attributes
+        copies[name] = copy
+    if hasattr(type(idata), "from_dict") and hasattr(idata, "children"):  # DataTree, ArviZ 1.x
+        tree = type(idata).from_dict(copies)
+        tree.attrs = dict(attributes)
+        return tree
+    return type(idata)(attrs=dict(attributes), **copies)
+
+
+def clean(released: Any) -> Any:
+    """Drop from a released result whatever its report does not cover.
+
+    Raises
+    ------
+    ValueError
+        If it carries no report.
+    PrivacyLeak
+        If its report does not list what it covers, or an axis is longer than it was.
+    """
+    from pymc_dp.privacy.coverage import uncovered
+    from pymc_dp.privacy.report import PrivacyReport
+
+    covers = PrivacyReport.of(released).covers
+    if not covers:
+        raise PrivacyLeak(
+            "The report of this result does not list what it covers, so what was added later cannot be found. Release the result of "
+            "pm.sample again, with its model and budget."
+        )
+    groups = {}
+    for name, known in covers.items():
+        if name not in ("posterior", "sample_stats"):
+            continue
+        group = group_of(released, name)
+        added = [n for n in group.variables if n not in (*known["variables"], *known["coords"])]
+        groups[name] = group.drop_vars(added)
+    if longer := uncovered(groups, covers):
+        raise PrivacyLeak(
+            f"This result has more than was released under its names: {'; '.join(longer)}. It cannot be cleaned; release the result of pm.sample again."
+        )
+    attributes = {k: released.attrs[k] for k in _OWN_ATTRIBUTES if k in released.attrs}
+    attributes = attributes or {
+        k: v for k, v in groups["posterior"].attrs.items() if k in _OWN_ATTRIBUTES
+    }
+    return bare(released, groups, attributes)

@@ -1,0 +1,84 @@
+"""What a privacy report covers: names of groups, variables and coordinates, and how long axes are.
+
+A report travels in the attributes of a result, to which PyMC and ArviZ add groups in place
+(``extend_inferencedata=True``). So it lists what it was made for, and whoever reads it compares.
+Values are not compared: whoever replaces them under the same names is not found out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["Coverage", "covered_by", "uncovered"]
+
+#: For each group: names of its variables and coordinates, and lengths of its axes.
+Coverage = dict[str, dict[str, Any]]
+
+
+def covered_by(groups: Mapping[str, Any]) -> Coverage:
+    """List what is in some groups, ``xarray.Dataset`` by name."""
+    return {
+        str(name): {
+            "variables": tuple(sorted(map(str, group.data_vars))),
+            "coords": tuple(sorted(map(str, group.coords))),
+            "sizes": {str(axis): int(n) for axis, n in group.sizes.items()},
+        }
+        for name, group in groups.items()
+    }
+
+
+def uncovered(holder: Any, covers: Coverage | None) -> tuple[str, ...]:
+    """Name what is in a result, or in a group of it, but not in a list of what is covered.
+
+    Parameters
+    ----------
+    holder : arviz.InferenceData, xarray.DataTree, xarray.Dataset, or mapping of str to the last
+    covers : Coverage or None
+        None for a report that does not say what it covers: then nothing is covered.
+
+    Returns
+    -------
+    tuple of str
+        Groups, and variables, coordinates and longer axes as ``group: name``.
+    """
+    if not covers:
+        return ("everything: the report does not list what it covers",)
+    if hasattr(holder, "data_vars") and not _children(holder):
+        # A group by itself: the one it was, which has most in common.
+        name, known = max(covers.items(), key=lambda item: _in_common(holder, item[1]))
+        return tuple(_added(str(getattr(holder, "name", None) or name), holder, known))
+    found: list[str] = []
+    if getattr(holder, "data_vars", ()):  # at the root of a tree
+        found += _added("/", holder, {"variables": (), "coords": (), "sizes": {}})
+    for name, group in _groups(holder):
+        found += _added(name, group, covers[name]) if name in covers else [name]
+    return tuple(dict.fromkeys(found))  # InferenceData may list a group twice
+
+
+def _children(holder: Any) -> Mapping[str, Any]:
+    return getattr(holder, "children", None) or {}
+
+
+def _groups(holder: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(holder, Mapping) and not hasattr(holder, "children"):
+        yield from ((str(name), group) for name, group in holder.items())
+    elif hasattr(holder, "children"):
+        for name, node in holder.children.items():
+            yield f"{above}{name}", node
+            yield from _groups(node, f"{above}{name}/")
+    else:  # InferenceData; groups() leaves out none
+        for name in holder.groups():
+            yield str(name), getattr(holder, name)
+
+
+def _in_common(group: Any, known: Mapping[str, Any]) -> int:
+    return len(set(map(str, group.data_vars)) & set(known["variables"]))
+
+
+def _added(name: str, group: Any, known: Mapping[str, Any]) -> Iterator[str]:
+    names = [*known["variables"], *known["coords"]]
+    yield from (f"{name}: {v}" for v in map(str, group.variables) if v not in names)
+    for axis, n in group.sizes.items():
+        if str(axis) in known["sizes"] and n > (was := known["sizes"][str(axis)]):
+            yield f"{name}: {axis} of length {n}, released with {was}"

@@ -1,0 +1,55 @@
+"""Guarantees that protect hardly anybody: what is said of them, in warnings and in reports."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from pymc_dp.errors import WeakGuaranteeWarning
+
+__all__ = ["MUCH", "in_all", "warn_of_delta", "warn_of_epsilon", "weak_delta", "weak_epsilon"]
+
+#: A larger epsilon is hardly any protection.
+MUCH = 20.0
+
+
+def weak_epsilon(epsilon: float) -> str:
+    """Say what a large epsilon allows."""
+    return (
+        f"epsilon = {epsilon:g} is above {MUCH:g}: an attacker's odds of being right about a record may grow by a factor e^{epsilon:g}. "
+        "That is practically no protection"
+    )
+
+
+def weak_delta(delta: float, n_records: int) -> str:
+    """Say what a large delta allows."""
+    return (
+        f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
+        "whole record, drawn at random"
+    )
+
+
+def in_all(others: int, total: float | None, delta: float) -> str:
+    """Say what was spent on the same data besides."""
+    if total is None:
+        cost = "for another adjacency, so that costs cannot be added up here"
+    elif total == math.inf:
+        cost = "without a bound on the cost of all together (one is infinite, or its ledger cannot be read)"
+    else:
+        cost = f"all together: epsilon = {total:.4g} at delta = {delta:g}"
+    return f"{others} other budget(s) with other ledgers were spent on these data in this program; {cost}"
+
+
+def warn_of_epsilon(epsilon: float) -> None:
+    """Warn of a large epsilon; an infinite one is for tests, and reports say so."""
+    if MUCH < epsilon < math.inf:
+        text = f"{weak_epsilon(epsilon)}. Usual are values of 0.1 to 10."
+        warnings.warn(text, WeakGuaranteeWarning, stacklevel=3)
+
+
+def warn_of_delta(delta: float, n_records: int) -> bool:
+    """Warn of a large delta, and return whether it is; to be called where the number of records is public only."""
+    if delta * n_records >= 1:
+        text = f"{weak_delta(delta, n_records)}. Choose delta well below it, such as {0.01 / n_records:.1g}."
+        warnings.warn(text, WeakGuaranteeWarning, stacklevel=6)
+    return delta * n_records >= 1

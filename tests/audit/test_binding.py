@@ -1,0 +1,347 @@
+"""Starts, surrogates, plans, steps and draws belong to the budget that paid for them."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+from dataclasses import replace
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp import DPControlVariate, DPPenalty, PrivacyBudget, PrivacyLeak, RandomWalk, release
+from pymc_dp.model.identity import model_token
+from pymc_dp.privacy.binding import TOKEN, check_draws, new_token
+from pymc_dp.steps import base
+from tests.audit.samplers import SAMPLERS, build, sample
+from tests.steps.targets import compiled_once
+
+pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+
+
+def one_mean(n=60):
+    y = np.random.default_rng(1).normal(0.5, 1.0, n)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 5), 1.0, observed=y)
+    return model
+
+
+def budget_of(epsilon=3.0, chains=2, **options):
+    return PrivacyBudget(epsilon, 1e-6, chains=chains, **options)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = one_mean()
+    with compiled_once("binding", only=model):
+        yield model
+
+
+@pytest.fixture(scope="module")
+def bought():
+    """A start and a surrogate, and the budget that paid for both."""
+    model, budget = one_mean(20_000), budget_of(4.0, 1)
+    start = dp.private_start(budget=budget, model=model, random_seed=1)
+    surrogate = dp.private_surrogate(budget=budget, start=start, model=model, random_seed=2)
+    return model, budget, start, surrogate
+
+
+def penalty(model, budget, **options):
+    settings = {"clip_bound": 1.0, "proposal": RandomWalk(0.05)} | options
+    if budget is None:
+        settings["noise_scale"] = 1.0
+    return DPPenalty(budget=budget, model=model, **settings)
+
+
+def draw(model, step, budget=None, **options):
+    return sample(model, step, budget, draws=15, chains=2, **options)
+
+
+# ---------------------------------------------------------------- what was bought
+
+
+def nothing_spent(budget):
+    return not budget.ledger.claims() and not budget.steps
+
+
+class TestBought:
+    """A start or surrogate that one budget paid for is refused with another one, at no cost."""
+
+    def test_they_know_who_paid(self, bought):
+        _, budget, start, surrogate = bought
+        assert start.budget_id == surrogate.budget_id == budget.id
+        assert pickle.loads(cloudpickle.dumps(surrogate)).budget_id == budget.id
+        assert pickle.loads(pickle.dumps(start)).budget_id == budget.id
+
+    @pytest.fixture
+    def not_compiled(self, monkeypatch):
+        def refuse(*args, **kwargs):
+            raise AssertionError("something was compiled")
+
+        monkeypatch.setattr(base, "RecordLikelihood", refuse)
+        monkeypatch.setattr("pymc_dp.preparation.RecordLikelihood", refuse)
+
+    def test_a_surrogate_paid_by_another_budget(self, bought, not_compiled):
+        """It used to be released as epsilon = 0.1, at a true cost of 3.7 more."""
+        model, _, _, surrogate = bought
+        other = budget_of(0.1, 1)
+        with pytest.raises(PrivacyLeak, match="This surrogate was paid for by another budget"):
+            DPControlVariate(budget=other, surrogate=surrogate, model=model)
+        assert nothing_spent(other)
+
+    def test_a_start_paid_by_another_budget(self, bought, not_compiled):
+        model, _, start, _ = bought
+        other = budget_of(0.1, 1)
+        for refused in (
+            lambda: dp.private_surrogate(budget=other, start=start, model=model),
+            lambda: dp.plan_surrogate(budget=other, at=start, model=model),
+            lambda: dp.plan(budget=other, at=start, model=model),
+        ):
+            with pytest.raises(PrivacyLeak, match="This private start was paid for by another"):
+                refused()
+        assert nothing_spent(other)
+
+    def test_an_account_in_common_does_not_help(self, bought, tmp_path):
+        """The account adds both up, but the report of the second budget would not."""
+        model = bought[0]
+        ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=8.0, delta=1e-6)
+        one, two = budget_of(2.0, 1, ledger=ledger), budget_of(2.0, 1, ledger=ledger)
+        start = dp.private_start(budget=one, model=model, random_seed=1)
+        with pytest.raises(PrivacyLeak, match="another budget"):
+            dp.private_surrogate(budget=two, start=start, model=model)
+
+    def test_plans_made_at_a_start(self, bought):
+        """What a plan has chosen follows from where the start has led to."""
+        model, budget, start, _ = bought
+        choice = dp.plan_surrogate(budget=budget, at=start, model=model, random_seed=3).chosen
+        assert choice.budget_id == budget.id
+        other = budget_of(0.1, 1)
+        guess = replace(start, budget_id=None)
+        with pytest.raises(PrivacyLeak, match="This choice"):
+            dp.private_surrogate(budget=other, start=guess, choice=choice, model=model)
+        made = dp.plan(budget=budget, at=start, model=model, random_seed=3, max_draws=50)
+        with pytest.raises(PrivacyLeak, match="This plan"):
+            made.build(other, model)
+        assert nothing_spent(other)
+
+    def test_the_budget_that_paid_may_use_them(self, bought):
+        model, budget, _, surrogate = bought
+        step = DPControlVariate(budget=budget, surrogate=surrogate, model=model)
+        idata = sample(model, step, budget, draws=10)
+        report = dp.PrivacyReport.of(release(idata, model, budget))
+        assert set(report.once) == {"private start", "sum of gradients"}
+
+    def test_without_a_budget_it_runs_and_is_not_released(self, bought):
+        model, budget, _, surrogate = bought
+        step = DPControlVariate(budget=None, surrogate=surrogate, model=model)
+        idata = sample(model, step, None, draws=10)
+        for other in (budget, budget_of(0.1, 1)):
+            with pytest.raises(PrivacyLeak, match="budget=None"):
+                release(idata, model, other)
+
+    def test_what_is_made_by_hand_has_no_budget(self, bought):
+        """It is of public things; that is for the user to keep to, as with initvals."""
+        model, _, start, _ = bought
+        public = replace(start, budget_id=None)
+        dp.plan_surrogate(budget=budget_of(4.0, 1), at=public, model=model, random_seed=1)
+
+
+# ---------------------------------------------------------------- draws
+
+
+@pytest.fixture(scope="module")
+def paid(model):
+    """A budget all of whose chains have run, with that run: an attacker's favourite."""
+    budget = budget_of()
+    return budget, draw(model, penalty(model, budget), budget)
+
+
+class TestDraws:
+    """The report of a budget goes on its own draws only."""
+
+    def test_its_own(self, model, paid):
+        budget, idata = paid
+        public = release(idata, model, budget)
+        assert TOKEN in idata.sample_stats and TOKEN not in public.sample_stats
+        assert dp.PrivacyReport.of(public).epsilon <= 3.0
+
+    @pytest.mark.parametrize("cores", [1, 2])
+    def test_a_run_without_a_budget(self, model, paid, cores):
+        """Metropolis' rule on raw log-likelihoods used to be released as epsilon = 3."""
+        step = DPPenalty(budget=None, model=model, clip_bound=np.inf, proposal=RandomWalk(0.05), noise_scale=0.0)  # fmt: skip
+        idata = draw(model, step, cores=cores)
+        with pytest.raises(PrivacyLeak, match="budget=None, which nobody has paid for"):
+            release(idata, model, paid[0])
+
+    @pytest.mark.parametrize("cores", [1, 2])
+    @pytest.mark.parametrize("callback", [True, False])
+    def test_a_run_on_another_budget(self, model, paid, cores, callback):
+        """A run on epsilon = 50 used to be released as epsilon = 3."""
+        large = budget_of(50.0)
+        idata = draw(model, penalty(model, large), large if callback else None, cores=cores)
+        with pytest.raises(PrivacyLeak, match="were made by a step on another budget"):
+            release(idata, model, paid[0])
+        release(idata, model, large)
+
+    @pytest.mark.parametrize("name", SAMPLERS)
+    def test_every_sampler_is_bound(self, model, paid, name):
+        budget = budget_of(50.0, 1, accountant="rdp")
+        idata = sample(model, build(name, model, budget, "binding"), budget, draws=5)
+        release(idata, model, budget)
+        with pytest.raises(PrivacyLeak, match="another budget"):
+            release(idata, model, paid[0])
+        idata = sample(model, build(name, model, None, "binding"), None, draws=5)
+        with pytest.raises(PrivacyLeak, match="budget=None"):
+            release(idata, model, paid[0])
+
+    def test_the_callback_of_another_budget(self, model, paid):
+        for step in (penalty(model, budget_of()), penalty(model, None)):
+            with pytest.raises(PrivacyLeak, match="not on the budget that is its callback"):
+                draw(model, step, paid[0])
+
+    def test_one_draw_of_another_run(self, model, paid):
+        """Every draw of every chain counts."""
+        budget, idata = paid
+        large = budget_of(50.0)
+        strange = draw(model, penalty(model, large), large)
+        n = min(idata.posterior.sizes["draw"], strange.posterior.sizes["draw"])
+        for chain, k in ((0, 0), (1, n - 1)):
+            mixed = pickle.loads(pickle.dumps(idata))
+            mixed.sample_stats[TOKEN][chain, k] = strange.sample_stats[TOKEN].values[chain, k]
+            with pytest.raises(PrivacyLeak, match="another budget"):
+                release(mixed, model, budget)
+            mixed.sample_stats[TOKEN][chain, k] = 0
+            with pytest.raises(PrivacyLeak, match="budget=None"):
+                release(mixed, model, budget)
+
+    def test_the_statistic_was_removed(self, model, paid):
+        budget, idata = paid
+        bare = pickle.loads(pickle.dumps(idata))
+        del bare.sample_stats[TOKEN]
+        with pytest.raises(PrivacyLeak, match="do not show which budget paid"):
+            release(bare, model, budget)
+
+    def test_pickled(self, model):
+        """A step, a budget and a result that went through a file still belong together."""
+        budget = budget_of()
+        step, budget, there = pickle.loads(
+            cloudpickle.dumps((penalty(model, budget), budget, model))
+        )
+        idata = pickle.loads(pickle.dumps(draw(there, step, budget)))
+        release(idata, there, pickle.loads(cloudpickle.dumps(budget)))
+        with pytest.raises(PrivacyLeak, match="another budget"):
+            release(idata, there, budget_of())
+
+    def test_through_a_file(self, model, paid, tmp_path):
+        import arviz as az
+
+        budget, idata = paid
+        idata.to_netcdf(str(tmp_path / "raw.nc"))
+        again = az.from_netcdf(str(tmp_path / "raw.nc"))
+        release(again, model, budget)
+        with pytest.raises(PrivacyLeak, match="another budget"):
+            release(again, model, budget_of())
+
+
+@pytest.fixture(scope="module")
+def two():
+    y = np.random.default_rng(2).normal(0.5, 2.0, 300)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 5), pm.HalfNormal("sigma", 5), observed=y)
+    with compiled_once("binding, two", only=model):
+        yield model
+
+
+class TestSteps:
+    """Compound steps, and steps that were replaced."""
+
+    @pytest.mark.parametrize("cores", [1, 2])
+    def test_compound(self, two, paid, cores):
+        budget = budget_of(20.0)
+        steps = [penalty(two, budget, vars=[two[name]]) for name in ("mu", "sigma")]
+        idata = draw(two, steps, budget, cores=cores)
+        assert idata.sample_stats[TOKEN].shape[2:] == (2,)
+        release(idata, two, budget)
+        with pytest.raises(PrivacyLeak, match="another budget"):
+            release(idata, two, paid[0])
+
+    def test_one_of_two_steps_has_another_budget(self, two):
+        one, other = budget_of(20.0), budget_of(20.0)
+        mu, _ = (penalty(two, one, vars=[two[name]]) for name in ("mu", "sigma"))
+        _, sigma = (penalty(two, other, vars=[two[name]]) for name in ("mu", "sigma"))
+        idata = draw(two, [mu, sigma])
+        for budget in (one, other):
+            with pytest.raises(PrivacyLeak, match="another budget"):
+                release(idata, two, budget)
+
+    def test_one_of_two_steps_has_none(self, two):
+        budget = budget_of(20.0)
+        mu, _ = (penalty(two, budget, vars=[two[name]]) for name in ("mu", "sigma"))
+        idata = draw(two, [mu, penalty(two, None, vars=[two["sigma"]])])
+        with pytest.raises(PrivacyLeak, match="budget=None"):
+            release(idata, two, budget)
+
+    def test_a_step_that_was_replaced(self, model):
+        """A reproducible step used to run, and the report of its secret successor was released."""
+        budget = budget_of()
+        old = penalty(model, budget, reproducible=True)
+        penalty(model, budget)
+        with pytest.raises(dp.PrivacyBudgetExhausted, match="replaced by a newer step"):
+            draw(model, old, budget)
+
+    def test_a_number_cannot_be_changed(self, model):
+        step = penalty(model, None)
+        with pytest.raises(AttributeError, match="Build a new step"):
+            step.token = new_token(budget_of().id)
+
+
+class TestModels:
+    """What may be published is read off the model, so it must be the one that was sampled."""
+
+    def test_another_model(self, paid):
+        budget, idata = paid
+        with pytest.raises(PrivacyLeak, match="built on another model"):
+            release(idata, one_mean(), budget)
+
+    def test_a_model_at_the_same_address(self):
+        """What id() gives is given again as soon as a model is gone."""
+        seen = {}
+        for _ in range(20):
+            model = pm.Model()
+            seen.setdefault(id(model), set()).add(model_token(model))
+            del model
+            gc.collect()
+        tokens = set().union(*seen.values())
+        assert len(tokens) == 20 and len(seen) < 20
+
+    def test_a_pickled_model_is_the_same(self, model):
+        again = pickle.loads(cloudpickle.dumps(model))
+        assert again is not model and model_token(again) == model_token(model)
+
+
+def test_planted_faults_are_found():
+    """Controls: numbers by themselves."""
+    budget, other = budget_of().id, budget_of().id
+    mine, theirs = new_token(budget), new_token(other)
+    check_draws(np.full((2, 5), mine), [mine], budget)
+    check_draws(np.full((2, 5), float(mine)), [mine], budget)  # exact as a float
+    assert len({new_token(budget) for _ in range(100)}) == 100
+    second = new_token(budget)
+    check_draws(np.broadcast_to([second, mine], (2, 5, 2)), [mine, second], budget)
+    faults = {
+        "another budget": (np.full((2, 5), theirs), [mine]),
+        "budget=None": (np.zeros((2, 5)), [mine]),
+        "replaced": (np.full((2, 5), second), [mine]),
+        "1 of the 2 steps": (np.full((2, 5), mine), [mine, second]),
+        "2 of the 1 steps": (np.full((2, 5, 2), mine), [mine]),
+        "do not show which": (np.full((2, 5), np.nan), [mine]),
+        "were made by a step with": (np.zeros((2, 5)), [0]),
+    }
+    for words, (tokens, registered) in faults.items():
+        with pytest.raises(PrivacyLeak, match=words):
+            check_draws(tokens, registered, budget)

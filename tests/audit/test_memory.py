@@ -1,0 +1,299 @@
+"""Budgets on the same data in one program know of each other, and what was spent is not lost in an exception."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp import Ledger, PrivacyBudget, PrivacyReport, RandomWalk, StartNotFound, release, sample
+from pymc_dp.errors import PrivacyLeakWarning, WeakGuaranteeWarning
+from pymc_dp.model.data_keys import data_keys
+from pymc_dp.privacy import Gaussian, epsilon_of, memory
+from pymc_dp.privacy.composition import Cost
+from tests.steps.targets import compiled_once
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+    pytest.mark.filterwarnings("error::pymc_dp.errors.PrivacyLeakWarning"),
+]
+
+Y = np.random.default_rng(5).normal(0.5, 1.0, 300)
+STEP = {"clip_bound": 1.0, "proposal": RandomWalk(0.05)}
+QUIET = {"progressbar": False, "compute_convergence_checks": False, "cores": 1}
+SOLD = ((Gaussian(5.0), 1),)
+
+
+def one_mean(y=Y):
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 5), 1.0, observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = one_mean()
+    with compiled_once("memory", only=model):
+        yield model
+
+
+def step_on(model, epsilon=1.0, chains=1, **options):
+    budget = PrivacyBudget(epsilon, 1e-6, chains=chains, **options)
+    return budget, dp.DPPenalty(budget=budget, model=model, **STEP)
+
+
+def run(model, budget, step, cores=1):
+    return pm.sample(
+        10, tune=0, chains=budget.chains, step=step, callback=budget, model=model, **(QUIET | {"cores": cores})
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- several budgets
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_three_budgets_on_the_same_data(model, cores):
+    """They used to report epsilon = 1 each, and nothing of the others; also if worker processes claimed."""
+    first, step = step_on(model, chains=2)
+    run(model, first, step, cores)
+    with pytest.warns(PrivacyLeakWarning, match=r"^1 other budget.*one ledger file"):
+        second, step = step_on(model, chains=2)
+    run(model, second, step, cores)
+    with pytest.warns(PrivacyLeakWarning, match=r"^2 other budget"):
+        third, step = step_on(model, chains=2)
+    idata = run(model, third, step, cores)
+    budgets = (first, second, third)
+    claims = [access for b in budgets for c in b.ledger.claims() for access in c.accesses]
+    total = Cost.of(claims).epsilon(1e-6, "rdp")
+    assert 1.4 < total <= 3.0
+    for budget in budgets:
+        report = budget.report()
+        assert report.epsilon <= 1.0
+        assert report.other_budgets == 2 and report.total_epsilon == pytest.approx(total)
+        assert f"epsilon = {total:.4g} at delta" in str(report)
+    public = release(idata, model, third)
+    assert PrivacyReport.of(public).total_epsilon == pytest.approx(total)
+
+
+def test_budgets_that_were_made_before_any_was_spent(model):
+    """They are found when the second one is going to be."""
+    (first, one), (second, two) = step_on(model), step_on(model)
+    run(model, first, one)
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        run(model, second, two)
+    assert first.report().other_budgets == second.report().other_budgets == 1
+
+
+def test_one_file_by_two_names_is_one_ledger(model, tmp_path):
+    path, other = tmp_path / "a.ledger", tmp_path / "link.ledger"
+    first, step = step_on(model, ledger=Ledger(path, epsilon=3.0, delta=1e-6))
+    run(model, first, step)
+    other.symlink_to(path)
+    second, _ = step_on(model, ledger=other)
+    assert second.report().other_budgets == 0
+
+
+def test_it_warns_once(model):
+    first, _ = step_on(model)
+    first.spend("something", SOLD, data_keys(model))
+    with pytest.warns(PrivacyLeakWarning) as caught:
+        budget, _ = step_on(model)
+        budget.spend("another", SOLD, data_keys(model))
+        dp.DPPenalty(budget=budget, model=model, **STEP)
+    assert [str(w.message)[:14] for w in caught].count("1 other budget") == 1
+
+
+def test_what_has_claimed_nothing_is_no_budget(model):
+    for _ in range(3):
+        budget, _ = step_on(model)
+    assert budget.report().other_budgets == 0 and budget.report().total_epsilon is None
+
+
+def test_a_start_on_another_budget(model):
+    """Not only steps spend."""
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    budget.spend("first", SOLD, data_keys(model))
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        PrivacyBudget(1.0, 1e-6, chains=1).spend("second", SOLD, data_keys(model))
+
+
+def test_one_ledger_needs_no_warning(model, tmp_path):
+    """Its account adds up; the report names the total, and the file without its folder."""
+    ledger = Ledger(tmp_path / "ward.ledger", epsilon=3.0, delta=1e-6)
+    for _ in range(2):
+        budget, step = step_on(model, ledger=ledger)
+        idata = run(model, budget, step)
+    report = PrivacyReport.of(release(idata, model, budget))
+    assert report.other_budgets == 0 and report.total_epsilon is None
+    assert report.account_epsilon == pytest.approx(ledger.spent()) and ledger.spent() > 1.2
+    assert f"together: epsilon = {ledger.spent():.4g}" in str(report)
+
+
+def test_published_reports_do_not_show_folders(model, tmp_path):
+    """They used to hold the ledger's absolute path."""
+    budget, step = step_on(model, ledger=tmp_path / "ward.ledger")
+    public = release(run(model, budget, step), model, budget)
+    assert PrivacyReport.of(public).ledger == "ward.ledger"
+    for text in (public.attrs["privacy_report"], str(budget.report()), budget.report().to_html()):
+        assert str(tmp_path) not in text and tmp_path.name not in text and "ward.ledger" in text
+
+
+def test_other_data_are_other_data(model):
+    budget, step = step_on(model)
+    run(model, budget, step)
+    step_on(one_mean(Y + 1.0))
+    step_on(one_mean(Y[:200]))
+    assert data_keys(one_mean(Y.copy())) == data_keys(model) != data_keys(one_mean(-Y))
+
+
+def test_patterns_are_no_data():
+    """Models that observe zeros, as a trick, have nothing in common."""
+    assert data_keys(one_mean(np.zeros(50))) == ()
+
+
+def test_another_model_of_the_same_data(model):
+    budget, step = step_on(model)
+    run(model, budget, step)
+    with pm.Model() as other:
+        pm.StudentT(
+            "again", nu=4.0, mu=pm.Normal("centre", 0, 5), sigma=1.0, observed=pm.Data("values", Y)
+        )
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        step_on(other)
+
+
+def test_infinite_and_incomparable_budgets(model):
+    budget = PrivacyBudget(1.0, 1e-6, chains=1, adjacency="add_remove")
+    budget.spend("first", SOLD, data_keys(model))
+    with pytest.warns(PrivacyLeakWarning, match="for another adjacency"):
+        second, _ = step_on(model)
+    assert second.report().other_budgets == 1 and second.report().total_epsilon is None
+    memory.forget()
+    run(model, *(endless := step_on(model, math.inf)))
+    with pytest.warns(PrivacyLeakWarning, match="without a bound"):
+        third, _ = step_on(model)
+    report = third.report()
+    assert endless[0].report().protected is False
+    assert PrivacyReport.from_json(report.to_json()) == report and report.total_epsilon == math.inf
+
+
+def test_a_ledger_that_was_removed_is_still_spent(model, tmp_path):
+    budget, step = step_on(model, ledger=tmp_path / "a.ledger")
+    run(model, budget, step)
+    (tmp_path / "a.ledger").unlink()
+    with pytest.warns(PrivacyLeakWarning, match="without a bound"):
+        other, _ = step_on(model)
+    assert other.report().total_epsilon == math.inf
+
+
+def test_a_budget_that_is_gone_is_remembered(model):
+    """Its temporary ledger lasts as long as the program."""
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    budget.spend("first", SOLD, data_keys(model))
+    del budget
+    with pytest.warns(
+        PrivacyLeakWarning, match=f"epsilon = {epsilon_of(SOLD, 1e-6, accountant='rdp'):.4g}"
+    ):
+        step_on(model)
+
+
+def test_keys_show_no_data(model):
+    """They are made with a key of the process, which is in no pickle."""
+    from pymc_dp.model.data_keys import _SECRET
+
+    _, step = step_on(model)
+    raw = cloudpickle.dumps(step)
+    assert pickle.loads(raw).likelihood.data_keys == data_keys(model)
+    assert _SECRET not in raw
+
+
+# ---------------------------------------------------------------- exceptions
+
+
+def test_an_interruption_in_sample_leaves_its_budget(model, monkeypatch):
+    """A second call used to report epsilon = 1, and nothing of the first."""
+
+    @functools.wraps(pm.sample)
+    def interrupted(*args, step, **kwargs):
+        step.budget.claim(step.label, step.token)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pm, "sample", interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            sample(epsilon=1.0, delta=1e-6, chains=1, model=model, **STEP, **QUIET)
+    assert 0.7 < caught.value.budget.spent() <= 1.0
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        public = sample(epsilon=1.0, delta=1e-6, chains=1, model=model, **STEP, **QUIET)
+    report = PrivacyReport.of(public)
+    assert report.other_budgets == 1
+    assert max(report.epsilon, caught.value.budget.spent()) < report.total_epsilon < 2.0
+
+
+def test_a_start_that_was_not_found_leaves_its_budget():
+    y = np.random.default_rng(3).normal(12.0, 3.0, 3000)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 1e8), 1.0, observed=1e6 + y)
+    with (
+        pytest.warns(UserWarning, match="not come to rest"),
+        pytest.raises(StartNotFound) as caught,
+    ):
+        sample(epsilon=3.0, delta=1e-6, chains=1, model=model, **QUIET)
+    budget = caught.value.budget
+    assert set(budget.report().once) == {"private start"} and 0 < budget.spent() < 3.0
+    assert caught.value.start.budget_id == budget.id
+    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
+        step_on(model)
+
+
+def test_wrong_arguments_leave_their_budget(model):
+    with pytest.raises(ValueError, match="pays for") as caught:
+        sample(epsilon=1.0, delta=1e-6, draws=10**6, model=model, **STEP)
+    assert caught.value.budget.epsilon == 1.0 and caught.value.budget.spent() == 0.0
+
+
+# ---------------------------------------------------------------- guarantees that protect hardly anybody
+
+
+@pytest.mark.filterwarnings("error::pymc_dp.errors.WeakGuaranteeWarning")
+class TestWeakGuarantees:
+    def test_a_large_epsilon(self):
+        PrivacyBudget(20.0, 1e-6, chains=1)
+        PrivacyBudget(math.inf, 1e-6, chains=1)  # which is not protected, and says so
+        with pytest.warns(WeakGuaranteeWarning, match=r"epsilon = 30 is above 20.*factor e\^30"):
+            budget = PrivacyBudget(30.0, 1e-6, chains=1)
+        assert "WEAK EPSILON" in str(budget.report())
+
+    def test_a_large_delta(self, model):
+        def report(delta):
+            budget = PrivacyBudget(1.0, delta, chains=1)
+            dp.DPPenalty(budget=budget, model=model, **STEP)
+            return str(budget.report())
+
+        assert "WEAK DELTA" not in report(0.99 / 300)
+        with pytest.warns(WeakGuaranteeWarning, match="delta = 0.00333333 is not below 1 / .* one whole record"):  # fmt: skip
+            assert "WEAK DELTA" in report(1 / 300)
+
+    def test_persons_count(self, model):
+        """With records= it is they who are counted."""
+        budget = PrivacyBudget(1.0, 1 / 50, chains=1)
+        with pytest.warns(WeakGuaranteeWarning):
+            dp.DPPenalty(budget=budget, model=one_mean(), records=np.arange(300) // 6, **STEP)
+
+    def test_a_private_number_of_records_is_not_shown(self, model):
+        budget = PrivacyBudget(1.0, 0.1, chains=1, adjacency="add_remove")
+        dp.DPPenalty(budget=budget, model=model, **STEP)
+
+    def test_it_is_said_once(self, model):
+        budget = PrivacyBudget(1.0, 0.1, chains=1)
+        with pytest.warns(WeakGuaranteeWarning) as caught:
+            for _ in range(3):
+                dp.DPPenalty(budget=budget, model=model, **STEP)
+        assert len(caught) == 1
