@@ -8,21 +8,44 @@ from __future__ import annotations
 
 import math
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
-from pymc_dp.privacy.mechanisms import Mechanism, check_count, positive, real, reals
+from pymc_dp.privacy.mechanisms import (
+    Gaussian,
+    Mechanism,
+    check_count,
+    concentrated,
+    positive,
+    real,
+    reals,
+)
 
-__all__ = ["RenyiFilter", "RenyiOdometer", "RenyiShare"]
+__all__ = ["Filter", "GaussianFilter", "GaussianShare", "RenyiFilter", "RenyiOdometer", "RenyiShare", "Share"]  # fmt: skip
 
 _ODOMETER_ORDERS = tuple(2.0**k for k in range(1, 11))
 
 
+class Share(Mechanism):
+    """A share of a filter: any adaptively chosen accesses whose prices add up to no more than its total."""
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """Most that the prices may add up to."""
+
+    @abstractmethod
+    def price(self, mechanism: Mechanism) -> float:
+        """What one access takes of the total; infinite where no bound is known."""
+
+
 @dataclass(frozen=True)
-class RenyiShare(Mechanism):
+class RenyiShare(Share):
     r"""A share of a Rényi filter: any adaptively chosen accesses that together stay within ``rho`` at one order.
 
     Parameters
@@ -53,36 +76,94 @@ class RenyiShare(Mechanism):
         """Name with order and share."""
         return f"Rényi filter at order {self.order:.4g}, share {self.rho:.4g}"
 
+    @property
+    def total(self) -> float:
+        """``rho``."""
+        return self.rho
+
+    def price(self, mechanism: Mechanism) -> float:
+        """Rényi divergence at the order."""
+        return float(mechanism.renyi([self.order])[0])
+
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """``rho`` up to the order of the filter, infinite beyond."""
         return np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
 
 
-class RenyiFilter:
-    r"""Spends a share: says of each access, before it is made, whether it is still covered.
+@dataclass(frozen=True)
+class GaussianShare(Share):
+    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses whose ``mu**2`` add up to ``mu**2`` at most.
 
-    The order and the budget are fixed in advance; the accesses may be chosen adaptively, with full
-    knowledge of what was released. While every access is asked for first and made only if granted,
-    all of them together stay within ``rho`` at the order (Theorem 3.1 of Feldman, Zrnic 2021). A
-    refusal is final: later, cheaper accesses are refused too, so that the number of accesses shows
-    nothing that was not paid for.
+    All of them together are ``mu``-GDP, as one Gaussian release with this ``mu``.
 
     Parameters
     ----------
-    share : RenyiShare
-        Order and budget.
-    prices : mapping of Mechanism to float, optional
-        Rényi divergences at this order that are known already.
+    mu : float
+        Root of the bound on the sum of squares.
 
-    Examples
-    --------
-    >>> from pymc_dp.privacy.mechanisms import Gaussian
-    >>> spending = RenyiFilter(RenyiShare(order=8.0, rho=1.0))
-    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
-    [True, True, True, True, False]
+    References
+    ----------
+    Smith, Thakurta (2022), Fully adaptive composition for Gaussian differential privacy,
+    https://arxiv.org/abs/2210.17520. Koskela, Tobaben, Honkela (2022), Individual privacy accounting
+    with Gaussian differential privacy, https://arxiv.org/abs/2209.15596.
     """
 
-    def __init__(self, share: RenyiShare, prices: Mapping[Mechanism, float] = MappingProxyType({})):
+    mu: float
+
+    def __post_init__(self) -> None:
+        self._set(mu=positive("share of the filter", self.mu))
+
+    @property
+    def name(self) -> str:
+        """Name with ``mu``."""
+        return f"Gaussian-DP filter, share mu={self.mu:.4g}"
+
+    @property
+    def total(self) -> float:
+        """``mu**2``."""
+        return self.mu * self.mu
+
+    def price(self, mechanism: Mechanism) -> float:
+        """``mu**2`` of an access, infinite if it has no ``mu``."""
+        mu = mechanism.gaussian_mu
+        return math.inf if mu is None else 2 * concentrated(mu)  # never 0
+
+    @property
+    def gaussian_mu(self) -> float:
+        """``mu``."""
+        return self.mu
+
+    @property
+    def zcdp(self) -> float:
+        """``mu**2 / 2``."""
+        return concentrated(self.mu)
+
+    def _renyi(self, orders: np.ndarray) -> np.ndarray:
+        """That of a Gaussian release."""
+        return orders * self.zcdp
+
+    def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
+        """That of a Gaussian release."""
+        return Gaussian(1 / self.mu).privacy_profile(epsilons)
+
+
+class Filter:
+    r"""Spends a share: says of each access, before it is made, whether it is still covered.
+
+    The kind of share and its total are fixed in advance; the accesses may be chosen adaptively, with
+    full knowledge of what was released. While every access is asked for first and made only if granted,
+    all of them together stay within the share. A refusal is final: later, cheaper accesses are refused
+    too, so that the number of accesses shows nothing that was not paid for.
+
+    Parameters
+    ----------
+    share : Share
+        What may be spent.
+    prices : mapping of Mechanism to float, optional
+        Prices by this share that are known already.
+    """
+
+    def __init__(self, share: Share, prices: Mapping[Mechanism, float] = MappingProxyType({})):
         self.share = share
         self.spent = 0.0
         self.closed = False
@@ -94,12 +175,42 @@ class RenyiFilter:
         for mechanism, count in accesses:
             check_count(mechanism, count)
             if mechanism not in self._prices:
-                self._prices[mechanism] = float(mechanism.renyi([self.share.order])[0])
+                self._prices[mechanism] = self.share.price(mechanism)
             cost += real(count) * self._prices[mechanism]
-        self.closed = self.closed or not self.spent + cost <= self.share.rho
+        self.closed = self.closed or not self.spent + cost <= self.share.total
         if not self.closed:
             self.spent += cost
         return not self.closed
+
+
+class RenyiFilter(Filter):
+    r"""Spends a :class:`RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
+
+    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021); see :class:`Filter`.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy.mechanisms import Gaussian
+    >>> spending = RenyiFilter(RenyiShare(order=8.0, rho=1.0))
+    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    [True, True, True, True, False]
+    """
+
+    share: RenyiShare
+
+
+class GaussianFilter(Filter):
+    r"""Spends a :class:`GaussianShare`: the sum of ``mu**2`` stays within that of the share; see :class:`Filter`.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy.mechanisms import Gaussian
+    >>> spending = GaussianFilter(GaussianShare(mu=0.5))
+    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    [True, True, True, True, False]
+    """
+
+    share: GaussianShare
 
 
 class RenyiOdometer:
