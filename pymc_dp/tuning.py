@@ -11,7 +11,7 @@ import pymc as pm
 
 from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.blind_plans import Candidate, Terms, plan_blind
-from pymc_dp.costs import check_draws, renyi_left
+from pymc_dp.costs import check_draws
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
@@ -205,9 +205,8 @@ def plan(
     )  # fmt: skip
     theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
     pilot = Pilot(prepared, theta, np.random.default_rng(random_seed))
-    claimed = [access for accesses in budget.outside.values() for access in accesses]
     terms = Terms(
-        budget, (*claimed, *besides), renyi_left(budget, besides), temperature, prepared.n_records, max_draws
+        budget, besides, budget.left(besides), temperature, prepared.n_records, max_draws
     )  # fmt: skip
     settings, candidates = _PLANNERS[step](step, pilot, terms)
     if not candidates:

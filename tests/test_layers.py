@@ -16,7 +16,7 @@ import pytest
 
 PACKAGE = "pymc_dp"
 ROOT = Path(__file__).resolve().parents[1] / PACKAGE
-MAX_LINES = 350
+MAX_LINES = 400
 
 TOP = {
     "sampling",
@@ -315,7 +315,7 @@ PLANTED = {
         "import importlib\nimportlib.import_module('py' + 'mc')",
         "computed name",
     ),
-    "350 lines": ("privacy/budget.py", "\n" * MAX_LINES, "350 lines, must stay below 350"),
+    "400 lines": ("privacy/budget.py", "\n" * MAX_LINES, "400 lines, must stay below 400"),
     "utils.py": ("privacy/utils.py", "", "no utils"),
     "a folder utils": ("utils/arrays.py", "", "no utils"),
     "a file in no layer": ("helpers.py", "", "in no layer"),
@@ -358,7 +358,7 @@ ALLOWED = {
     ),
     "the version": ("release.py", "def f():\n    from pymc_dp import __version__"),
     "names that only begin alike": ("privacy/budget.py", "import pymc_extras_of_mine, arvizard"),
-    "349 lines": ("privacy/budget.py", "\n" * (MAX_LINES - 1)),
+    "399 lines": ("privacy/budget.py", "\n" * (MAX_LINES - 1)),
 }
 
 
