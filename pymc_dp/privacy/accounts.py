@@ -9,6 +9,9 @@ Two kinds of claims are admitted, by the account and by the budget that claims, 
    who made which part of it. Every later claim counts the whole plan, made or not: if the plan does not
    fit what composes adaptively, nothing else ever does. So there is no choice between two ways to
    count, after anything was released: the first claim decides which one it is.
+
+A plan that fits what composes adaptively is noted, but claimed chain by chain: what its chains have not
+made is there for others.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from pymc_dp.privacy.adaptive import AdaptiveComposition
 from pymc_dp.privacy.composition import Cost, check_terms
 from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
 
-__all__ = ["Accesses", "Account", "Asked", "Claim", "Claimed", "Terms"]
+__all__ = ["Accesses", "Account", "Asked", "Claim", "Claimed", "Plan", "Terms"]
 
 Accesses = Sequence[tuple[Mechanism, float]]
 
@@ -76,6 +79,13 @@ class Claim:
     accesses: tuple[tuple[Mechanism, float], ...]
     created: str
     process: str
+
+
+class Plan(NamedTuple):
+    """All that the chains of a budget may claim, fixed by the first of them; claimed as a whole, or chain by chain."""
+
+    accesses: tuple[tuple[Mechanism, float], ...]
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -154,15 +164,19 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Claimed:
-    """What was claimed on an account: claims, and by budget the plans that were claimed at once."""
+    """What was claimed on an account: claims, and by budget the plans."""
 
     claims: Sequence[Claim]
-    plans: Mapping[str, Accesses]
+    plans: Mapping[str, Plan]
+
+    def is_whole(self, budget: str) -> bool:
+        """Whether a budget has claimed its whole plan at once."""
+        return budget in self.plans and self.plans[budget].whole
 
     def of(self, budget: str) -> Cost:
         """What a budget has claimed: its whole plan, if that was claimed at once."""
-        if budget in self.plans:
-            return Cost.of(self.plans[budget])
+        if self.is_whole(budget):
+            return Cost.of(self.plans[budget].accesses)
         return _total([c for c in self.claims if c.budget == budget])
 
     @cached_property
@@ -173,19 +187,21 @@ class Claimed:
 
     def closes(self, account: Terms) -> bool:
         """Whether all that was claimed is one plan, after which the account admits nothing else."""
-        alone = len(self.plans) == 1 and all(c.budget in self.plans for c in self.claims)
-        return alone and not account.adaptive.fits(self.total)
+        budgets = {c.budget for c in self.claims}
+        return (
+            len(budgets) == 1 and self.is_whole(*budgets) and not account.adaptive.fits(self.total)
+        )
 
     def left_of_plan(self, budget: str, asked: Cost) -> bool:
         """Whether what is asked for lies in what the chains of a budget have not yet made of its plan."""
         made = _total([c for c in self.claims if c.budget == budget]) + asked
-        plan = Cost.of(self.plans[budget]).counts
+        plan = Cost.of(self.plans[budget].accesses).counts
         return all(count <= plan.get(m, 0) for m, count in made.counts.items())
 
     def grant(
         self, account: Terms, terms: Terms, budget: str, asked: Asked, plan: Cost | None
-    ) -> bool:
-        """Decide about a claim; True if the whole plan is claimed with it.
+    ) -> bool | None:
+        """Decide about a claim; for the first one of a plan, return whether the whole plan is claimed with it.
 
         Parameters
         ----------
@@ -206,18 +222,19 @@ class Claimed:
         if budget in self.plans:
             if not self.left_of_plan(budget, asked.cost):
                 raise PrivacyBudgetExhausted(
-                    f"All of this budget was claimed at once, by its first claim, and what {asked.by} asks for is no part of that. "
+                    f"The first claim of this budget fixed what it pays for, and what {asked.by} asks for is no part of that. "
                     "Make a new PrivacyBudget; to keep one account for the data set, give both the same ledger file. Nothing was accessed."
                 )
-            return False
+            if self.plans[budget].whole:
+                return None
         own, whole = self.of(budget), asked.cost if plan is None else plan
         if terms.adaptive.fits(own + whole) and account.adaptive.fits(self.total + whole):
-            return False
+            return None if plan is None or not own.free else False
         if own.free and terms.at_once(whole) and account.admits(self.total, whole):
             return True
         account.check(self.total, self.closes(account), asked)
         terms.check(own, False, asked)
-        return False
+        return None
 
 
 def _total(claims: Sequence[Claim]) -> Cost:

@@ -254,8 +254,9 @@ class PrivacyBudget:
     def claim(self, label: str) -> Allowance:
         """Claim the share of one chain of a step, on disk, before it touches the data; called by the step.
 
-        Where every draw costs the same, and nothing was claimed before, the first chain claims those of
-        all chains at once: then they compose by the accountant, and the others only take their part.
+        Where every draw costs the same, and nothing was claimed before, all chains compose by the
+        accountant. If that allows for more than what composes adaptively, the first chain claims the whole
+        run at once, and the others only take their part.
         """
         if label not in self.steps:
             raise PrivacyBudgetExhausted(
@@ -330,24 +331,26 @@ class PrivacyBudget:
         if self.epsilon == math.inf:
             mine = any(claim.budget == self.id for claim in claimed.claims)
             return math.inf if mine else 0.0, self.accountant
-        return self.terms.spent(claimed.of(self.id), self.id in claimed.plans)
+        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
 
     def remaining(self) -> float:
         """Epsilon not yet claimed. (Costs do not add up linearly: what it buys is said by the error of a refused claim.)"""
         if self.epsilon == math.inf:
             return math.inf
         claimed = self.ledger.claimed()
-        if self.id in claimed.plans:
+        if claimed.is_whole(self.id):
             return max(0.0, self.epsilon - self.spent())
         return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
 
     def _bound(self) -> Cost | None:
-        """What bounds all that was released: the plan that was claimed at once, or all that composes adaptively."""
+        """What bounds all that this budget ever pays for: its plan, or else all that composes adaptively."""
         claimed = self.ledger.claimed()
-        cost = claimed.of(self.id)
         if self.epsilon == math.inf:
             return None
-        return cost if cost.free or self.id in claimed.plans else Cost.of([(self.terms.adaptive.whole(), 1)])  # fmt: skip
+        if self.id in claimed.plans:
+            return Cost.of(claimed.plans[self.id].accesses)
+        cost = claimed.of(self.id)
+        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""

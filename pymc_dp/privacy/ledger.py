@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.accounts import Accesses, Account, Asked, Claim, Claimed, Terms
+from pymc_dp.privacy.accounts import Accesses, Account, Asked, Claim, Claimed, Plan, Terms
 from pymc_dp.privacy.adaptive import AdaptiveComposition
 from pymc_dp.privacy.composition import Cost, check_accountant
 from pymc_dp.privacy.mechanisms import Mechanism, from_json, to_json
@@ -40,7 +40,7 @@ CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NU
                       adjacency TEXT NOT NULL, renyi_order REAL, created TEXT NOT NULL);
 CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
                      created TEXT NOT NULL, process TEXT NOT NULL);
-CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, created TEXT NOT NULL);
+CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, whole INTEGER NOT NULL, created TEXT NOT NULL);
 CREATE TABLE callbacks (budget TEXT PRIMARY KEY);
 """
 
@@ -175,15 +175,15 @@ class Ledger:
 
     def _claimed(self, db: sqlite3.Connection) -> Claimed:
         rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
-        plans = db.execute("SELECT budget, accesses FROM plans")
+        plans = db.execute("SELECT budget, accesses, whole FROM plans")
         with self._usable(Exception):  # contents that make no sense
             claims = [Claim(b, s, _read(a), c, p) for b, s, a, c, p in rows]
-            claimed = Claimed(claims, {b: _read(a) for b, a in plans})
+            claimed = Claimed(claims, {b: Plan(_read(a), bool(w)) for b, a, w in plans})
             Cost.of(claimed.total.counts.items())  # refuses what is no mechanism or no count
         return claimed
 
     def claimed(self) -> Claimed:
-        """All claims so far, and the plans that were claimed at once."""
+        """All claims so far, and the plans that they are part of."""
         with self._reading() as db:
             return self._claimed(db)
 
@@ -239,9 +239,11 @@ class Ledger:
             terms = Terms.of_budget(epsilon, delta, accountant)
             asked = Asked(Cost.of(accesses), by, draws, "draws by one chain")
             whole = None if plan is None else Cost.of(plan)
-            if claimed.grant(account.terms, terms, budget, asked, whole):
-                values: tuple = (budget, _written(accesses if plan is None else plan), _now())
-                db.execute("INSERT INTO plans (budget, accesses, created) VALUES (?, ?, ?)", values)
+            at_once = claimed.grant(account.terms, terms, budget, asked, whole)
+            if at_once is not None:
+                values: tuple = (budget, _written(plan or accesses), at_once, _now())
+                names = "budget, accesses, whole, created"
+                db.execute(f"INSERT INTO plans ({names}) VALUES (?, ?, ?, ?)", values)
             who = f"{socket.gethostname()}:{os.getpid()}"
             values = (budget, step, _written(accesses), _now(), who)
             names = "budget, step, accesses, created, process"
@@ -262,7 +264,7 @@ class Ledger:
         Parameters as in :meth:`claim`.
         """
         claimed, terms = self.claimed(), self.account.terms
-        if budget in claimed.plans:
+        if claimed.is_whole(budget):
             return
         if plan is not None and terms.admits(claimed.total, Cost.of(plan)):
             return
