@@ -6,7 +6,7 @@ import math
 
 from functools import lru_cache
 
-from pymc_dp.acceptance import AcceptanceRule
+from pymc_dp.acceptance import AcceptanceRule, Barker
 from pymc_dp.privacy.adaptive import AdaptiveComposition
 from pymc_dp.privacy.allowance import WITH_FILTER
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -45,7 +45,9 @@ def check_account(budget: PrivacyBudget, besides: Accesses) -> None:
     if budget.epsilon == math.inf:  # and so has the account
         return
     left = budget.left(besides)
-    rest = [(budget.terms.adaptive.share(left), 1)] if left > 0 else []
+    adaptive, account = budget.terms.adaptive, budget.ledger.account.adaptive
+    typical = Decision(Barker(), 0.1)  # of a surrogate's decisions
+    rest = [(adaptive.share_on(account, left, [typical]), 1)] if left > 0 else []
     budget.ledger.check([*besides, *rest], "this run")
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -119,6 +120,20 @@ class AdaptiveComposition:
         """A share of a filter in this currency."""
         return GaussianShare(math.sqrt(total)) if self.order is None else RenyiShare(self.order, total)  # fmt: skip
 
+    def share_on(
+        self, account: AdaptiveComposition | None, total: float, usual: Iterable[Mechanism]
+    ) -> Share:
+        """A share of a filter that is bounded at a lower order of the account, too.
+
+        There it may cost what accesses of the usual kinds could at most, so that they are not refused for it.
+        By this one order alone it would cost as much there as here, by monotonicity: far more.
+        """
+        if account is None or None in (account.order, self.order) or account.order >= self.order:  # type: ignore[operator]
+            return self.share(total)
+        assert self.order is not None and account.order is not None
+        ratio = max(account.price(m) / self.price(m) for m in usual) * (1 + 1e-9)
+        return RenyiShare(self.order, total, account.order, total * min(ratio, 1.0))
+
     def whole(self) -> Share:
         """All of it as one share."""
         return self.share(self.limit)
@@ -164,7 +179,7 @@ class AdaptiveComposition:
 
 @lru_cache(maxsize=16384)
 def _price(share: Share, mechanism: Mechanism) -> float:
-    return share.price(mechanism)
+    return share.prices(mechanism)[0]
 
 
 def _largest_mu(epsilon: float, delta: float) -> float:

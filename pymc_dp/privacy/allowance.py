@@ -97,7 +97,7 @@ class Allowance:
     conversion: float
     epsilon: float
     expected: float
-    prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
+    prices: dict[Mechanism, tuple[float, ...]] = field(default_factory=dict, repr=False)
     progress: tuple[float, ...] = field(default=(), repr=False)
     used: int = 0
 
@@ -135,7 +135,7 @@ class Allowance:
         if self.epsilon == math.inf:
             return math.inf
         if self.filter is not None:
-            fraction = self.filter.spent / self.filter.share.total
+            fraction = self.filter.fraction
         elif self.progress and self.used:
             fraction = self.progress[self.used - 1]
         else:
@@ -153,6 +153,7 @@ def share_out(
     chains: int,
     accountant: str,
     besides: Accesses = (),
+    account: AdaptiveComposition | None = None,
 ) -> dict[str, Allowance]:
     """Share a budget out over steps and chains.
 
@@ -170,6 +171,8 @@ def share_out(
         Terms of the budget.
     besides : iterable of (Mechanism, float)
         What was claimed outside of all chains.
+    account : AdaptiveComposition, optional
+        That of the account, if it is not the budget's own: shares are bounded in both.
 
     Returns
     -------
@@ -194,7 +197,7 @@ def share_out(
             raise ValueError(
                 f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
             )
-        return _shares(steps, adaptive, chains, before)
+        return _shares(steps, adaptive, chains, before, account)
     by = accountant if before.free else adaptive.reading
     return _iterations(steps, epsilon, delta, chains, by, before)
 
@@ -262,7 +265,11 @@ def _iterations(
 
 
 def _shares(
-    steps: Mapping[str, StepAccess], adaptive: AdaptiveComposition, chains: int, besides: Cost
+    steps: Mapping[str, StepAccess],
+    adaptive: AdaptiveComposition,
+    chains: int,
+    besides: Cost,
+    account: AdaptiveComposition | None,
 ) -> dict[str, Allowance]:
     """Shares of a filter, where the proposals decide about costs."""
     means = {label: _mean_price(step, adaptive) for label, step in steps.items()}
@@ -284,9 +291,11 @@ def _shares(
     allowances = {}
     for label, step in steps.items():
         wanted = starts[label] + expected * means[label]
-        share = adaptive.share(left * wanted / (start + expected * mean))
+        total = left * wanted / (start + expected * mean)
         families = [m for m, _ in step.mechanisms if isinstance(m, Family)]
         usual = {access for m in families for access in m.usual()}
+        others = {m for m, _ in (*step.starting, *step.mechanisms) if not isinstance(m, Family)}
+        share = adaptive.share_on(account, total, usual | others)
         allowances[label] = Allowance(
             math.inf,
             share,
@@ -295,7 +304,7 @@ def _shares(
             conversion,
             adaptive.epsilon,
             math.floor(expected),
-            {access: adaptive.price(access) for access in usual},
+            {access: share.prices(access) for access in usual},
         )
     return allowances
 

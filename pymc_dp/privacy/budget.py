@@ -206,7 +206,8 @@ class PrivacyBudget:
                 delta=self.delta,
                 chains=self.chains,
                 accountant=self.accountant,
-                besides=[access for accesses in self.outside.values() for access in accesses],
+                besides=self.claimed_before().counts.items(),
+                account=self.ledger.account.adaptive,
             )
         return self._plans
 

@@ -32,16 +32,16 @@ _ODOMETER_ORDERS = tuple(2.0**k for k in range(1, 11))
 
 
 class Share(Mechanism):
-    """A share of a filter: any adaptively chosen accesses whose prices add up to no more than its total."""
+    """A share of a filter: any adaptively chosen accesses whose prices add up to no more than its totals."""
 
     @property
     @abstractmethod
-    def total(self) -> float:
-        """Most that the prices may add up to."""
+    def totals(self) -> tuple[float, ...]:
+        """Most that the prices may add up to, in each currency."""
 
     @abstractmethod
-    def price(self, mechanism: Mechanism) -> float:
-        """What one access takes of the total; infinite where no bound is known."""
+    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """What one access takes of the totals; infinite where no bound is known."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class RenyiShare(Share):
     rho : float
         Bound on the sum of the Rényi divergences at this order. (By monotonicity it also bounds
         lower orders; at higher orders nothing is promised.)
+    below, rho_below : float, optional
+        A lower order, and a bound on the sum of the divergences there that counts, too: what a share
+        costs on an account whose order is the lower one.
 
     References
     ----------
@@ -64,12 +67,22 @@ class RenyiShare(Share):
 
     order: float
     rho: float
+    below: float | None = None
+    rho_below: float | None = None
 
     def __post_init__(self) -> None:
         self._set(rho=positive("share of the filter", self.rho))
         if not real(self.order) > 1:
             raise ValueError(f"A Rényi order must exceed 1, got {self.order!r}.")
         self._set(order=real(self.order))
+        if (self.below is None) != (self.rho_below is None):
+            raise ValueError("Give both or none of below and rho_below.")
+        if self.below is not None:
+            if not 1 < real(self.below) < self.order:
+                raise ValueError(
+                    f"The lower order must lie between 1 and {self.order:g}, got {self.below!r}."
+                )
+            self._set(below=real(self.below), rho_below=positive("lower share", self.rho_below))
 
     @property
     def name(self) -> str:
@@ -77,17 +90,22 @@ class RenyiShare(Share):
         return f"Rényi filter at order {self.order:.4g}, share {self.rho:.4g}"
 
     @property
-    def total(self) -> float:
-        """``rho``."""
-        return self.rho
+    def totals(self) -> tuple[float, ...]:
+        """``rho``, and ``rho_below`` if there is one."""
+        return (self.rho,) if self.rho_below is None else (self.rho, self.rho_below)
 
-    def price(self, mechanism: Mechanism) -> float:
-        """Rényi divergence at the order."""
-        return float(mechanism.renyi([self.order])[0])
+    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """Rényi divergence at the order, and at the lower one if there is one."""
+        orders = (self.order,) if self.below is None else (self.order, self.below)
+        return tuple(float(mechanism.renyi([order])[0]) for order in orders)
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """``rho`` up to the order of the filter, infinite beyond."""
-        return np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
+        bound = np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
+        if self.below is None or self.rho_below is None:
+            return bound
+        below = np.where(orders <= self.below * (1 + 1e-12), self.rho_below, np.inf)
+        return np.minimum(bound, below)
 
 
 @dataclass(frozen=True)
@@ -119,14 +137,14 @@ class GaussianShare(Share):
         return f"Gaussian-DP filter, share mu={self.mu:.4g}"
 
     @property
-    def total(self) -> float:
+    def totals(self) -> tuple[float]:
         """``mu**2``."""
-        return self.mu * self.mu
+        return (self.mu * self.mu,)
 
-    def price(self, mechanism: Mechanism) -> float:
+    def prices(self, mechanism: Mechanism) -> tuple[float]:
         """``mu**2`` of an access, infinite if it has no ``mu``."""
         mu = mechanism.gaussian_mu
-        return math.inf if mu is None else 2 * concentrated(mu)  # never 0
+        return (math.inf if mu is None else 2 * concentrated(mu),)  # never 0
 
     @property
     def gaussian_mu(self) -> float:
@@ -159,27 +177,42 @@ class Filter:
     ----------
     share : Share
         What may be spent.
-    prices : mapping of Mechanism to float, optional
+    prices : mapping of Mechanism to tuple of float, optional
         Prices by this share that are known already.
     """
 
-    def __init__(self, share: Share, prices: Mapping[Mechanism, float] = MappingProxyType({})):
+    def __init__(
+        self, share: Share, prices: Mapping[Mechanism, tuple[float, ...]] = MappingProxyType({})
+    ):
         self.share = share
-        self.spent = 0.0
+        self.all_spent = (0.0,) * len(share.totals)
         self.closed = False
         self._prices = dict(prices)
 
+    @property
+    def spent(self) -> float:
+        """Sum of the prices, in the first currency of the share."""
+        return self.all_spent[0]
+
+    @property
+    def fraction(self) -> float:
+        """How much of the share is spent, in the currency of which most is."""
+        return max(s / t for s, t in zip(self.all_spent, self.share.totals, strict=True))
+
     def grant(self, accesses: Sequence[tuple[Mechanism, int]]) -> bool:
         """Pay for ``(mechanism, count)`` pairs together, or refuse them, and all that follow."""
-        cost = 0.0
+        cost = [0.0] * len(self.all_spent)
         for mechanism, count in accesses:
             check_count(mechanism, count)
             if mechanism not in self._prices:
-                self._prices[mechanism] = self.share.price(mechanism)
-            cost += real(count) * self._prices[mechanism]
-        self.closed = self.closed or not self.spent + cost <= self.share.total
+                self._prices[mechanism] = self.share.prices(mechanism)
+            for i, price in enumerate(self._prices[mechanism]):
+                cost[i] += real(count) * price
+        after = tuple(s + c for s, c in zip(self.all_spent, cost, strict=True))
+        covered = all(a <= t for a, t in zip(after, self.share.totals, strict=True))
+        self.closed = self.closed or not covered
         if not self.closed:
-            self.spent += cost
+            self.all_spent = after
         return not self.closed
 
 
