@@ -182,7 +182,7 @@ def plan(
         If the budget does not pay for ten draws of each chain, whatever the settings.
     ValueError
         As :func:`~pymc_dp.private_start`; for another step; for DPFastMH under add/remove, where its
-        cost is not proved.
+        cost is not proved, or by the accountant 'gaussian', which has no bound for it.
 
     References
     ----------
@@ -197,6 +197,10 @@ def plan(
     if step is DPFastMH and budget.adjacency is Adjacency.ADD_REMOVE:
         raise ValueError(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
+        )
+    if step is DPFastMH and budget.accountant == "gaussian":
+        raise ValueError(
+            "The accountant 'gaussian' has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
         )
     max_draws = check_draws(max_draws)
     prepared = prepare(

@@ -228,9 +228,10 @@ class Claimed:
             if self.plans[budget].whole:
                 return None
         own, whole = self.of(budget), asked.cost if plan is None else plan
+        first = own.free and budget not in self.plans
         if terms.adaptive.fits(own + whole) and account.adaptive.fits(self.total + whole):
-            return None if plan is None or not own.free else False
-        if own.free and terms.at_once(whole) and account.admits(self.total, whole):
+            return False if first and plan is not None else None
+        if first and terms.at_once(whole) and account.admits(self.total, whole):
             return True
         account.check(self.total, self.closes(account), asked)
         terms.check(own, False, asked)

@@ -275,3 +275,12 @@ def test_command_line(tmp_path):
         assert part in listing.stdout
     assert main([str(tmp_path / "none")]) == 1 and not (tmp_path / "none").exists()
     assert main([]) == 2
+
+
+def test_claims_without_protection(tmp_path):
+    """They cost nothing, whatever they are, and every chain writes one."""
+    terms = {"epsilon": math.inf, "delta": 1e-6}
+    ledger = Ledger(tmp_path / "a.ledger", **terms)
+    for before in range(3):
+        assert ledger.claim("b", "s", (), **terms, accountant="best", limit=3, plan=()) == before
+    assert len(ledger.claims("b")) == 3 and ledger.spent() == math.inf
