@@ -57,6 +57,27 @@ def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
     assert "private data were not looked at" in text
 
 
+def test_a_planned_run_in_gaussian_dp(model, tmp_path):
+    """Start, sum and decisions by squares of mu: less noise in the sums, fewer decisions."""
+    start = {"mu": 11.5, "sigma": 3.0}
+    ledger = dp.Ledger(tmp_path / "l", epsilon=3.0, delta=1e-6, accountant="gaussian")
+    released = dp.sample(
+        **TERMS, accountant="gaussian", model=model, draws=100, start=start, ledger=ledger, random_seed=1, **QUIET
+    )  # fmt: skip
+    report = dp.PrivacyReport.of(released)
+    assert report.epsilon == 3.0 and report.proved_by == "gaussian"
+    total = Cost.of(a for claim in ledger.claims() for a in claim.accesses)
+    assert 0.999 < math.sqrt(total.mu_squared) / report.gaussian_mu <= 1
+    assert abs(released.posterior["mu"].mean() - Y.mean()) < 3 * Y.std() / math.sqrt(len(Y))
+    order = start_accesses(dp.PrivacyBudget(**TERMS), 0.15)[0][0].noise_multiplier
+    assert 0.92 < noise_of_the_start(ledger) / order < 0.95
+
+
+def noise_of_the_start(ledger):
+    """Its multiplier, as claimed."""
+    return ledger.claims()[0].accesses[0][0].noise_multiplier
+
+
 @pytest.mark.slow
 def test_draws_that_the_budget_does_not_pay_for_are_no_error(tmp_path, caplog):
     """Start and sum are paid for when it shows."""
