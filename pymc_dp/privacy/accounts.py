@@ -230,7 +230,8 @@ class Claimed:
         own, whole = self.of(budget), asked.cost if plan is None else plan
         first = own.free and budget not in self.plans
         if terms.adaptive.fits(own + whole) and account.adaptive.fits(self.total + whole):
-            return False if first and plan is not None else None
+            # A run of one claim is whole, and nothing of it is left for others.
+            return plan.counts == asked.cost.counts if first and plan is not None else None
         if first and terms.at_once(whole) and account.admits(self.total, whole):
             return True
         account.check(self.total, self.closes(account), asked)

@@ -77,12 +77,11 @@ class AdaptiveComposition:
         \alpha` and of :math:`\ln \delta / (\alpha (\alpha - 1))`, grow as alpha falls. So a share of a
         budget's order is never infinite at its account's.
         """
+        epsilon, delta = check_terms(epsilon, delta)
         if accountant == "gaussian":
             return cls(epsilon, delta, None)
-        finite, delta = check_terms(min(real(epsilon), 1e100), delta)
-        return cls(
-            epsilon, delta, float(ORDERS[np.argmax(renyi_budget(ORDERS, finite, delta) / ORDERS)])
-        )
+        worth = renyi_budget(ORDERS, min(epsilon, 1e100), delta) / ORDERS
+        return cls(epsilon, delta, float(ORDERS[np.argmax(worth)]))
 
     @property
     def name(self) -> str:
