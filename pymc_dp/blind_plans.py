@@ -17,7 +17,7 @@ from pymc_dp.pilot import Moves, Pilot
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.families import DecisionFamily, Family, PoissonMinibatchFamily
 from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS
+from pymc_dp.privacy.mechanisms import Mechanism
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.fast_mh import DPFastMH
@@ -45,11 +45,16 @@ class Terms(NamedTuple):
     """What all plans are made for."""
 
     budget: PrivacyBudget
-    before: Accesses  # what is claimed already
-    left: np.ndarray  # Renyi divergences that may be spent
+    besides: Accesses  # what else is going to be claimed
+    left: float  # sum of prices that may be spent
     temperature: float
     n_records: int
     max_draws: int
+
+    def price(self, mechanism: Mechanism) -> float:
+        """Price of an access (expected, if proposals decide) in what the budget composes adaptively."""
+        price = self.budget.terms.adaptive.price
+        return mechanism.mean_price(price) if isinstance(mechanism, Family) else price(mechanism)
 
     @property
     def sides(self) -> float:
@@ -173,7 +178,7 @@ def plan_blind(
         family = PoissonMinibatchFamily(
             per_distance, rule_of(None, best.laziness), settings["batch_rate"], terms.n_records, None, distances,
         )  # fmt: skip
-    draws = decisions(terms.left, family.mean_renyi(ORDERS), terms.budget.chains, best.draws)
+    draws = decisions(terms.left, terms.price(family), terms.budget.chains, best.draws)
     worth = _worth(best, pilot, terms)
     candidates = [replace(c, effective_draws=c.effective_draws * worth) for c in candidates if c is not best]  # fmt: skip
     effective = best.effective_draws * worth * draws / best.draws
@@ -212,7 +217,7 @@ def _candidates(
         found = []
         for (noise_scale, laziness), rule in rules.items():
             # Where most records do not change at all, some of the bounds are 0, which no step takes.
-            cost = decision_cost(rule, sensitivity)
+            cost = decision_cost(terms.budget, rule, sensitivity)
             draws = decisions(terms.left, cost, chains, terms.max_draws) if bound else 0.0
             # Of each draw, in the slowest direction; from the autocorrelation of neighbours.
             fall = min(1.0, accepted[noise_scale, laziness] * moves.slowest / 2)

@@ -6,14 +6,12 @@ import math
 
 from functools import lru_cache
 
-import numpy as np
-
-from pymc_dp.acceptance import AcceptanceRule
+from pymc_dp.acceptance import AcceptanceRule, Barker
+from pymc_dp.privacy.adaptive import AdaptiveComposition
+from pymc_dp.privacy.allowance import WITH_FILTER
 from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.composition import Cost, renyi_budget
-from pymc_dp.privacy.filters import RenyiShare
 from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Decision, whole
+from pymc_dp.privacy.mechanisms import Adjacency, Decision, whole
 
 __all__ = [
     "LEAST_DRAWS",
@@ -22,7 +20,6 @@ __all__ = [
     "check_filter",
     "decision_cost",
     "decisions",
-    "renyi_left",
     "sides_of",
 ]
 
@@ -37,31 +34,26 @@ def check_draws(max_draws: int) -> int:
 
 def check_filter(budget: PrivacyBudget) -> None:
     """Refuse accountants that decisions of varying cost cannot be paid by, before anything else is."""
-    if budget.accountant not in ("best", "rdp"):
+    if budget.accountant not in WITH_FILTER:
         raise ValueError(
-            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best' or 'rdp'."
+            f"The accountant {budget.accountant!r} has no filter, which decisions of varying cost need: use 'best', 'rdp' or 'gaussian'."
         )
-
-
-def renyi_left(budget: PrivacyBudget, besides: Accesses = ()) -> np.ndarray:
-    """Rényi divergences that are left of a budget, after what is claimed besides."""
-    claimed = [access for accesses in budget.outside.values() for access in accesses]
-    return renyi_budget(ORDERS, budget.epsilon, budget.delta) - Cost.of([*claimed, *besides]).renyi
 
 
 def check_account(budget: PrivacyBudget, besides: Accesses) -> None:
     """Raise unless the account pays for these accesses and all that is then left of the budget; nothing is claimed."""
     if budget.epsilon == math.inf:  # and so has the account
         return
-    left = renyi_left(budget, besides)
-    best = int(np.argmax(left / ORDERS))
-    rest = RenyiShare(float(ORDERS[best]), float(left[best]) * (1 - 1e-6))
-    budget.ledger.check([*besides, (rest, 1)], "this run")
+    left = budget.left(besides)
+    adaptive, account = budget.terms.adaptive, budget.ledger.account.adaptive
+    typical = Decision(Barker(), 0.1)  # of a surrogate's decisions
+    rest = [(adaptive.share_on(account, left, [typical]), 1)] if left > 0 else []
+    budget.ledger.check([*besides, *rest], "this run")
 
 
-def decisions(left: np.ndarray, cost: np.ndarray, chains: int, most: float) -> float:
-    """Decisions of each chain that a Rényi budget pays for."""
-    return min(most, float(np.max(left / cost)) / chains)
+def decisions(left: float, cost: float, chains: int, most: float) -> float:
+    """Decisions of each chain that a budget pays for."""
+    return min(most, left / cost / chains)
 
 
 def sides_of(budget: PrivacyBudget) -> float:
@@ -69,13 +61,13 @@ def sides_of(budget: PrivacyBudget) -> float:
     return {Adjacency.SUBSTITUTE: 2.0, Adjacency.ADD_REMOVE: 1.0}[budget.adjacency]
 
 
-def decision_cost(rule: AcceptanceRule, sensitivity: float) -> np.ndarray:
-    """Rényi divergence of a decision at all orders, within a few per cent: to compare plans."""
+def decision_cost(budget: PrivacyBudget, rule: AcceptanceRule, sensitivity: float) -> float:
+    """Price of a decision in what the budget composes adaptively, within a few per cent: to compare plans."""
     # Relative to the square it hardly differs within a factor of two.
     rounded = 2.0 ** round(math.log2(min(max(2.0**-7, sensitivity), 2.0**4)))
-    return _per_square(rule, rounded) * sensitivity**2
+    return _per_square(budget.terms.adaptive, rule, rounded) * sensitivity**2
 
 
 @lru_cache(maxsize=256)
-def _per_square(rule: AcceptanceRule, sensitivity: float) -> np.ndarray:
-    return Decision(rule, sensitivity).renyi(ORDERS) / sensitivity**2
+def _per_square(adaptive: AdaptiveComposition, rule: AcceptanceRule, sensitivity: float) -> float:
+    return adaptive.price(Decision(rule, sensitivity)) / sensitivity**2

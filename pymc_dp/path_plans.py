@@ -16,7 +16,7 @@ from pymc_dp.costs import LEAST_DRAWS, decision_cost, decisions
 from pymc_dp.normal_chains import effective_part
 from pymc_dp.pilot import Pilot
 from pymc_dp.privacy.families import DecisionFamily
-from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
+from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.steps.base import DPStep
 
 __all__ = ["PathCandidate", "Slope", "normal_paths", "plan_paths", "slopes"]
@@ -215,7 +215,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[tuple[PathCandidate, Slo
                 z = sd / (terms.temperature * terms.sides * slope.bound)
                 if not 0 < z <= 1e6:
                     continue
-                gradient = Gaussian(z).renyi(ORDERS)
+                gradient = terms.price(Gaussian(z))
                 left = terms.left - chains * gradient
                 for length, steps in product(_LENGTHS, _STEPS):
                     change, ratios = normal_paths(start, momenta, sd * noise, slope, length, steps)
@@ -227,7 +227,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[tuple[PathCandidate, Slo
                         fall = min(1.0, slowest / 2)
                         for bound, clipped, bias in clipping[near]:
                             sensitivity = terms.sides * terms.temperature * bound * typical
-                            cost = steps * gradient + decision_cost(rule, sensitivity)
+                            cost = steps * gradient + decision_cost(terms.budget, rule, sensitivity)
                             draws = decisions(left, cost, chains, terms.max_draws)
                             if draws >= LEAST_DRAWS and fall > 0:
                                 found = PathCandidate(
@@ -332,8 +332,8 @@ def _looked_at(
         candidate.laziness,
         tuple(distances.tolist()),
     )
-    released = Gaussian(candidate.gradient_noise_multiplier).renyi(ORDERS)
-    cost = steps * released + decision.mean_renyi(ORDERS)
+    released = terms.price(Gaussian(candidate.gradient_noise_multiplier))
+    cost = steps * released + terms.price(decision)
     draws = decisions(terms.left - chains * released, cost, chains, terms.max_draws)
     effective = candidate.effective_draws * less * draws / candidate.draws
     found = replace(

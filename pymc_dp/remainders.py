@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from pymc_dp.acceptance import Barker
-from pymc_dp.costs import decision_cost, decisions, renyi_left, sides_of
+from pymc_dp.costs import decision_cost, decisions, sides_of
 from pymc_dp.model.simulated import SimulatedRecords
 from pymc_dp.newton import MISFIT
 from pymc_dp.privacy.budget import PrivacyBudget
@@ -31,9 +31,9 @@ def bounds_on_the_rest(
     draws: np.ndarray,
     n_records: int,
     temperature: float,
-    sides: float,
-) -> list[tuple[float, float, np.ndarray]]:
-    """For each part that bounds may hold: it, the bias, and the Rényi divergence of a decision.
+    budget: PrivacyBudget,
+) -> list[tuple[float, float, float]]:
+    """For each part that bounds may hold: it, the bias, and the price of a decision.
 
     Means over draws of a surrogate; the bias is in posterior standard deviations.
     """
@@ -53,10 +53,11 @@ def bounds_on_the_rest(
         misfit = unknown**2 + (MISFIT * t * n) ** 2 * np.mean(size**2) / d
         bias = np.sqrt(t**2 * scatter / d + np.mean(unseen**2) + misfit)
         pairs = np.quantile(np.add.outer(bounds, bounds), np.linspace(0.02, 0.98, 13))
-        cost = np.mean([decision_cost(Barker(), sides * t * p) for p in pairs], axis=0)
+        sensitivities = sides_of(budget) * t * pairs
+        cost = np.mean([decision_cost(budget, Barker(), x) for x in sensitivities.tolist()])
         # Under much noise places are so far off that there are no numbers: as bad as can be.
-        bias, *cost = np.nan_to_num([bias, *cost], nan=np.inf, posinf=np.inf)
-        judged.append((within, float(bias), np.array(cost)))
+        bias, cost = np.nan_to_num([bias, cost], nan=np.inf, posinf=np.inf)
+        judged.append((within, float(bias), float(cost)))
     return judged
 
 
@@ -69,13 +70,13 @@ def best_within(
     """
     draws = surrogate.draws[:: math.ceil(len(surrogate.draws) / POSITIONS)]
     n, t = surrogate.n_records, surrogate.temperature
-    left, chains = renyi_left(budget), budget.chains
+    left, chains = budget.left(), budget.chains
 
-    def error(judged: tuple[float, float, np.ndarray]) -> float:
+    def error(judged: tuple[float, float, float]) -> float:
         _, bias, cost = judged
         return bias**2 + _ENDS / effective(chains, decisions(left, cost, chains, max_draws))
 
-    judged = bounds_on_the_rest(simulated, surrogate.features, draws, n, t, sides_of(budget))
+    judged = bounds_on_the_rest(simulated, surrogate.features, draws, n, t, budget)
     return min(judged, key=error)[0]
 
 

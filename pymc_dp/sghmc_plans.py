@@ -16,7 +16,7 @@ from pymc_dp.newton import MISFIT
 from pymc_dp.path_plans import Slope, slopes
 from pymc_dp.pilot import Pilot
 from pymc_dp.privacy.accounting import max_draws
-from pymc_dp.privacy.mechanisms import ORDERS, Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms import Adjacency, Gaussian
 from pymc_dp.privacy.sampled import Sampling
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.schedules import Constant, NoiseSchedule
@@ -114,7 +114,7 @@ def plan_sghmc(
     candidates = []
     for candidate in rough[:_CLOSELY]:
         ((release, count),) = _schedule(candidate, terms)(1)
-        draws = decisions(terms.left, count * release.renyi(ORDERS), chains, terms.max_draws)
+        draws = decisions(terms.left, count * terms.price(release), chains, terms.max_draws)
         part = draws / candidate.draws
         if draws >= LEAST_DRAWS:
             effective = candidate.effective_draws * part
@@ -124,10 +124,10 @@ def plan_sghmc(
     least = min(c.error for c in candidates)
     good = [c for c in candidates if c.error <= _NEARLY * least]
     best = min(good, key=lambda c: (c.sampling_probability * c.n_steps * c.draws, c.error))
-    # Its cost is known beforehand, so that every accountant can say how long it lasts.
+    # Its cost is known beforehand, so that every accountant can say how long it lasts, if nothing is claimed before.
     lasts = max_draws(
-        _schedule(best, terms)(1), terms.budget.epsilon, terms.budget.delta, chains, besides=terms.before,
-        accountant=terms.budget.accountant,
+        _schedule(best, terms)(1), terms.budget.epsilon, terms.budget.delta, chains, besides=terms.budget.claimed_before(terms.besides).counts.items(),
+        accountant=terms.budget.accountant_after(terms.besides),
     )  # fmt: skip
     draws = min(float(lasts), terms.max_draws)
     chosen = replace(best, draws=draws, effective_draws=best.effective_draws * draws / best.draws)
@@ -183,7 +183,7 @@ def _candidates(pilot: Pilot, terms: Terms) -> Iterator[SGHMCCandidate]:
                     z = math.sqrt(2 * (friction - estimate) / size) * part
                     z /= terms.temperature * terms.sides * slope.bound
                     amplified = part**2 * z**2 * math.expm1(min(z**-2, 50.0)) if part < 1 else 1.0
-                    cost = steps * min(1.0, amplified) * Gaussian(z).renyi(ORDERS)
+                    cost = steps * min(1.0, amplified) * terms.price(Gaussian(z))
                     draws = decisions(terms.left, cost, chains, terms.max_draws)
                     if draws >= LEAST_DRAWS:
                         yield SGHMCCandidate(

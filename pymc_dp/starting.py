@@ -299,7 +299,7 @@ class _Mean:
 def start_accesses(
     budget: PrivacyBudget, share: float, steps: int = 24
 ) -> tuple[tuple[Gaussian, int], ...]:
-    """What `private_start` is going to claim."""
+    """What `private_start` is going to claim: as part of what composes adaptively, as other claims follow."""
     if not 0.001 <= real(share) < 1:
         raise ValueError(f"share must be from 0.001 to below 1, got {share!r}.")
     steps = whole("steps", steps, 2)
@@ -307,7 +307,7 @@ def start_accesses(
         lambda z: [(Gaussian(z), steps / share)],
         budget.epsilon,
         budget.delta,
-        accountant=budget.accountant,
+        accountant=budget.terms.adaptive.reading,
     )
     check_gradient_noise(1.0, noise_multiplier, private=True)
     return ((Gaussian(noise_multiplier), steps),)

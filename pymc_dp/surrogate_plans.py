@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pymc as pm
 
-from pymc_dp.costs import LEAST_DRAWS, check_draws, check_filter, decisions, renyi_left, sides_of
+from pymc_dp.costs import LEAST_DRAWS, check_draws, check_filter, decisions, sides_of
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.model.simulated import SimulatedRecords
@@ -20,7 +20,7 @@ from pymc_dp.preparation import Prepared, note_on, prepare
 from pymc_dp.privacy.binding import check_paid
 from pymc_dp.privacy.budget import PrivacyBudget
 from pymc_dp.privacy.ledger import Accesses
-from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
+from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.remainders import POSITIONS, bounds_on_the_rest, effective
 from pymc_dp.starting import PrivateStart
 from pymc_dp.steps.features import Features
@@ -66,7 +66,7 @@ class SurrogateChoice:
     noise_multiplier : float
         Of the sum of gradients.
     part : float
-        Part of the budget that the sum takes, of what is left of it (in Rényi divergence: decisions
+        Part of the budget that the sum takes, of what is left of it (in what composes adaptively: decisions
         are paid for by a filter).
     noise : float
         Error of a posterior mean that comes from the noise.
@@ -242,7 +242,7 @@ def plan_for(
 ) -> SurrogatePlan:
     """Plan for what is left of a budget, and of it after what is claimed besides."""
     check_filter(budget)
-    left = renyi_left(budget, besides)
+    left = budget.left(besides)
     choices = [c for c in _choices(setting, budget, left, max_draws) if c.draws >= LEAST_DRAWS]
     if not choices:
         raise PrivacyBudgetExhausted(
@@ -267,11 +267,12 @@ def plan_for(
 
 
 def _choices(
-    setting: Setting, budget: PrivacyBudget, left: np.ndarray, max_draws: int
+    setting: Setting, budget: PrivacyBudget, left: float, max_draws: int
 ) -> Iterator[SurrogateChoice]:
     simulated, n, t = setting.simulated, setting.n_records, setting.temperature
     d, sides = len(setting.theta), sides_of(budget)
-    sums = dict(_sums(left))
+    price = budget.terms.adaptive.price
+    sums = dict(_sums(left / price(Gaussian(1.0))))
     if not sums:
         return
     draws: np.ndarray | None = None
@@ -292,17 +293,16 @@ def _choices(
         slope = math.sqrt(n * t * np.trace(features.gain @ features.gain.T) / d) / (n * t)
         noise = slope * sides * bound * t
         clipped = float(np.mean(setting.norms > bound))
-        for within, bias, cost in bounds_on_the_rest(simulated, features, draws, n, t, sides):
+        for within, bias, cost in bounds_on_the_rest(simulated, features, draws, n, t, budget):
             for part, z in sums.items():
-                number = decisions(left - Gaussian(z).renyi(ORDERS), cost, budget.chains, max_draws)
+                number = decisions(left - price(Gaussian(z)), cost, budget.chains, max_draws)
                 yield SurrogateChoice(
                     bound, clipped, within, z, part, noise * z, bias, number,
                     effective(budget.chains, number), setting.budget_id,
                 )  # fmt: skip
 
 
-def _sums(left: np.ndarray) -> Iterator[tuple[float, float]]:
-    """Noise multipliers of the sum of gradients for parts of what is left, where a Gaussian costs least of it."""
-    most = np.max(left / ORDERS)
+def _sums(most: float) -> Iterator[tuple[float, float]]:
+    """Noise multipliers of the sum of gradients for parts of a budget for so many Gaussian releases with multiplier 1."""
     for part in _PARTS if most > 0 else ():
-        yield part, max(_LEAST_NOISE, math.sqrt(1 / (2 * part * most)))
+        yield part, max(_LEAST_NOISE, math.sqrt(1 / (part * most)))

@@ -11,7 +11,7 @@ import pymc as pm
 
 from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.blind_plans import Candidate, Terms, plan_blind
-from pymc_dp.costs import check_draws, renyi_left
+from pymc_dp.costs import check_draws
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.path_plans import PathCandidate, plan_paths
 from pymc_dp.pilot import Pilot
@@ -191,7 +191,7 @@ def plan(
         If another budget paid for the private start.
     ValueError
         As :func:`~pymc_dp.private_start`; for another step; for DPFastMH under add/remove, where its
-        cost is not proved.
+        cost is not proved, or by the accountant 'gaussian', which has no bound for it.
 
     References
     ----------
@@ -207,6 +207,10 @@ def plan(
         raise ValueError(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
         )
+    if step is DPFastMH and budget.accountant == "gaussian":
+        raise ValueError(
+            "The accountant 'gaussian' has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
+        )
     max_draws = check_draws(max_draws)
     paid_by = getattr(at, "budget_id", None)
     check_paid("private start", paid_by, budget.id)
@@ -216,9 +220,8 @@ def plan(
     )  # fmt: skip
     theta = at.theta if isinstance(at, PrivateStart) else prepared.position(at, random_seed)
     pilot = Pilot(prepared, theta, np.random.default_rng(random_seed))
-    claimed = [access for accesses in budget.outside.values() for access in accesses]
     terms = Terms(
-        budget, (*claimed, *besides), renyi_left(budget, besides), temperature, prepared.n_records, max_draws
+        budget, besides, budget.left(besides), temperature, prepared.n_records, max_draws
     )  # fmt: skip
     settings, candidates = _PLANNERS[step](step, pilot, terms)
     if not candidates:

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
             "examples/gain_table.py",
             ["narrow banana", "circle", "flat banana"],
         ),  # all rows take minutes
+        ("accounting", "examples/composition_table.py", []),
         ("fast_mh", "examples/fast_mh_table.py", []),
         ("guarantees", "examples/clipping_table.py", []),
         ("guarantees", "-m tests.steps.test_minibatch_exactness", []),

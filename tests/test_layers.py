@@ -359,7 +359,7 @@ ALLOWED = {
     ),
     "the version": ("release.py", "def f():\n    from pymc_dp import __version__"),
     "names that only begin alike": ("privacy/budget.py", "import pymc_extras_of_mine, arvizard"),
-    "349 lines": ("privacy/budget.py", "\n" * (MAX_LINES - 1)),
+    "399 lines": ("privacy/budget.py", "\n" * (MAX_LINES - 1)),
 }
 
 

@@ -13,6 +13,7 @@ import pymc_dp as dp
 
 from pymc_dp.costs import check_account
 from pymc_dp.model.records import RecordLikelihood
+from pymc_dp.privacy.composition import Cost
 from pymc_dp.sampling import _check
 from pymc_dp.starting import start_accesses
 
@@ -54,6 +55,27 @@ def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
     text = caplog.text
     assert text.index("effective draws are expected") < text.index("Plan for epsilon = 3")
     assert "private data were not looked at" in text
+
+
+def test_a_planned_run_in_gaussian_dp(model, tmp_path):
+    """Start, sum and decisions by squares of mu: less noise in the sums, fewer decisions."""
+    start = {"mu": 11.5, "sigma": 3.0}
+    ledger = dp.Ledger(tmp_path / "l", epsilon=3.0, delta=1e-6, accountant="gaussian")
+    released = dp.sample(
+        **TERMS, accountant="gaussian", model=model, draws=100, start=start, ledger=ledger, random_seed=1, **QUIET
+    )  # fmt: skip
+    report = dp.PrivacyReport.of(released)
+    assert report.epsilon == 3.0 and report.proved_by == "gaussian"
+    total = Cost.of(a for claim in ledger.claims() for a in claim.accesses)
+    assert 0.999 < math.sqrt(total.mu_squared) / report.gaussian_mu <= 1
+    assert abs(released.posterior["mu"].mean() - Y.mean()) < 3 * Y.std() / math.sqrt(len(Y))
+    order = start_accesses(dp.PrivacyBudget(**TERMS), 0.15)[0][0].noise_multiplier
+    assert 0.92 < noise_of_the_start(ledger) / order < 0.95
+
+
+def noise_of_the_start(ledger):
+    """Its multiplier, as claimed."""
+    return ledger.claims()[0].accesses[0][0].noise_multiplier
 
 
 @pytest.mark.slow
@@ -159,7 +181,10 @@ def test_a_start_that_is_not_found_keeps_the_rest_of_the_budget(tmp_path):
         pytest.raises(dp.StartNotFound, match="15% of the budget") as caught,
     ):
         dp.sample(**terms, **QUIET)
-    assert len(ledger.claims()) == 1 and ledger.spent() < 2
+    (claim,) = ledger.claims()
+    account = ledger.account.adaptive
+    assert account.price_of(Cost.of(claim.accesses)) < 0.15 * account.limit
+    assert ledger.spent() < 0.55 * 3.9
     assert not caught.value.start.at_rest and 1e3 < caught.value.start.theta[0]
     with pytest.raises(ValueError, match=r"start is where the prior is zero: .*nan"):
         dp.sample(**terms, start={"mu": math.nan})

@@ -33,8 +33,7 @@ from pymc_dp import (
     surrogates,
 )
 from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.privacy.composition import renyi_budget
-from pymc_dp.privacy.mechanisms import ORDERS, Gaussian
+from pymc_dp.privacy.mechanisms import Gaussian
 from pymc_dp.privacy.noise import SeededBits
 from pymc_dp.remainders import best_within
 from pymc_dp.starting import PrivateStart
@@ -555,21 +554,24 @@ def test_noise_of_a_plan():
 
 def test_parts_of_a_plan_are_of_what_decisions_are_paid_from():
     budget = PrivacyBudget(2.0, 1e-6, chains=2)
-    left = renyi_budget(ORDERS, budget.epsilon, budget.delta)
+    adaptive = budget.terms.adaptive
     parts = {c.part: c.noise_multiplier for c in normal_plan().choices}
     assert len(parts) > 3
     for part, z in parts.items():
-        taken = Gaussian(z).renyi(ORDERS)[left > 0] / left[left > 0]
-        assert taken.min() == pytest.approx(part, rel=1e-9)
+        assert adaptive.price(Gaussian(z)) / adaptive.limit == pytest.approx(part, rel=2e-6)
 
 
 @pytest.mark.parametrize("accountant", ["zcdp", "moments", "pld"])
 def test_accountants_without_a_filter_are_refused_before_anything_is_spent(accountant):
     budget = PrivacyBudget(2.0, 1e-6, chains=2, accountant=accountant)
-    with pytest.raises(ValueError, match="use 'best' or 'rdp'"):
+    with pytest.raises(ValueError, match="use 'best', 'rdp' or 'gaussian'"):
         plan(budget)
     error, events = watched(budget, choice=CHOICE)
-    assert isinstance(error, ValueError) and "use 'best' or 'rdp'" in str(error) and not events
+    assert (
+        isinstance(error, ValueError)
+        and "use 'best', 'rdp' or 'gaussian'" in str(error)
+        and not events
+    )
     assert not budget.ledger.claims(budget.id)
 
 

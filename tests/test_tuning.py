@@ -184,6 +184,8 @@ def test_what_there_are_no_plans_for():
         plan(budget=budget(), step=DPControlVariate, model=logistic())
     with pytest.raises(ValueError, match="'substitute' only"):
         plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
+    with pytest.raises(ValueError, match="'gaussian' has no bound for the batches of DPFastMH"):
+        plan(budget=budget(accountant="gaussian"), step=DPFastMH, model=logistic())
 
 
 @pytest.mark.slow

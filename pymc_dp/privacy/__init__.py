@@ -6,7 +6,13 @@ compose them.
 """
 
 from pymc_dp.privacy.accounting import calibrate, delta_of, epsilon_of, max_draws
-from pymc_dp.privacy.filters import RenyiFilter, RenyiOdometer, RenyiShare
+from pymc_dp.privacy.filters import (
+    GaussianFilter,
+    GaussianShare,
+    RenyiFilter,
+    RenyiOdometer,
+    RenyiShare,
+)
 from pymc_dp.privacy.mechanisms import Adjacency as Adjacency  # documented at the top
 from pymc_dp.privacy.mechanisms import Decision, Gaussian, Mechanism
 from pymc_dp.privacy.minibatch import PoissonMinibatchDecision
@@ -21,6 +27,8 @@ __all__ = [
     "BarkerRelease",
     "Decision",
     "Gaussian",
+    "GaussianFilter",
+    "GaussianShare",
     "Mechanism",
     "MinibatchRelease",
     "PoissonMinibatchDecision",

@@ -16,6 +16,7 @@ from scipy.optimize import brentq
 
 from pymc_dp.privacy.composition import (
     Accesses,
+    Accountant,
     Cost,
     accountants_for,
     check_accountant,
@@ -63,7 +64,7 @@ def max_draws(
     *,
     per_chain: Accesses = (),
     besides: Accesses = (),
-    accountant: str = "best",
+    accountant: Accountant = "best",
 ) -> float:
     """Largest number of draws of each chain for which all chains together stay within (epsilon, delta).
 
@@ -80,8 +81,9 @@ def max_draws(
         What every chain accesses once, such as the first gradient of HMC.
     besides : iterable of (Mechanism, float)
         What is accessed once for all chains, such as a private starting point.
-    accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"}
-        How to compose.
+    accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"} or callable
+        How to compose: a name, or a function of a cost and a delta, such as
+        :meth:`~pymc_dp.privacy.adaptive.AdaptiveComposition.reading`.
 
     Returns
     -------
@@ -118,7 +120,7 @@ def max_draws(
     # Each accountant starts where the last one ended; the slow one comes last.
     for name in accountants_for(run(1), delta) if accountant == "best" else (accountant,):
 
-        def cost(draws: int, by: str = name) -> float:
+        def cost(draws: int, by: Accountant = name) -> float:
             return run(draws).epsilon(delta, by) if draws <= most else math.inf
 
         known = _largest(cost, epsilon, known)
@@ -164,7 +166,7 @@ def calibrate(
     high: float = 1e6,
     largest: bool = False,
     whole: bool = False,
-    accountant: str = "best",
+    accountant: Accountant = "best",
     rtol: float = 1e-6,
 ) -> Any:
     """Least private setting for which a composition stays within (epsilon, delta).
@@ -183,8 +185,9 @@ def calibrate(
         a given noise multiplier, and the largest is returned.
     whole : bool
         Whole numbers only (a batch size).
-    accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"}
-        How to compose.
+    accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"} or callable
+        How to compose: a name, or a function of a cost and a delta, such as
+        :meth:`~pymc_dp.privacy.adaptive.AdaptiveComposition.reading`.
     rtol : float
         Relative accuracy; the answer errs towards more privacy. It always fits, even if the cost
         should not be monotone between ``low`` and ``high``.
@@ -230,7 +233,7 @@ def calibrate(
     # Each accountant starts where the last one ended; the slow one comes last.
     for name in names:
 
-        def ratio(setting: Any, by: str = name) -> float:
+        def ratio(setting: Any, by: Accountant = name) -> float:
             return Cost.of(accesses(setting)).epsilon(delta, by) / epsilon
 
         start = most_private if found is None else found

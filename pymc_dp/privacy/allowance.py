@@ -12,12 +12,16 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting import max_draws
-from pymc_dp.privacy.composition import Accesses, Cost, renyi_budget, renyi_to_epsilon
+from pymc_dp.privacy.adaptive import AdaptiveComposition
+from pymc_dp.privacy.composition import Accesses, Accountant, Cost
 from pymc_dp.privacy.families import Family
-from pymc_dp.privacy.filters import RenyiFilter, RenyiShare
-from pymc_dp.privacy.mechanisms import ORDERS, Mechanism
+from pymc_dp.privacy.filters import Filter, Share
+from pymc_dp.privacy.mechanisms import Mechanism
 
-__all__ = ["Allowance", "StepAccess", "share_out"]
+__all__ = ["WITH_FILTER", "Allowance", "StepAccess", "share_out"]
+
+#: Accountants that have a filter, for accesses whose cost is known only when they are made.
+WITH_FILTER = ("best", "rdp", "gaussian")
 
 
 @dataclass(frozen=True)
@@ -69,42 +73,42 @@ class StepAccess:
 
 @dataclass
 class Allowance:
-    """What one chain of one step may do: a number of iterations, or a share of a Rényi filter.
+    """What one chain of one step may do: a number of iterations, or a share of a filter.
 
     Parameters
     ----------
     iterations : float
         Number of iterations (infinite under a filter or without protection).
-    share : RenyiShare or None
+    share : Share or None
         Share of the filter, if the proposals decide what an iteration costs.
     claim : tuple of (Mechanism, float)
         What the chain claims: all accesses of all its iterations, or its share.
-    run, conversion : tuple of float
+    run, conversion : float
         For showing what has been spent: Rényi divergence of the whole run (all steps and chains) at
-        a few orders, and what converts it to an epsilon there.
+        one order, and what converts it to an epsilon there.
     epsilon : float
         Of the budget.
     expected : float
         Draws it should last for: exact if ``iterations`` is finite.
     prices : dict
-        Costs at the order of the filter that are known already.
+        Costs in the filter that are known already.
     progress : tuple of float
         Part of the whole that is spent after iteration 1, 2, ...; empty if all cost the same.
     """
 
     iterations: float
-    share: RenyiShare | None
+    share: Share | None
     claim: tuple[tuple[Mechanism, float], ...]
-    run: tuple[float, ...]
-    conversion: tuple[float, ...]
+    run: float
+    conversion: float
     epsilon: float
     expected: float
-    prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
+    prices: dict[Mechanism, tuple[float, ...]] = field(default_factory=dict, repr=False)
     progress: tuple[float, ...] = field(default=(), repr=False)
     used: int = 0
 
     def __post_init__(self) -> None:
-        self.filter = None if self.share is None else RenyiFilter(self.share, self.prices)
+        self.filter = None if self.share is None else Filter(self.share, self.prices)
         self._left = dict(self.claim)
 
     def fresh(self) -> Allowance:
@@ -133,19 +137,18 @@ class Allowance:
         return True
 
     def epsilon_spent(self) -> float:
-        """Epsilon of the whole run if every chain and step has come as far as this one."""
+        """Epsilon of the whole run if every chain and step has come as far as this one: the reading at one Rényi order."""
         if self.epsilon == math.inf:
             return math.inf
         if self.filter is not None:
-            fraction = self.filter.spent / self.filter.share.rho
+            fraction = self.filter.fraction
         elif self.progress and self.used:
             fraction = self.progress[self.used - 1]
         else:
             fraction = self.used / self.iterations
         if fraction == 0:
             return 0.0
-        readings = [fraction * r + c for r, c in zip(self.run, self.conversion, strict=True)]
-        return min(self.epsilon, max(0.0, min(readings)))
+        return min(self.epsilon, max(0.0, fraction * self.run + self.conversion))
 
 
 def share_out(
@@ -156,13 +159,15 @@ def share_out(
     chains: int,
     accountant: str,
     besides: Accesses = (),
+    account: AdaptiveComposition | None = None,
 ) -> dict[str, Allowance]:
     """Share a budget out over steps and chains.
 
     If the cost of a draw is the same for all, each chain gets an equal number of iterations of all
-    steps. If it varies with the proposal, each chain of each step gets a share of a Rényi filter at
-    the one order that is expected to last longest; steps share in proportion to their expected
-    cost, so that they end together.
+    steps: by the accountant, if nothing was claimed before (all chains are then claimed at once), else
+    by what composes adaptively. If it varies with the proposal, each chain of each step gets a share of
+    a filter in the currency that was fixed when the budget was opened; steps share in proportion to
+    their expected cost, so that they end together.
 
     Parameters
     ----------
@@ -172,6 +177,8 @@ def share_out(
         Terms of the budget.
     besides : iterable of (Mechanism, float)
         What was claimed outside of all chains.
+    account : AdaptiveComposition, optional
+        That of the account, if it is not the budget's own: shares are bounded in both.
 
     Returns
     -------
@@ -182,13 +189,29 @@ def share_out(
     ------
     PrivacyBudgetExhausted
         If the budget does not pay for one draw of each chain.
+    ValueError
+        If costs vary and the accountant, or a mechanism, has no filter.
     """
     if epsilon == math.inf:
-        return {label: Allowance(math.inf, None, (), (), (), epsilon, math.inf) for label in steps}
+        return {
+            label: Allowance(math.inf, None, (), 0.0, 0.0, epsilon, math.inf) for label in steps
+        }
     epsilon = min(epsilon, 1e100)  # nothing overflows, and less is safe
+    before, adaptive = Cost.of(besides), AdaptiveComposition.opened(epsilon, delta, accountant)
     if any(isinstance(m, Family) for step in steps.values() for m, _ in step.mechanisms):
-        return _shares(steps, epsilon, delta, chains, accountant, Cost.of(besides))
-    return _iterations(steps, epsilon, delta, chains, accountant, Cost.of(besides))
+        if accountant not in WITH_FILTER:
+            raise ValueError(
+                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
+            )
+        return _shares(steps, adaptive, chains, before, account)
+    by = accountant if before.free else adaptive.reading
+    return _iterations(steps, epsilon, delta, chains, by, before)
+
+
+def _shown(epsilon: float, delta: float, besides: Cost) -> tuple[AdaptiveComposition, float]:
+    """The order by which chains show what was spent, and what converts their divergence there, claims before included."""
+    shown = AdaptiveComposition.opened(epsilon, delta)
+    return shown, epsilon - shown.limit + shown.price_of(besides)
 
 
 def _iterations(
@@ -196,7 +219,7 @@ def _iterations(
     epsilon: float,
     delta: float,
     chains: int,
-    accountant: str,
+    accountant: Accountant,
     besides: Cost,
 ) -> dict[str, Allowance]:
     """Equal numbers of iterations, where all costs are known in advance."""
@@ -225,25 +248,19 @@ def _iterations(
         )
         for label, step in steps.items()
     }
-    run = np.sum([cost.renyi for cost in whole.values()], axis=0) * chains
-    # The less is spent, the higher the best order.
-    best = int(np.argmin(renyi_to_epsilon(ORDERS, run + besides.renyi, delta)))
-    shown = np.unique(np.linspace(best, len(ORDERS) - 1, 16).astype(int))
+    shown, conversion = _shown(epsilon, delta, besides)
+    run = sum(shown.price_of(cost) for cost in whole.values()) * chains
     progress: tuple[float, ...] = ()
     if scheduled or starting:
-        once = Cost.of(starting).renyi[shown]
-        spent = once + np.cumsum(
-            [Cost.of(accesses(t)).renyi[shown] for t in range(1, int(each) + 1)], axis=0
-        )
-        progress = tuple(np.max(spent / spent[-1], axis=1).tolist())
-    at_start = renyi_to_epsilon(ORDERS[shown], besides.renyi[shown], delta)
-    conversion = tuple(np.asarray(at_start).tolist())
+        costs = [shown.price_of(Cost.of(accesses(t))) for t in range(1, int(each) + 1)]
+        spent = shown.price_of(Cost.of(starting)) + np.cumsum(costs)
+        progress = tuple((spent / spent[-1]).tolist())
     return {
         label: Allowance(
             each,
             None,
             tuple(cost.counts.items()),
-            tuple(run[shown].tolist()),
+            run,
             conversion,
             epsilon,
             each,
@@ -255,61 +272,56 @@ def _iterations(
 
 def _shares(
     steps: Mapping[str, StepAccess],
-    epsilon: float,
-    delta: float,
+    adaptive: AdaptiveComposition,
     chains: int,
-    accountant: str,
     besides: Cost,
+    account: AdaptiveComposition | None,
 ) -> dict[str, Allowance]:
     """Shares of a filter, where the proposals decide about costs."""
-    if accountant not in ("best", "rdp"):
+    means = {label: _mean_price(step, adaptive) for label, step in steps.items()}
+    starts = {label: adaptive.price_of(Cost.of(step.starting)) for label, step in steps.items()}
+    mean, start = sum(means.values()), sum(starts.values())
+    accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
+    if adaptive.order is None and mean + start == math.inf:
+        unknown = [m.name for m, _ in accesses if _mean(m, adaptive.price) == math.inf]
         raise ValueError(
-            f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best' or 'rdp'."
+            f"The accountant 'gaussian' has no bound for: {'; '.join(unknown)}. Use 'best' or 'rdp'."
         )
-    means = {label: _mean_renyi(step) for label, step in steps.items()}
-    starts = {label: Cost.of(step.starting).renyi for label, step in steps.items()}
-    mean, start = (np.sum([*costs.values()], axis=0) for costs in (means, starts))
-    budget = (renyi_budget(ORDERS, epsilon, delta) - besides.renyi) / chains
-    draws = np.nan_to_num((budget - start) / mean, nan=0.0)
-    best = int(np.argmax(draws))
-    expected = float(draws[best])
-    if expected < 1:
-        accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
-        total = float((budget * chains - start)[best] / mean[best])
-        raise PrivacyBudgetExhausted(_too_small(accesses, epsilon, delta, chains, max(0.0, total)))
-    # The last digits belong to the conversion's safety margin, so that all shares together fit.
-    rho = float(budget[best]) * (1 - 1e-6)
-    order = float(ORDERS[best])
-    at_zero = float(renyi_to_epsilon(order, besides.renyi[best], delta))
+    left = adaptive.left(besides) / chains
+    expected = (left - start) / mean
+    if not expected >= 1:
+        total = max(0.0, (left * chains - start) / mean)
+        terms = adaptive.epsilon, adaptive.delta
+        raise PrivacyBudgetExhausted(_too_small(accesses, *terms, chains, total))
+    shown, conversion = _shown(adaptive.epsilon, adaptive.delta, besides)
     allowances = {}
     for label, step in steps.items():
-        wanted = float(starts[label][best] + expected * means[label][best])
-        share = RenyiShare(order, rho * wanted / float(budget[best]))
+        wanted = starts[label] + expected * means[label]
+        total = left * wanted / (start + expected * mean)
         families = [m for m, _ in step.mechanisms if isinstance(m, Family)]
-        prices = {access: price for m in families for access, price in m.prices(order).items()}
+        usual = {access for m in families for access in m.usual()}
+        others = {m for m, _ in (*step.starting, *step.mechanisms) if not isinstance(m, Family)}
+        share = adaptive.share_on(account, total, usual | others)
         allowances[label] = Allowance(
             math.inf,
             share,
             ((share, 1),),
-            (rho * chains,),
-            (at_zero,),
-            epsilon,
+            shown.price(adaptive.share(left * chains)),
+            conversion,
+            adaptive.epsilon,
             math.floor(expected),
-            prices,
+            {access: share.prices(access) for access in usual},
         )
     return allowances
 
 
-def _mean_renyi(step: StepAccess) -> np.ndarray:
-    """Expected cost of one iteration of a step at each order; of the first, if there is a schedule."""
-    total = np.zeros(len(ORDERS))
-    for mechanism, count in step.mechanisms:
-        total += count * (
-            mechanism.mean_renyi(ORDERS)
-            if isinstance(mechanism, Family)
-            else mechanism.renyi(ORDERS)
-        )
-    return total
+def _mean_price(step: StepAccess, adaptive: AdaptiveComposition) -> float:
+    """Expected price of one iteration of a step; of the first, if there is a schedule."""
+    return sum(count * _mean(mechanism, adaptive.price) for mechanism, count in step.mechanisms)
+
+
+def _mean(mechanism: Mechanism, price: Callable[[Mechanism], float]) -> float:
+    return mechanism.mean_price(price) if isinstance(mechanism, Family) else price(mechanism)
 
 
 def _too_small(

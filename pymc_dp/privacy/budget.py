@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.privacy.accounts import Terms
 from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
 from pymc_dp.privacy.binding import TOKEN
-from pymc_dp.privacy.composition import Cost, check_accountant, check_terms
+from pymc_dp.privacy.composition import Accountant, Cost, check_accountant, check_terms
 from pymc_dp.privacy.ledger import Accesses, Ledger
-from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
+from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.privacy.memory import remember, together, warn_of_others
 from pymc_dp.privacy.report import PrivacyReport, StepReport, listed
 from pymc_dp.privacy.weakness import warn_of_delta, warn_of_epsilon
@@ -44,7 +45,10 @@ class PrivacyBudget:
     adjacency : {"substitute", "add_remove"}
         Which data sets count as neighbours.
     accountant : {"best", "rdp", "gaussian", "pld", "zcdp", "moments"}
-        How costs are composed, see :mod:`pymc_dp.privacy.composition`.
+        How the cost of what is claimed at once is composed, see :mod:`pymc_dp.privacy.composition`. What is
+        claimed one after the other, and decisions of varying cost, compose Gaussian DP if this is
+        ``"gaussian"``, else one Rényi order, which epsilon and delta decide
+        (:mod:`pymc_dp.privacy.adaptive`).
     ledger : path-like or Ledger, optional
         File that keeps the data set's account over programs. If it does not exist it is opened with
         this budget's epsilon and delta; to divide an account between several analyses, open it
@@ -86,8 +90,10 @@ class PrivacyBudget:
         self.chains, self.accountant = chains, accountant
         if not isinstance(ledger, Ledger):
             exists = ledger is not None and Path(ledger).exists()
-            terms = {} if exists else {"epsilon": self.epsilon, "delta": self.delta}
-            ledger = Ledger(ledger, adjacency=self.adjacency.value, **terms)
+            terms = (None, None) if exists else (self.epsilon, self.delta)
+            ledger = Ledger(
+                ledger, epsilon=terms[0], delta=terms[1], adjacency=self.adjacency.value, accountant=accountant
+            )  # fmt: skip
         account = ledger.account
         if account.adjacency != self.adjacency.value:
             raise LedgerError(
@@ -99,6 +105,8 @@ class PrivacyBudget:
                     f"A budget of {name} = {getattr(self, name):g} exceeds the account in {ledger.path}, opened with "
                     f"{name} = {getattr(account, name):g}. An account's terms cannot be raised."
                 )
+        #: What composes adaptively, and the accountant for what is claimed at once.
+        self.terms = Terms.of_budget(self.epsilon, self.delta, accountant)
         self.ledger = ledger
         self.id = uuid.uuid4().hex
         #: What the registered steps access, by label.
@@ -181,11 +189,33 @@ class PrivacyBudget:
                 "the data set, give both the same ledger file."
             )
 
-    def _claim(self, label: str, what: Accesses, limit: int, draws: float | None = None) -> None:
+    def _claim(
+        self, label: str, what: Accesses, limit: int, draws: float | None = None, plan: Accesses | None = None
+    ) -> None:  # fmt: skip
         self.ledger.claim(
             self.id, label, what,
-            epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=limit, draws=draws,
+            epsilon=self.epsilon, delta=self.delta, accountant=self.accountant, limit=limit, draws=draws, plan=plan,
         )  # fmt: skip
+
+    def left(self, besides: Accesses = ()) -> float:
+        """What composes adaptively may still add up to, after what was spent outside of chains and what will be besides."""
+        return self.terms.adaptive.left(self.claimed_before(besides))
+
+    def accountant_after(self, besides: Accesses = ()) -> Accountant:
+        """How a run of draws of known cost is composed: by the accountant, if nothing is claimed before."""
+        return self.accountant if self.claimed_before(besides).free else self.terms.adaptive.reading
+
+    def claimed_before(self, besides: Accesses = ()) -> Cost:
+        """What was spent outside of chains, and what will be besides."""
+        claimed = [access for accesses in self.outside.values() for access in accesses]
+        return Cost.of([*claimed, *besides])
+
+    def _whole_run(self) -> Accesses | None:
+        """All that chains claim, if it is to be claimed at once: what chains share in a filter need not be."""
+        allowances = self.plan().values()
+        if self.outside or any(allowance.share is not None for allowance in allowances):
+            return None
+        return tuple((m, k * self.chains) for allowance in allowances for m, k in allowance.claim)
 
     def plan(self) -> dict[str, Allowance]:
         """Return the allowance of one chain of each step, by label: an equal part of the budget for each chain."""
@@ -198,7 +228,8 @@ class PrivacyBudget:
                 delta=self.delta,
                 chains=self.chains,
                 accountant=self.accountant,
-                besides=[access for accesses in self.outside.values() for access in accesses],
+                besides=self.claimed_before().counts.items(),
+                account=self.ledger.account.adaptive,
             )
         return self._plans
 
@@ -241,10 +272,16 @@ class PrivacyBudget:
                 "not refunded; make a budget for as many chains as you want before the first runs."
             )
         if n_chains * len(self.steps) > 1:  # a single claim loses nothing if it is refused
-            self.ledger.check(share, f"{n_chains} chain(s) of {' and '.join(self.steps)}", n_chains)
+            by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
+            self.ledger.check(share, by, n_chains, budget=self.id, plan=self._whole_run())
 
     def claim(self, label: str, token: int = 0) -> Allowance:
-        """Claim the share of one chain of a step, on disk, before it touches the data; called by the step."""
+        """Claim the share of one chain of a step, on disk, before it touches the data; called by the step.
+
+        Where every draw costs the same, and nothing was claimed before, all chains compose by the
+        accountant. If that allows for more than what composes adaptively, the first chain claims the whole
+        run at once, and the others only take their part.
+        """
         if label not in self.steps or self.steps[label].token != token:
             raise PrivacyBudgetExhausted(
                 f"{label} was replaced by a newer step on the same variables; sample with that one."
@@ -252,7 +289,7 @@ class PrivacyBudget:
         self.check_covered()
         plan = self.plan()[label]
         draws = None if math.isinf(plan.iterations) else plan.iterations
-        self._claim(label, plan.claim, self.chains, draws)
+        self._claim(label, plan.claim, self.chains, draws, self._whole_run())
         return plan.fresh()
 
     def watch(self, stats: dict[str, Any]) -> None:
@@ -315,21 +352,35 @@ class PrivacyBudget:
 
     # ------------------------------------------------------------------ reporting
 
-    def _claimed(self) -> list[tuple[Mechanism, float]]:
-        return [access for claim in self.ledger.claims(self.id) for access in claim.accesses]
-
     def spent(self) -> float:
-        """Epsilon of everything claimed on this budget, at its delta."""
-        if self.epsilon == math.inf:
-            return math.inf if self.ledger.claims(self.id) else 0.0
+        """Epsilon of everything claimed on this budget, at its delta: it holds whatever it was that decided to stop here."""
         return self._spent_by()[0]
 
     def _spent_by(self) -> tuple[float, str]:
-        return Cost.of(self._claimed()).best(self.delta, self.accountant)
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            mine = any(claim.budget == self.id for claim in claimed.claims)
+            return math.inf if mine else 0.0, self.accountant
+        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
 
     def remaining(self) -> float:
         """Epsilon not yet claimed. (Costs do not add up linearly: what it buys is said by the error of a refused claim.)"""
-        return max(0.0, self.epsilon - self.spent()) if self.epsilon < math.inf else math.inf
+        if self.epsilon == math.inf:
+            return math.inf
+        claimed = self.ledger.claimed()
+        if claimed.is_whole(self.id):
+            return max(0.0, self.epsilon - self.spent())
+        return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
+
+    def _bound(self) -> Cost | None:
+        """What bounds all that this budget ever pays for: its plan, or else all that composes adaptively."""
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            return None
+        if self.id in claimed.plans:
+            return Cost.of(claimed.plans[self.id].accesses)
+        cost = claimed.of(self.id)
+        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
@@ -345,8 +396,8 @@ class PrivacyBudget:
             epsilon=self.epsilon,
             delta=self.delta,
             spent=self.spent(),
-            proved_by=self.accountant if self.epsilon == math.inf else self._spent_by()[1],
-            cost=None if self.epsilon == math.inf else Cost.of(self._claimed()),
+            proved_by=self._spent_by()[1],
+            cost=self._bound(),
             chains=self.chains,
             adjacency=self.adjacency.value,
             accountant=self.accountant,

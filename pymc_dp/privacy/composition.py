@@ -10,7 +10,8 @@ Accountants, all upper bounds:
   zero-concentrated DP, and Rényi orders with the conversion of Mironov (2017), which is that of the
   moments accountant.
 
-``"best"`` is the least of those that apply.
+``"best"`` is the least of those that apply. That is for accesses which are planned together and claimed at
+once; what composes adaptively is in :mod:`pymc_dp.privacy.adaptive`.
 
 Numbers are rounded to the safe side: an epsilon or delta is never below what was proved.
 
@@ -47,11 +48,13 @@ from pymc_dp.privacy.mechanisms import (
     real,
 )
 
-__all__ = ["ACCOUNTANTS", "Accesses", "Cost", "accountants_for", "check_accountant", "check_terms", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
+__all__ = ["ACCOUNTANTS", "Accesses", "Accountant", "Cost", "accountants_for", "check_accountant", "check_terms", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
 
 ACCOUNTANTS = ("best", "rdp", "gaussian", "pld", "zcdp", "moments")
 _SAFETY = 1 + 1e-9
 Accesses = Iterable[tuple[Mechanism, float]]
+#: A name, or a function of a cost and a delta.
+Accountant = str | Callable[["Cost", float], float]
 
 
 @lru_cache(maxsize=4096)
@@ -125,9 +128,9 @@ class Cost:
         """Whether the Gaussian accountant is exact, so that no other can be better."""
         return all(isinstance(mechanism, Gaussian) for mechanism in self.counts)
 
-    def epsilon(self, delta: float, accountant: str = "best") -> float:
+    def epsilon(self, delta: float, accountant: Accountant = "best") -> float:
         """Smallest proved epsilon at this delta."""
-        return self.best(delta, accountant)[0]
+        return accountant(self, delta) if callable(accountant) else self.best(delta, accountant)[0]
 
     def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
         """Smallest proved epsilon at this delta, and the accountant that proves it."""
@@ -159,8 +162,10 @@ def accountants_for(cost: Cost, delta: float) -> tuple[str, ...]:
     return (*names, "pld")
 
 
-def check_accountant(accountant: str) -> None:
+def check_accountant(accountant: Accountant) -> None:
     """Raise ValueError if there is no such accountant, or if what it needs is not installed."""
+    if callable(accountant):
+        return
     if accountant not in ACCOUNTANTS:
         raise ValueError(
             f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}."

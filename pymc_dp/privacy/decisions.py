@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from scipy.special import ndtri_exp
+
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis, Penalty
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "bernoulli_divergence",
     "bernoulli_excess",
     "coarse_grid",
+    "decision_mu",
     "decision_pairs",
     "decision_profile",
     "decision_renyi",
@@ -126,6 +129,49 @@ def decision_profile(
         return np.array([0.0, LARGEST_EPSILON]), np.ones(2)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
     return sup_profile(pairs, rule, sensitivity)
+
+
+@lru_cache(maxsize=16384)
+def decision_mu(rule: AcceptanceRule, sensitivity: float) -> float:
+    r"""Smallest ``mu`` such that the decision is ``mu``-GDP, rounded up; infinity beyond what can be searched.
+
+    A bit with laws ``(p, 1 - p)`` and ``(q, 1 - q)``, ``p > q``, has a trade-off curve (least type II
+    error at each level) that is piecewise linear, through (0, 1), the vertex ``(q, 1 - p)`` and (1, 0).
+    The curve of ``mu``-GDP, :math:`G_\mu(x) = \Phi(\Phi^{-1}(1 - x) - \mu)`, is convex and runs
+    through (0, 1) and (1, 0), too. So it lies below the former everywhere if and only if it does at
+    the vertex: :math:`\Phi(\Phi^{-1}(1 - q) - \mu) \le 1 - p`, which is
+    :math:`\Phi^{-1}(p) - \Phi^{-1}(q) \le \mu`. The opposite direction gives the same condition,
+    as :math:`G_\mu` is its own inverse. For a monotone rule no smaller shift is worse. Hence
+
+    .. math:: \mu = \sup_x \left| \Phi^{-1}(a(x + \Delta)) - \Phi^{-1}(a(x)) \right| .
+
+    Parameters
+    ----------
+    rule : AcceptanceRule
+        A monotone rule. For :class:`~pymc_dp.acceptance.Penalty` itself the supremum is ``Delta / s``,
+        at infinity: that is not searched for.
+    sensitivity : float
+        Largest change of the log-ratio, > 0.
+
+    References
+    ----------
+    Dong, Roth, Su (2022), Gaussian differential privacy, https://doi.org/10.1111/rssb.12454.
+    """
+    if _is_beyond(rule, sensitivity):
+        return np.inf
+
+    def probit(law: Law) -> np.ndarray:
+        accept, reject = law
+        return np.where(accept < reject, ndtri_exp(accept), -ndtri_exp(reject))
+
+    def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        one, other = probit(p), probit(q)
+        certain = np.isinf(one) | np.isinf(other)  # where nothing happens any more
+        change = np.abs(np.where(certain, 0, one) - np.where(certain, 0, other))
+        return change + np.where(certain, 0, 1e-14 * (1 + np.abs(one)))  # rounding of each
+
+    found = _supremum(decision_pairs(rule, sensitivity), value, _grid(rule, sensitivity, 2.0))
+    return float(found[0]) * _SAFETY
 
 
 def sup_renyi(

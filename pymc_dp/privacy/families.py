@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -55,23 +56,28 @@ class Family(Mechanism):
         # No budget pays for what comes anywhere near the limit.
         return math.ceil(math.log(min(size, 1e100)) / math.log(self.RATIO))
 
-    def prices(self, order: float) -> dict[Mechanism, float]:
-        """Costs at one order of what proposals usually lead to, so that a chain need not compute them."""
+    def usual(self) -> set[Mechanism]:
+        """What proposals usually lead to: costs are computed before chains begin."""
         lengths = np.exp(np.unique(np.round(np.log(self.distances), 2)))  # each of 2000 takes time
-        usual = {self.at(length) for length in lengths.tolist()}
-        return {access: float(access.renyi([order])[0]) for access in usual}
+        return {self.at(length) for length in lengths.tolist()}
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Infinite: without a bound on the distance a single decision has no bound. Use a filter."""
         return np.full(np.shape(orders), np.inf)
 
     def mean_renyi(self, orders: npt.ArrayLike) -> np.ndarray:
-        """Return the expected cost of a decision at each order, for planning a filter."""
+        """Return the expected cost of a decision at each order, for planning."""
+        return np.mean([access.renyi(orders) for access in self._typical()], axis=0)
+
+    def mean_price(self, price: Callable[[Mechanism], float]) -> float:
+        """Return the expected price of a decision, for planning a filter."""
+        return float(np.mean([price(access) for access in self._typical()]))
+
+    def _typical(self) -> list[Mechanism]:
         # Costs grow about as the square: root mean squares within bins keep the weight of the long
         # moves.
         bins = np.array_split(np.sort(self.distances), self.NODES)
-        nodes = [math.sqrt(float(np.mean(np.square(b)))) for b in bins if b.size]
-        return np.mean([self.at(m).renyi(orders) for m in nodes], axis=0)
+        return [self.at(math.sqrt(float(np.mean(np.square(b))))) for b in bins if b.size]
 
 
 @dataclass(frozen=True)

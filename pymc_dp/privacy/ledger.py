@@ -2,7 +2,7 @@
 
 A chain writes its whole claim in one transaction *before* it touches the data. Claims are never
 refunded: a program that is killed leaves them spent, and of two programs that race for the last
-share one is refused.
+share one is refused. What is admitted is decided in :mod:`pymc_dp.privacy.accounts`.
 
 ``python -m pymc_dp.privacy.ledger FILE`` lists an account.
 """
@@ -22,54 +22,27 @@ import weakref
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.composition import Cost, check_terms
-from pymc_dp.privacy.mechanisms import Adjacency, Mechanism, from_json, to_json
+from pymc_dp.privacy.accounts import Accesses, Account, Asked, Claim, Claimed, Plan, Terms
+from pymc_dp.privacy.adaptive import AdaptiveComposition
+from pymc_dp.privacy.composition import Cost, check_accountant
+from pymc_dp.privacy.mechanisms import Mechanism, from_json, to_json
 
-__all__ = ["Account", "Claim", "Ledger"]
+__all__ = ["Accesses", "Account", "Claim", "Ledger"]
 
 _SCHEMA = """
 CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NULL, delta REAL NOT NULL,
-                      adjacency TEXT NOT NULL, created TEXT NOT NULL);
+                      adjacency TEXT NOT NULL, renyi_order REAL, created TEXT NOT NULL);
 CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
                      created TEXT NOT NULL, process TEXT NOT NULL);
+CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, whole INTEGER NOT NULL, created TEXT NOT NULL);
 CREATE TABLE callbacks (budget TEXT PRIMARY KEY);
 """
-
-Accesses = Sequence[tuple[Mechanism, float]]
-
-
-@dataclass(frozen=True)
-class Account:
-    """What may be spent on a data set in total, by all programs together."""
-
-    epsilon: float
-    delta: float
-    adjacency: str
-
-    def __post_init__(self) -> None:
-        epsilon, delta = check_terms(self.epsilon, self.delta)
-        self.__dict__.update(epsilon=epsilon, delta=delta)
-        if self.adjacency not in list(Adjacency):
-            raise ValueError(
-                f"adjacency must be 'substitute' or 'add_remove', got {self.adjacency!r}."
-            )
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One granted claim: by which budget and step, for which accesses, when and by which process."""
-
-    budget: str
-    step: str
-    accesses: tuple[tuple[Mechanism, float], ...]
-    created: str
-    process: str
 
 
 class Ledger:
@@ -85,6 +58,9 @@ class Ledger:
         agree with it.
     adjacency : str, optional
         Adjacency of all claims, ``"substitute"`` unless given when the file is created.
+    accountant : str
+        When the file is created: ``"gaussian"`` for an account that composes Gaussian DP adaptively, any
+        other for one Rényi order (:mod:`pymc_dp.privacy.adaptive`). The file keeps which.
 
     Raises
     ------
@@ -99,7 +75,9 @@ class Ledger:
         epsilon: float | None = None,
         delta: float | None = None,
         adjacency: str | None = None,
+        accountant: str = "best",
     ):
+        check_accountant(accountant)
         self.temporary = path is None
         if path is None:
             folder = tempfile.mkdtemp(prefix="pymc_dp_")
@@ -107,7 +85,7 @@ class Ledger:
             path = Path(folder) / "temporary.ledger"
         self.path = str(Path(path).absolute())
         if not Path(self.path).exists():
-            self._create(epsilon, delta, adjacency)
+            self._create(epsilon, delta, adjacency, accountant)
         with self._reading() as db:
             self.account = self._account(db)
         asked = (epsilon, delta, adjacency)
@@ -121,13 +99,16 @@ class Ledger:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
 
-    def _create(self, epsilon: float | None, delta: float | None, adjacency: str | None) -> None:
+    def _create(
+        self, epsilon: float | None, delta: float | None, adjacency: str | None, accountant: str
+    ) -> None:
         """Make the file under another name and put it in its place, so that a ledger is never empty."""
         if epsilon is None or delta is None:
             raise LedgerError(
                 f"There is no file {self.path}, so it holds no account yet: give epsilon and delta to open one."
             )
-        account = Account(epsilon, delta, adjacency or "substitute")
+        order = AdaptiveComposition.opened(epsilon, delta, accountant).order
+        account = Account(epsilon, delta, adjacency or "substitute", order)
         place = os.path.realpath(self.path)
         draft = f"{place}.{uuid.uuid4().hex}"
         with self._usable(OSError):
@@ -136,7 +117,7 @@ class Ledger:
                     for statement in _SCHEMA.split(";"):
                         db.execute(statement)
                     values = (*astuple(account), _now())
-                    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?)", values)
+                    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?, ?)", values)
                 with suppress(FileExistsError):  # another program has opened an account meanwhile
                     os.link(draft, place)
             finally:
@@ -183,23 +164,32 @@ class Ledger:
                 f"The file {self.path} exists but holds no account ({len(tables)} other tables): it is another program's, or a ledger that was "
                 "emptied. Restore a copy, or give another path; remove the file only if nothing was ever spent on these data."
             )
+        if "renyi_order" not in {row[1] for row in db.execute("PRAGMA table_info(account)")}:
+            raise LedgerError(
+                f"The account in {self.path} was opened by an earlier version of pymc_dp, which did not fix how claims compose "
+                "adaptively: more than the stated delta may have been claimed on it. Open a new one, whose terms allow for what was claimed here."
+            )
+        query = "SELECT epsilon, delta, adjacency, renyi_order FROM account"
         with self._usable(Exception):  # contents that make no sense
-            return Account(*db.execute("SELECT epsilon, delta, adjacency FROM account").fetchone())
+            return Account(*db.execute(query).fetchone())
 
-    def _claims(self, db: sqlite3.Connection) -> list[Claim]:
+    def _claimed(self, db: sqlite3.Connection) -> Claimed:
         rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
+        plans = db.execute("SELECT budget, accesses, whole FROM plans")
         with self._usable(Exception):  # contents that make no sense
-            claims = [
-                Claim(b, s, tuple((from_json(m), float(k)) for m, k in json.loads(a)), c, p)
-                for b, s, a, c, p in rows
-            ]
-            _total(claims)  # refuses what is no mechanism or no count
-        return claims
+            claims = [Claim(b, s, _read(a), c, p) for b, s, a, c, p in rows]
+            claimed = Claimed(claims, {b: Plan(_read(a), bool(w)) for b, a, w in plans})
+            Cost.of(claimed.total.counts.items())  # refuses what is no mechanism or no count
+        return claimed
+
+    def claimed(self) -> Claimed:
+        """All claims so far, and the plans that they are part of."""
+        with self._reading() as db:
+            return self._claimed(db)
 
     def claims(self, budget: str | None = None) -> list[Claim]:
         """All claims so far, or those of one budget."""
-        with self._reading() as db:
-            return [claim for claim in self._claims(db) if budget in (None, claim.budget)]
+        return [claim for claim in self.claimed().claims if budget in (None, claim.budget)]
 
     def claim(
         self,
@@ -212,6 +202,7 @@ class Ledger:
         accountant: str,
         limit: int,
         draws: float | None = None,
+        plan: Accesses | None = None,
     ) -> int:
         """Claim accesses, or raise without claiming anything.
 
@@ -227,6 +218,9 @@ class Ledger:
             Largest number of claims of this step on this budget.
         draws : float, optional
             Number of iterations claimed, for the message if they do not fit.
+        plan : sequence of (Mechanism, float), optional
+            All that the run claims which this claim is a part of, if it is to be claimed at once: then this
+            claim, if it is the budget's first, claims all of it.
 
         Returns
         -------
@@ -234,30 +228,49 @@ class Ledger:
             How many claims this step had before.
         """
         with self._transaction("IMMEDIATE") as db:
-            account, claims = self._account(db), self._claims(db)
-            own = [c for c in claims if c.budget == budget]
-            before = sum(c.step == step for c in own)
+            account, claimed = self._account(db), self._claimed(db)
+            before = sum(c.budget == budget and c.step == step for c in claimed.claims)
             if before >= limit:
                 raise PrivacyBudgetExhausted(
                     f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
                     "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
             by = f"one chain of {step}{'' if draws is None else f' ({draws:g} draws)'}"
-            asked = (Cost.of(accesses), by, draws, "draws by one chain")
-            _check("account", account.epsilon, account.delta, "best", claims, *asked)
-            _check("budget", epsilon, delta, accountant, own, *asked)
-            text = json.dumps([(to_json(m), k) for m, k in accesses])
-            values = (budget, step, text, _now(), f"{socket.gethostname()}:{os.getpid()}")
+            terms = Terms.of_budget(epsilon, delta, accountant)
+            asked = Asked(Cost.of(accesses), by, draws, "draws by one chain")
+            whole = None if plan is None else Cost.of(plan)
+            at_once = claimed.grant(account.terms, terms, budget, asked, whole)
+            if at_once is not None:
+                values: tuple = (budget, _written(plan or accesses), at_once, _now())
+                names = "budget, accesses, whole, created"
+                db.execute(f"INSERT INTO plans ({names}) VALUES (?, ?, ?, ?)", values)
+            who = f"{socket.gethostname()}:{os.getpid()}"
+            values = (budget, step, _written(accesses), _now(), who)
             names = "budget, step, accesses, created, process"
             db.execute(f"INSERT INTO claims ({names}) VALUES (?, ?, ?, ?, ?)", values)
             return before
 
-    def check(self, accesses: Accesses, by: str, chains: int | None = None) -> None:
-        """Raise unless the account pays for what is asked for (by each of some chains); nothing is claimed."""
+    def check(
+        self,
+        accesses: Accesses,
+        by: str,
+        chains: int | None = None,
+        *,
+        budget: str = "",
+        plan: Accesses | None = None,
+    ) -> None:
+        """Raise unless the account pays for what is asked for (by each of some chains); nothing is claimed.
+
+        Parameters as in :meth:`claim`.
+        """
+        claimed, terms = self.claimed(), self.account.terms
+        if claimed.is_whole(budget):
+            return
+        if plan is not None and terms.admits(claimed.total, Cost.of(plan)):
+            return
         units = "chain(s) of this budget, or more of one with a smaller epsilon"
-        asked = Cost.of(accesses) * (chains or 1)
-        terms = (self.account.epsilon, self.account.delta, "best")
-        _check("account", *terms, self.claims(), asked, by, chains, units)
+        asked = Asked(Cost.of(accesses) * (chains or 1), by, chains, units)
+        terms.check(claimed.total, claimed.closes(terms), asked)
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget answers as a callback, for chains in other processes to see."""
@@ -271,56 +284,43 @@ class Ledger:
             return db.execute(query, (budget,)).fetchone() is not None
 
     def spent(self) -> float:
-        """Epsilon of all claims together, at the account's delta."""
-        claims = self.claims()
-        if claims and self.account.epsilon == math.inf:
+        """Epsilon of all claims together, at the account's delta: it holds whatever it was that decided to stop here."""
+        claimed = self.claimed()
+        if claimed.claims and self.account.epsilon == math.inf:
             return math.inf
-        return _total(claims).epsilon(self.account.delta)
+        terms = self.account.terms
+        return terms.spent(claimed.total, claimed.closes(terms))[0]
 
     def __str__(self) -> str:
         """Listing of the account."""
-        account, claims = self.account, self.claims()
+        account, claimed = self.account, self.claimed()
+        claims = claimed.claims
         lines = [
             f"Ledger {self.path}",
             f"account: epsilon = {account.epsilon:g}, delta = {account.delta:g}, adjacency: {account.adjacency}",
+            f"one after the other, claims are added up by {account.adaptive.name}",
             f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
         ]
         for claim in claims:
-            what = "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in claim.accesses)
-            lines.append(
-                f"  {claim.created}  {claim.process}  budget {claim.budget[:8]}  {claim.step}: {what}"
-            )
+            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}"
+            lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
+        for budget, plan in claimed.plans.items():
+            if plan.whole:
+                what = f"all that it claims, at once: {_listed(plan.accesses)}"
+                lines.append(f"  budget {budget[:8]}  {what}")
         return "\n".join(lines)
 
 
-def _total(claims: Sequence[Claim]) -> Cost:
-    return Cost.of(access for claim in claims for access in claim.accesses)
+def _written(accesses: Accesses) -> str:
+    return json.dumps([(to_json(m), k) for m, k in accesses])
 
 
-def _check(
-    name: str, epsilon: float, delta: float, accountant: str, claims: Sequence[Claim],
-    asked: Cost, by: str, number: float | None, units: str,
-) -> None:  # fmt: skip
-    """Raise if the claims and what is asked for together exceed (epsilon, delta); say how many units would not."""
-    if epsilon == math.inf:
-        return
-    spent = _total(claims)
-    total = (spent + asked).epsilon(delta, accountant)
-    if total <= epsilon:
-        return
-    parts = 1000 if number is None else math.ceil(number)
-    low, high = 0, parts
-    while high - low > 1:
-        middle = (low + high) // 2
-        fits = (spent + asked * (middle / parts)).epsilon(delta, accountant) <= epsilon
-        low, high = (middle, high) if fits else (low, middle)
-    feasible = f"{low / parts:.1%} of that share" if number is None else f"{low} {units}"
-    so_far = spent.epsilon(delta, accountant)
-    raise PrivacyBudgetExhausted(
-        f"The {name} allows epsilon = {epsilon:g} at delta = {delta:g}. Spent: {so_far:.4g}, left: {max(epsilon - so_far, 0):.4g}; "
-        f"asked for by {by}: {asked.epsilon(delta, accountant):.4g}, in total {total:.4g}. Largest feasible: {feasible}. "
-        "Nothing was accessed."
-    )
+def _listed(accesses: Accesses) -> str:
+    return "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in accesses)
+
+
+def _read(text: str) -> tuple[tuple[Mechanism, float], ...]:
+    return tuple((from_json(m), float(k)) for m, k in json.loads(text))
 
 
 def _now() -> str:

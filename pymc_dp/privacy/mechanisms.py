@@ -23,7 +23,12 @@ import numpy.typing as npt
 from scipy.special import log_ndtr
 
 from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
-from pymc_dp.privacy.decisions import decision_profile, decision_renyi, interpolate_profile
+from pymc_dp.privacy.decisions import (
+    decision_mu,
+    decision_profile,
+    decision_renyi,
+    interpolate_profile,
+)
 
 __all__ = [
     "ORDERS",
@@ -32,6 +37,7 @@ __all__ = [
     "Gaussian",
     "Mechanism",
     "check_count",
+    "concentrated",
     "from_json",
     "gaussian_profile",
     "positive",
@@ -184,9 +190,11 @@ class Decision(Mechanism):
     smaller shift is worse.
 
     Further bounds that hold: a penalty decision is post-processing of the log-ratio plus ``N(0,
-    s**2)``, hence ``Delta/s``-GDP and ``Delta**2 / (2 s**2)``-zCDP; the log-odds of a Barker
-    decision move by at most ``Delta``, hence ``Delta**2 / 8``-zCDP. Laziness is post-processing, so
-    a lazy decision inherits the bounds of its rule.
+    s**2)``, hence ``Delta/s``-GDP (no smaller ``mu`` will do) and ``Delta**2 / (2 s**2)``-zCDP; the
+    log-odds of a Barker decision move by at most ``Delta``, hence ``Delta**2 / 8``-zCDP, and its ``mu``,
+    about ``0.62666 Delta``, is a maximum over log-ratios, as that of lazy decisions
+    (:func:`~pymc_dp.privacy.decisions.decision_mu`). Laziness is post-processing, so a lazy decision
+    inherits the bounds of its rule.
 
     Parameters
     ----------
@@ -222,17 +230,26 @@ class Decision(Mechanism):
         return self.rule.rule if isinstance(self.rule, Lazy) else self.rule
 
     @property
+    def _released(self) -> float:
+        """``Delta / s`` for penalty rules, lazy or not: ``mu`` as if the noisy log-ratio were released; else infinite."""
+        return (
+            self.sensitivity / self._inner.scale if isinstance(self._inner, Penalty) else math.inf
+        )
+
+    @property
     def gaussian_mu(self) -> float | None:
-        """``Delta / s`` for penalty rules, else None."""
-        return self.sensitivity / self._inner.scale if isinstance(self._inner, Penalty) else None
+        """Smallest ``mu`` over all log-ratios, rounded up; None where it cannot be searched for."""
+        if isinstance(self.rule, Penalty):
+            return self._released
+        mu = min(decision_mu(self.rule, self.sensitivity), self._released)
+        return mu if mu < math.inf else None
 
     @property
     def zcdp(self) -> float | None:
         """Closed-form ``rho`` for penalty and Barker rules, else None."""
         if isinstance(self._inner, Barker):
             return concentrated(self.sensitivity / 2)
-        mu = self.gaussian_mu
-        return None if mu is None else concentrated(mu)
+        return concentrated(self._released) if self._released < math.inf else None
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Upper bound on the Rényi divergence at each order: the least of the maximum over log-ratios and the closed form."""

@@ -88,14 +88,16 @@ class PrivacyReport:
     epsilon_budget, delta : float
         Terms of the budget.
     epsilon : float
-        Spent, at ``delta``, by everything claimed.
+        Spent, at ``delta``, by everything claimed; it holds whatever it was that decided to stop here.
     gaussian_mu, zcdp_rho : float or None
-        Spent, in these currencies, where all mechanisms have them.
+        Of all that the budget pays for, in these currencies, where what bounds it has them: a plan of known
+        mechanisms, or Gaussian DP; one Rényi order has not.
     attack_power : dict of str to float
-        Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %.
+        Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %, on all that
+        the budget pays for.
     accountant, proved_by : str
-        The accountant asked for, and the one whose bound is the least (see
-        :mod:`pymc_dp.privacy.composition`).
+        The accountant asked for, and the one that proves epsilon (see
+        :mod:`pymc_dp.privacy.composition` and :mod:`pymc_dp.privacy.adaptive`).
     chains : int
         Chains the budget is shared over.
     n_records : int or None

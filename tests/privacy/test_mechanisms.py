@@ -8,7 +8,7 @@ import pytest
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scipy.special import logsumexp
+from scipy.special import logsumexp, ndtr, ndtri, ndtri_exp
 from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
@@ -222,3 +222,77 @@ def test_bad_numbers_are_refused(bad):
     for make in (Gaussian, lambda v: Decision(Barker(), v), lambda v: RenyiShare(2.0, v)):
         with pytest.raises(ValueError, match="positive and finite"):
             make(bad)
+
+
+class TestGaussianMuOfDecisions:
+    """The smallest ``mu`` of a bit, against brute force in 40 digits."""
+
+    RULES = (Barker(), Lazy(Barker(), 0.9), Lazy(Barker(), 0.25), Lazy(Penalty(1.4), 0.5))
+
+    @staticmethod
+    def probit(p):
+        with mpmath.workdps(40):
+            z = mpmath.mpf(float(ndtri(float(p))))
+            for _ in range(4):
+                z -= (mpmath.ncdf(z) - p) / mpmath.npdf(z)
+            return z
+
+    @staticmethod
+    def accept(rule, x):
+        if isinstance(rule, Lazy):
+            return rule.weight * TestGaussianMuOfDecisions.accept(rule.rule, x)
+        if isinstance(rule, Barker):
+            return 1 / (1 + mpmath.exp(-x))
+        s = mpmath.mpf(rule.scale)
+        return mpmath.ncdf(x / s - s / 2) + mpmath.exp(x) * mpmath.ncdf(-x / s - s / 2)
+
+    @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+    @pytest.mark.parametrize("sensitivity", [1e-6, 0.05, 1.0, 6.0])
+    def test_no_log_ratio_beats_it(self, rule, sensitivity):
+        def change(x):
+            with mpmath.workdps(40):
+                x, shift = mpmath.mpf(x), mpmath.mpf(sensitivity)
+                both = (self.accept(rule, x + shift), self.accept(rule, x))
+                return float(self.probit(both[0]) - self.probit(both[1]))
+
+        mu = Decision(rule, sensitivity).gaussian_mu
+        grid = np.linspace(-8, 6, 57) - sensitivity / 2
+        best = grid[np.argmax([change(x) for x in grid])]
+        around = [change(x) for x in np.linspace(best - 0.25, best + 0.25, 41)]
+        assert max(around) <= mu <= max(around) * (1 + 1e-3)
+
+    @pytest.mark.parametrize("sensitivity", [1e-9, 1e-3, 0.3, 5.0, 200.0])
+    def test_barker_is_worst_where_both_outcomes_are_as_likely(self, sensitivity):
+        worst = -2 * ndtri_exp(-np.logaddexp(0, sensitivity / 2))
+        assert worst <= Decision(Barker(), sensitivity).gaussian_mu <= worst * (1 + 3e-5)
+
+    def test_a_small_barker_decision(self):
+        assert Decision(Barker(), 1e-3).gaussian_mu == pytest.approx(0.62666e-3, rel=1e-4)
+
+    @given(
+        rule=st.sampled_from(RULES), sensitivity=st.floats(1e-12, 100), x=st.floats(-30, 30)
+    )  # fmt: skip
+    @settings(max_examples=50, deadline=None)
+    def test_trade_off_curve_of_the_bit_is_above(self, rule, sensitivity, x):
+        """Every level, both directions: what an attacker may find by one bit is no more than Gaussian DP allows."""
+        mu = Decision(rule, sensitivity).gaussian_mu
+        one, other = (np.exp(rule.log_probabilities(y)[0]) for y in (x, x + sensitivity))
+        for p, q in ((one, other), (other, one), (1 - one, 1 - other), (1 - other, 1 - one)):
+            levels = np.linspace(1e-6, 1 - 1e-6, 101)
+            # Least type II error of p against q: reject on the bit first if that tells more.
+            on, off = (
+                1 - p - (levels - q) * (1 - p) / max(1 - q, 1e-300),
+                1 - levels * p / max(q, 1e-300),
+            )
+            least = np.where(levels <= q, off, on) if p >= q else 1 - levels
+            assert np.all(least >= ndtr(ndtri(1 - levels) - mu) - 1e-12)
+
+    def test_laziness_pays(self):
+        """A lazy decision inherits the ``mu`` of its rule, and has a smaller one."""
+        for rule in (Barker(), Penalty(2.0)):
+            mus = [Decision(Lazy(rule, w), 0.1).gaussian_mu for w in (0.25, 0.5, 0.9)]
+            assert np.all(np.diff([*mus, Decision(rule, 0.1).gaussian_mu]) > 0)
+
+    def test_too_large_to_search(self):
+        assert Decision(Barker(), 1e10).gaussian_mu is None
+        assert Decision(Lazy(Penalty(1e5), 0.5), 1.0).gaussian_mu == 1e-5

@@ -1,0 +1,81 @@
+"""Draws of typical runs by each rule of adaptive composition: the table of ``docs/accounting.md``.
+
+    python examples/composition_table.py
+
+Nothing is sampled, and the noise is the same in each row. *Best* is the least over accountants of all that the run accesses,
+which holds where it is claimed at once; or over orders, where there is a filter: that of what has been claimed when it is opened, which
+does not hold.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pymc_dp import Barker, Lazy, Penalty
+from pymc_dp.privacy import Decision, Gaussian, max_draws
+from pymc_dp.privacy.adaptive import AdaptiveComposition
+from pymc_dp.privacy.families import DecisionFamily
+
+DELTA = 1e-6
+EPSILONS = (1.0, 4.0)
+
+
+def varying(rule: Penalty | Barker, laziness: float = 1.0) -> list:
+    """Accesses of a draw, on average: a random walk in four dimensions, sensitivity 0.05 on average."""
+    lengths = np.linalg.norm(np.random.default_rng(0).normal(size=(200, 4)), axis=1)
+    distances = tuple((0.05 * lengths / lengths.mean()).tolist())
+    family = DecisionFamily(1.0, rule, None, laziness, distances)
+    return [(family.at(d), 1 / len(distances)) for d in distances]
+
+
+def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
+    """What each draw accesses, what is accessed before, and the accountant of the first column."""
+    order = AdaptiveComposition.opened(epsilon, DELTA)
+
+    def gaussian(part: float, times: int = 1) -> list:
+        """Releases that take a part of what the order allows."""
+        return [
+            (Gaussian(math.sqrt(order.price(Gaussian(1.0)) * times / part / order.limit)), times)
+        ]
+
+    penalty, lazy = Decision(Penalty(2.0), 0.05), Decision(Lazy(Penalty(2.0), 0.5), 0.05)
+    start = gaussian(0.15, 24)
+    small = [(Decision(Barker(), 0.02), 1)]
+    return {
+        "`DPPenalty`, noise 2, moves of one length": ([(penalty, 1)], [], "best"),
+        "`DPPenalty`, noise 2, laziness 1/2": ([(lazy, 1)], [], "best"),
+        "`DPPenalty`, noise 2, random walk": (varying(Penalty(2.0)), [], "rdp"),
+        "`DPBarker`, moves of one length": ([(Decision(Barker(), 0.05), 1)], [], "best"),
+        "`DPBarker`, random walk": (varying(Barker()), [], "rdp"),
+        "`DPHMC`, 10 gradients (noise 60), penalty noise 2": ([(Gaussian(60.0), 10), (penalty, 1)], [], "rdp"),
+        "`DPSGHMC`, 10 gradients of all records (noise 60)": ([(Gaussian(60.0), 10)], [], "best"),
+        "`dp.sample`: start 15 %, sum 40 %, decisions": (small, [*start, *gaussian(0.4)], "rdp"),
+        "`dp.sample`: start 15 %, sum 70 %, decisions": (small, [*start, *gaussian(0.7)], "rdp"),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the table."""
+    heads = [f"{rule}, epsilon {e:g}" for e in EPSILONS for rule in ("best", "order", "GDP")]
+    print(f"| run | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
+    for name in runs(1.0):
+        cells = []
+        for epsilon in EPSILONS:
+            each, before, least = runs(epsilon)[name]
+            terms = {"epsilon": epsilon, "delta": DELTA, "besides": before}
+            by = [
+                AdaptiveComposition.opened(epsilon, DELTA, a).reading for a in ("best", "gaussian")
+            ]
+            most, order, gaussian = (max_draws(each, accountant=a, **terms) for a in (least, *by))
+            cells += [
+                f"{most:.0f}",
+                f"{order:.0f} ({order / most - 1:+.1%})",
+                f"{gaussian:.0f} ({gaussian / most - 1:+.1%})",
+            ]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
