@@ -28,6 +28,7 @@ import pymc_dp.privacy.noise as noise
 from pymc_dp import DPPenalty, GuidedWalk, Metropolis, Penalty, PrivacyBudget, RandomWalk
 from pymc_dp.privacy import mechanisms
 from pymc_dp.privacy.allowance import Allowance
+from pymc_dp.privacy.binding import TOKEN
 from pymc_dp.privacy.families import DecisionFamily
 from pymc_dp.privacy.noise import OperatingSystemBits, SeededBits, bernoulli
 from pymc_dp.steps import accept_reject
@@ -468,6 +469,7 @@ def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
         point, history = model.initial_point(), []
         for _ in range(60):
             point, (statistics,) = step.step(point)
+            assert statistics.pop(TOKEN) == step.token  # of the budget, for the whole run
             history.append((point["mu"].tolist(), *statistics.values()))
         assert history[-1][-1]  # the allowance was used up
         results.append(history)
