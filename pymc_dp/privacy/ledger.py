@@ -293,7 +293,8 @@ class Ledger:
 
     def __str__(self) -> str:
         """Listing of the account."""
-        account, claims = self.account, self.claims()
+        account, claimed = self.account, self.claimed()
+        claims = claimed.claims
         lines = [
             f"Ledger {self.path}",
             f"account: epsilon = {account.epsilon:g}, delta = {account.delta:g}, adjacency: {account.adjacency}",
@@ -301,15 +302,21 @@ class Ledger:
             f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
         ]
         for claim in claims:
-            what = "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in claim.accesses)
-            lines.append(
-                f"  {claim.created}  {claim.process}  budget {claim.budget[:8]}  {claim.step}: {what}"
-            )
+            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}"
+            lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
+        for budget, plan in claimed.plans.items():
+            if plan.whole:
+                what = f"all that it claims, at once: {_listed(plan.accesses)}"
+                lines.append(f"  budget {budget[:8]}  {what}")
         return "\n".join(lines)
 
 
 def _written(accesses: Accesses) -> str:
     return json.dumps([(to_json(m), k) for m, k in accesses])
+
+
+def _listed(accesses: Accesses) -> str:
+    return "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in accesses)
 
 
 def _read(text: str) -> tuple[tuple[Mechanism, float], ...]:

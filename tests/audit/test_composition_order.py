@@ -6,6 +6,8 @@ claimed so far, is planted, and exceeds delta by more than a factor of two.
 """
 
 import math
+import multiprocessing
+import pickle
 
 from dataclasses import dataclass
 
@@ -203,6 +205,15 @@ def test_what_is_reported_holds_whatever_it_was_that_decided_to_stop(
     assert report.gaussian_mu == (pytest.approx(math.sqrt(rule.limit)) if accountant == "gaussian" else None)  # fmt: skip
 
 
+def run_a_chain(pickled, start, results):
+    budget = pickle.loads(pickled)
+    start.wait()
+    try:
+        results.put(budget.claim("G[x]").iterations)
+    except PrivacyBudgetExhausted:
+        results.put(-1)
+
+
 class TestClaimedAtOnce:
     """The best accountant counts where nothing was seen before, and then for the whole plan."""
 
@@ -236,6 +247,27 @@ class TestClaimedAtOnce:
         with pytest.raises(PrivacyBudgetExhausted, match="chains=2"):
             budget.claim("G[x]")
         assert budget.report().proved_by == "gaussian"
+
+    @pytest.mark.parametrize("method", ["fork", "spawn"])
+    def test_racing_chains_take_parts_of_one_plan(self, ledger, method):
+        """In processes of their own: one of them claims the run, each takes a part, and a chain too many is refused."""
+        budget = self.budget(ledger, chains=3)
+        context = multiprocessing.get_context(method)
+        start, results = context.Barrier(5), context.Queue()
+        work = (pickle.dumps(budget), start, results)
+        chains = [context.Process(target=run_a_chain, args=work) for _ in range(5)]
+        for chain in chains:
+            chain.start()
+        outcomes = sorted(results.get(timeout=120) for _ in chains)
+        for chain in chains:
+            chain.join()
+        draws = budget.expected_draws()
+        assert outcomes == [-1, -1, draws, draws, draws]
+        claimed = ledger.claimed()
+        made = Cost.of(a for claim in claimed.claims for a in claim.accesses)
+        assert made.counts == claimed.total.counts == {Gaussian(30.0): 3 * draws}
+        assert 0.96 < ledger.spent() == budget.spent() <= 1
+        assert "all that it claims, at once" in str(ledger)
 
     def test_after_a_release_the_order_counts(self, ledger):
         budget = self.budget(ledger)
