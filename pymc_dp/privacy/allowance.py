@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +53,10 @@ class StepAccess:
         Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.binding`.
     data_keys : tuple of bytes
         Which data these are, in this program, see :mod:`~pymc_dp.privacy.memory`.
+    public : tuple
+        Names and arrays that were declared public.
+    declared : tuple of str
+        The same in words, for the report.
     """
 
     label: str
@@ -65,6 +70,8 @@ class StepAccess:
     schedule: Callable[[int], tuple[tuple[Mechanism, int], ...]] | None = None
     token: int = 0
     data_keys: tuple[bytes, ...] = ()
+    public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    declared: tuple[str, ...] = ()
 
     def at(self, iteration: int) -> tuple[tuple[Mechanism, int], ...]:
         """Return what an iteration (1, 2, ...) accesses, without what is accessed once."""

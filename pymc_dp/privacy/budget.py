@@ -15,18 +15,15 @@ from typing import Any
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounts import Terms
 from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
-from pymc_dp.privacy.binding import TOKEN
 from pymc_dp.privacy.composition import Accountant, Cost, check_accountant, check_terms
 from pymc_dp.privacy.ledger import Accesses, Ledger
 from pymc_dp.privacy.mechanisms import Adjacency
 from pymc_dp.privacy.memory import remember, together, warn_of_others
 from pymc_dp.privacy.report import PrivacyReport, StepReport, listed
+from pymc_dp.privacy.stopping import check_own, make_rectangle, shorten
 from pymc_dp.privacy.weakness import warn_of_delta, warn_of_epsilon
 
 __all__ = ["PrivacyBudget"]
-
-#: Name of the statistic by which the budget knows draws of a private step.
-SIGNATURE = "epsilon_spent"
 
 
 class PrivacyBudget:
@@ -109,7 +106,6 @@ class PrivacyBudget:
         self.terms = Terms.of_budget(self.epsilon, self.delta, accountant)
         self.ledger = ledger
         self.id = uuid.uuid4().hex
-        #: What the registered steps access, by label.
         self.steps: dict[str, StepAccess] = {}
         self.outside: dict[str, Accesses] = {}
         self._plans: dict[str, Allowance] | None = None
@@ -168,7 +164,7 @@ class PrivacyBudget:
         self.data_keys.update(data_keys)
         remember(self.data_keys, self.ledger)
         if not self._warned["others"]:
-            self._warned["others"] = warn_of_others(self.data_keys, self.ledger, self.delta)
+            self._warned["others"] = warn_of_others(self.data_keys, self.ledger)
         if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
             if not self._warned["delta"]:
                 self._warned["delta"] = warn_of_delta(self.delta, n_records)
@@ -311,19 +307,7 @@ class PrivacyBudget:
         PrivacyLeak
             If a step that is not private took part: no draw is returned.
         """
-        foreign = [s for s in draw.stats if SIGNATURE not in s]
-        if foreign:
-            raise PrivacyLeak(
-                "A step that is not private took part in this run (statistics: "
-                f"{', '.join(sorted(map(str, foreign[0]))) or 'none'}). PyMC gives variables without a step NUTS on the raw likelihood. "
-                "The draws are discarded; let private steps cover all variables."
-            )
-        own = {access.token for access in self.steps.values()}
-        if any(TOKEN in s and s[TOKEN] not in own for s in draw.stats):
-            raise PrivacyLeak(
-                "A step of this run is not on the budget that is its callback, but on another one or on none (budget=None). Pass the same "
-                "budget to the steps and as callback= to pm.sample. The draws are discarded."
-            )
+        check_own(draw.stats, {access.token for access in self.steps.values()})
         if not self._callback_noted:
             self.ledger.note_callback(self.id)
             self._callback_noted = True
@@ -333,16 +317,11 @@ class PrivacyBudget:
             return
         # The step returned its point unchanged, without looking at the data: that is no draw.
         self._traces[draw.chain] = trace
-        _shorten(trace, by=1)
+        shorten(trace, by=1)
         self._exhausted.add(draw.chain)
         in_this_process = any(s is self._latest for s in draw.stats)
         if in_this_process or len(self._exhausted) >= self._run_chains:
-            # PyMC keeps the rectangle of most draws and may drop a short chain for it; proposals of
-            # different length make chains of different length, and we want to see all of them.
-            lengths = [t.draw_idx for t in self._traces.values() if _can_shorten(t)]
-            for each in self._traces.values():
-                if _can_shorten(each):
-                    _shorten(each, by=each.draw_idx - min(lengths))
+            make_rectangle(self._traces.values())
             self._exhausted.clear()
             raise KeyboardInterrupt
 
@@ -359,8 +338,7 @@ class PrivacyBudget:
     def _spent_by(self) -> tuple[float, str]:
         claimed = self.ledger.claimed()
         if self.epsilon == math.inf:
-            mine = any(claim.budget == self.id for claim in claimed.claims)
-            return math.inf if mine else 0.0, self.accountant
+            return math.inf if self.ledger.claims(self.id) else 0.0, self.accountant
         return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
 
     def remaining(self) -> float:
@@ -390,8 +368,7 @@ class PrivacyBudget:
             for label, access in self.steps.items()
         )
         records = {s.n_records for s in self.steps.values()}
-        shared = len({claim.budget for claim in self.ledger.claims()}) > 1
-        others, total = together(self.data_keys, self.ledger, self.delta)
+        declared = [text for access in self.steps.values() for text in access.declared]
         return PrivacyReport.build(
             epsilon=self.epsilon,
             delta=self.delta,
@@ -409,9 +386,9 @@ class PrivacyBudget:
             steps=steps,
             once={label: listed(accesses) for label, accesses in self.outside.items()},
             draws=tuple(self._draws[chain] for chain in sorted(self._draws)),
-            account_epsilon=self.ledger.spent() if shared else None,
-            other_budgets=others,
-            total_epsilon=total,
+            account_epsilon=self.ledger.spent() if self.ledger.n_budgets > 1 else None,
+            together=together(self.data_keys, self.ledger),
+            declared=tuple(dict.fromkeys(declared)),
         )
 
     def __repr__(self) -> str:
@@ -420,14 +397,3 @@ class PrivacyBudget:
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, chains={self.chains}, "
             f"adjacency={self.adjacency.value!r}, accountant={self.accountant!r})"
         )
-
-
-def _can_shorten(trace: Any) -> bool:
-    """Whether this is PyMC's in-memory trace; of others, release() cuts the idle draws."""
-    return isinstance(getattr(trace, "draw_idx", None), int)
-
-
-def _shorten(trace: Any, by: int) -> None:
-    """Take back the last draws of a trace."""
-    if _can_shorten(trace) and trace.draw_idx >= by:
-        trace.draw_idx -= by

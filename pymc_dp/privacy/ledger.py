@@ -283,6 +283,11 @@ class Ledger:
         with self._reading() as db:
             return db.execute(query, (budget,)).fetchone() is not None
 
+    @property
+    def n_budgets(self) -> int:
+        """Number of budgets that have claimed something."""
+        return len({claim.budget for claim in self.claims()})
+
     def spent(self) -> float:
         """Epsilon of all claims together, at the account's delta: it holds whatever it was that decided to stop here."""
         claimed = self.claimed()

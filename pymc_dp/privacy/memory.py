@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from pymc_dp.errors import LedgerError, PrivacyLeakWarning
-from pymc_dp.privacy.composition import Cost
-from pymc_dp.privacy.ledger import Claim, Ledger
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.weakness import in_all
 
 __all__ = ["Together", "forget", "remember", "together", "warn_of_others"]
@@ -33,13 +32,20 @@ class Together(NamedTuple):
     ----------
     others : int
         Number of budgets on other ledgers that have claims.
-    epsilon : float or None
-        Of all together, by Rényi divergences, which add up whatever was chosen in view of what.
-        None if there are no others, or they are for another adjacency.
+    epsilon, delta : float or None
+        Sums over the ledgers, this one included. None if there are no others, or they are for another
+        adjacency.
+
+    Notes
+    -----
+    Basic composition holds whatever was chosen in view of what. If ``1 - exp(-x)`` is positive for a
+    sum ``x = y + z``, it is at most the sum of the positive parts for ``y`` and for ``z``: so deltas
+    add up where epsilons do.
     """
 
     others: int
     epsilon: float | None
+    delta: float | None
 
 
 def remember(data_keys: Iterable[bytes], ledger: Ledger) -> None:
@@ -53,40 +59,35 @@ def forget() -> None:
     _LEDGERS.clear()
 
 
-def together(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> Together:
-    """Add up the claims on these data in all ledgers: those of worker processes are on disk, too."""
+def together(data_keys: Iterable[bytes], ledger: Ledger) -> Together:
+    """Add up what was spent on these data by all ledgers: claims of worker processes are on disk, too."""
     known = {path: other for key in data_keys for path, other in _LEDGERS.get(key, {}).items()}
     known.pop(os.path.realpath(ledger.path), None)
     others: set[str] = set()
-    claims, comparable, unknown = ledger.claims(), True, False
+    spent, comparable = [ledger.spent()], True
+    deltas = [ledger.account.delta] if ledger.n_budgets else []
     for other in known.values():
         try:
-            found = other.claims()
+            found = {claim.budget for claim in other.claims()}
+            cost = other.spent()
         except LedgerError:  # removed since: that does not make it unspent
-            others.add(other.path)
-            unknown = True
-            continue
-        others |= {claim.budget for claim in found}
-        claims += found
-        if found and other.account.adjacency != ledger.account.adjacency:
-            comparable = False
+            found, cost = {other.path}, math.inf
+        others |= found
+        if found:
+            spent.append(cost)
+            deltas.append(other.account.delta)
+            comparable = comparable and other.account.adjacency == ledger.account.adjacency
     if not (comparable and others):
-        return Together(len(others), None)
-    return Together(len(others), math.inf if unknown else _epsilon(claims, delta))
+        return Together(len(others), None, None)
+    return Together(len(others), math.fsum(spent), math.fsum(deltas))
 
 
-def _epsilon(claims: list[Claim], delta: float) -> float:
-    if any(not claim.accesses for claim in claims):  # made on an infinite budget
-        return math.inf
-    return Cost.of(access for claim in claims for access in claim.accesses).epsilon(delta, "rdp")
-
-
-def warn_of_others(data_keys: Iterable[bytes], ledger: Ledger, delta: float) -> bool:
+def warn_of_others(data_keys: Iterable[bytes], ledger: Ledger) -> bool:
     """Warn if other ledgers have claims on these data; return whether there were any."""
-    found = together(data_keys, ledger, delta)
+    found = together(data_keys, ledger)
     if found.others:
         warnings.warn(
-            f"{in_all(found.others, found.epsilon, delta)}, before this budget. Its report states this budget's cost and that of all together. "
+            f"{in_all(*found)}, before this budget. Its report states this budget's cost and that of all together. "
             "To keep to one epsilon for a data set, give its budgets one ledger file: PrivacyBudget(..., ledger=path).",
             PrivacyLeakWarning,
             stacklevel=6,

@@ -121,8 +121,8 @@ class PrivacyReport:
         Of all budgets on the same ledger together, if there are several.
     other_budgets : int
         Number of budgets on other ledgers that were spent on the same data in this program.
-    total_epsilon : float or None
-        Of this one's ledger and of theirs together, at ``delta``; None if there are none, or if they
+    total_epsilon, total_delta : float or None
+        Sums over this one's ledger and theirs (basic composition); None if there are none, or if they
         are for another adjacency, so that costs cannot be added.
     """
 
@@ -151,6 +151,7 @@ class PrivacyReport:
     account_epsilon: float | None = None
     other_budgets: int = 0
     total_epsilon: float | None = None
+    total_delta: float | None = None
 
     @classmethod
     def build(
@@ -171,8 +172,8 @@ class PrivacyReport:
         once: dict[str, tuple[str, ...]],
         draws: tuple[int, ...] = (),
         account_epsilon: float | None = None,
-        other_budgets: int = 0,
-        total_epsilon: float | None = None,
+        together: tuple[int, float | None, float | None] = (0, None, None),
+        declared: tuple[str, ...] = (),
     ) -> PrivacyReport:
         """Put a report together; ``cost=None`` means nothing is protected."""
         protected = cost is not None and secret
@@ -202,8 +203,10 @@ class PrivacyReport:
             draws=draws,
             assumptions=(_ASSUMPTIONS[0], *public, *_ASSUMPTIONS[1:]),
             account_epsilon=account_epsilon,
-            other_budgets=other_budgets,
-            total_epsilon=total_epsilon,
+            other_budgets=together[0],
+            total_epsilon=together[1],
+            total_delta=together[2],
+            public=declared,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -297,7 +300,7 @@ class PrivacyReport:
             rows.append(("WEAK EPSILON", weak_epsilon(self.epsilon_budget)))
         if self.other_budgets:
             rows.append(
-                ("OTHER BUDGETS", in_all(self.other_budgets, self.total_epsilon, self.delta))
+                ("OTHER BUDGETS", in_all(self.other_budgets, self.total_epsilon, self.total_delta))
             )
         if self.account_epsilon is not None:
             rows.append(

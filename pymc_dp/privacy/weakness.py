@@ -29,7 +29,7 @@ def weak_delta(delta: float, n_records: int) -> str:
     )
 
 
-def in_all(others: int, total: float | None, delta: float) -> str:
+def in_all(others: int, total: float | None, delta: float | None) -> str:
     """Say what was spent on the same data besides."""
     if total is None:
         cost = "for another adjacency, so that costs cannot be added up here"

@@ -165,6 +165,7 @@ class DPStep(BlockedStep):
             model, records=records, public=public, private=budget is not None,
             compile_kwargs=compile_kwargs,
         )  # fmt: skip
+        self._public = tuple(public)
         names = tuple(v.name for v in self.vars)
         self.label = f"{type(self).__name__}[{', '.join(names)}]"
         everything = np.arange(self.likelihood.n_dim)
@@ -193,6 +194,8 @@ class DPStep(BlockedStep):
                     schedule=self.schedule(),
                     token=self.token,
                     data_keys=getattr(self.likelihood, "data_keys", ()),
+                    public=self._public,
+                    declared=getattr(self.likelihood, "public", ()),
                 )
             )
 
