@@ -14,6 +14,7 @@ import pymc_dp as dp
 from pymc_dp.costs import check_account
 from pymc_dp.model.records import RecordLikelihood
 from pymc_dp.privacy.composition import Cost
+from pymc_dp.privacy.report import PrivacyReport
 from pymc_dp.sampling import _check
 from pymc_dp.starting import start_accesses
 
@@ -76,6 +77,27 @@ def test_a_planned_run_in_gaussian_dp(model, tmp_path):
 def noise_of_the_start(ledger):
     """Its multiplier, as claimed."""
     return ledger.claims()[0].accesses[0][0].noise_multiplier
+
+
+def test_what_is_declared_public_is_in_the_report():
+    """Covariates that are declared public may be planned with, too; so may arrays of a prior."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(len(Y), 2))
+    y = x @ [0.5, -1.0] + rng.normal(size=len(Y))
+    with pm.Model() as model:
+        b = pm.Normal("b", [0.3, -0.5], 2.0, shape=2)
+        pm.Normal("y", pm.Data("x", x) @ b, 1.0, observed=y)
+        pm.Deterministic("contrast", (b * np.array([1.0, -1.5])).sum())
+    with pytest.raises(dp.UnsupportedModel, match="prior of 'b' depends on data"):
+        dp.sample(**TERMS, model=model, public_covariates=True, **QUIET)
+    with pytest.raises(ValueError, match=r"has covariates \(x\)"):
+        dp.sample(**TERMS, model=model, public=["b"], **QUIET)
+    public = ["b", "x", [1.0, -1.5]]
+    released = dp.sample(**TERMS, draws=50, model=model, public=public, random_seed=1, **QUIET)
+    report = PrivacyReport.of(released)
+    assert report.public == ("arrays of b", "x", "an array of shape (2,)")
+    assert "declared public" in str(report) and "contrast" in released.posterior
+    assert abs(released.posterior["b"].mean(("chain", "draw")) - [0.5, -1.0]).max() < 0.1
 
 
 @pytest.mark.slow

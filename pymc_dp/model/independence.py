@@ -91,7 +91,8 @@ def prove_independence(
                 _refuse(
                     name,
                     f"it depends on all of {exposed.names[array]}, not on one row of it. If that holds no data of "
-                    "records (knots, bounds, data of groups), declare it with public=[...]",
+                    "records (knots, bounds, data of groups), declare it with public=[...]; if it has data of "
+                    "persons, give it a row for each row of what is observed (x[person] in NumPy)",
                 )
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
@@ -101,7 +102,7 @@ def _refuse(name: str, why: str) -> NoReturn:
     raise UnsupportedModel(
         f"the log-likelihood of a record of {name!r} cannot be shown to depend on its own row only: {why}. Rows must be kept "
         "apart: transform with public constants in place of x - x.mean(), put each series on one row in place of y[1:] given "
-        "y[:-1], give pm.gp.HSGP an X_center from public bounds, name the privacy unit with records=."
+        "y[:-1], call prior_linearized of a pm.gp.HSGP with public bounds first, name the privacy unit with records=."
     )
 
 
