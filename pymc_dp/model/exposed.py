@@ -149,7 +149,7 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
         _check_operations(what, [factor], stop)
         arrays = [v for v in _arrays([factor], stop) if v not in public]
         arrays += _inner_arrays([factor], stop, public)
-        if factor in free and _is_custom([factor, model.rvs_to_transforms[factor]], stop):
+        if factor in free and _is_custom([factor], stop, model.rvs_to_transforms[factor]):
             # What a logp function or a transform has captured shows in the log-density only.
             (term,) = model.logp(vars=[factor], sum=False, jacobian=True)
             arrays += [v for v in _arrays([term]) if v not in public]
@@ -184,18 +184,22 @@ def _check_operations(
             )
 
 
-def _is_custom(graphs: Sequence[Any], stop: Callable[[Variable], bool]) -> bool:
-    """Whether some random variable or transform is not PyMC's own, and may have captured arrays."""
-    makers = [g for g in graphs if g is not None and not isinstance(g, Variable)]
-    stack = [g for g in graphs if isinstance(g, Variable)]
+def _is_custom(
+    graphs: Sequence[Variable], stop: Callable[[Variable], bool], transform: Any = None
+) -> bool:
+    """Whether a random variable or a transform is not PyMC's own, and may have captured arrays."""
+    makers = [transform, *getattr(transform, "transform_list", ())]
+    makers += [part for each in makers for part in getattr(each, "__dict__", {}).values()]
+    makers = [part if callable(part) else type(part) for part in makers if part is not None]
+    stack = list(graphs)
     while stack:
         nodes = {v.owner for v in upstream(stack, stop) if v.owner is not None}
-        makers += [node.op for node in nodes]
+        makers += [type(node.op) for node in nodes]
         inner = [n.op for n in nodes if isinstance(n.op, HasInnerGraph)]
         stack, stop = [v for op in inner for v in op.fgraph.outputs], lambda _: False
     return any(
-        isinstance(maker, CustomDistRV)
-        or type(maker).__module__.split(".")[0] not in ("abc", "pymc", "pytensor")
+        (isinstance(maker, type) and issubclass(maker, CustomDistRV))
+        or (maker.__module__ or "").split(".")[0] not in ("abc", "builtins", "pymc", "pytensor")
         for maker in makers
     )
 

@@ -17,13 +17,13 @@ import numpy as np
 import pymc as pm
 import pytensor
 
-from pymc.distributions.distribution import SymbolicRandomVariable
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Alloc, Join, Split
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
@@ -77,13 +77,22 @@ def value_inputs(node: Apply) -> list[Variable]:
     ``Split`` into two parts for an operation on a data set of two records.)
     """
     if isinstance(node.op, Shape | Shape_i):
-        return []
+        return _deciding_shape(node.inputs[0])
     if isinstance(node.op, Reshape | SpecifyShape | Alloc | Split):
         return node.inputs[:1]
-    if isinstance(node.op, RandomVariable | SymbolicRandomVariable):
+    if isinstance(node.op, RandomVariable) or getattr(node.op, "extended_signature", None):
         size = node.op.size_param(node)
         return [v for v in node.inputs if v is not size]
     return node.inputs
+
+
+def _deciding_shape(variable: Variable) -> list[Variable]:
+    """Variables whose values decide about a shape, as those of ``unique`` and of masks do."""
+    if variable.owner is None or None not in getattr(variable.type, "shape", (None,)):
+        return []
+    if isinstance(variable.owner.op, Elemwise | DimShuffle | Dot):
+        return [v for each in variable.owner.inputs for v in _deciding_shape(each)]
+    return [variable]
 
 
 def upstream(

@@ -169,6 +169,12 @@ def _(d):
     pm.HurdleGamma("y", psi=0.9, alpha=pm.Exponential("a", 1), beta=pt.exp(d["x"]), observed=d["y"])
 
 
+@entry("hurdle of counts", x=Z, y=COUNTS)
+def _(d):
+    mu = pt.exp(pm.Normal("b") * d["x"])
+    pm.HurdlePoisson("y", psi=pm.Beta("p", 1, 1), mu=mu, observed=d["y"])
+
+
 @entry("negative binomial with exposure", x=Z, e=POSITIVE, y=COUNTS)
 def _(d):
     mu = d["e"] * pt.exp(pm.Normal("b") * d["x"])
@@ -609,3 +615,44 @@ def _(d):
 def _(d):
     x = sparse.as_sparse_variable(scipy.sparse.csr_matrix(d["x"]))
     pm.Normal("y", sparse.dot(x, pm.Normal("b", shape=(3, 1)))[:, 0], 1.0, observed=d["y"])
+
+
+@entry("a transform that captures data", refused=PRIOR, y=Y)
+def _(d):
+    def bounds(*_):
+        return pt.as_tensor(d["y"]).min() - 5.0, None
+
+    above = pm.distributions.transforms.Interval(bounds_fn=bounds)
+    pm.Normal("y", pm.Normal("a", transform=above), 1.0, observed=d["y"])
+
+
+@entry("transforms without data", y=Y)
+def _(d):
+    a = pm.Normal("a", transform=pm.distributions.transforms.Interval(lower=-50.0, upper=50.0))
+    b = pm.Uniform("b", -50.0, 50.0)
+    pm.Normal("y", a + b, pm.HalfNormal("s"), observed=d["y"])
+
+
+@entry("a number of different values", refused=ALL, x=COUNTS, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * pt.unique(x).shape[0], 1.0, observed=d["y"])
+
+
+@entry("a number of rows that pass", refused=ALL, x=Z, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * x[x > 0].shape[0], 1.0, observed=d["y"])
+
+
+@entry("a prior of the number of different values", refused=PRIOR, x=COUNTS, y=Y)
+def _(d):
+    b = pm.Normal("b", pt.unique(pt.as_tensor(d["x"])).shape[0], 1.0)
+    pm.Normal("y", b, 1.0, observed=d["y"])
+
+
+@entry("as many coefficients as columns", x=X, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    b = pm.Normal("b", shape=x.shape[1])
+    pm.Normal("y", (2.0 * x) @ b + pt.zeros(x.shape[0]), 1.0, observed=d["y"])

@@ -15,6 +15,7 @@ from tests.model.model_table import TABLE, N
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+    pytest.mark.filterwarnings("ignore:Scan return signature will change:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:pytensor.as_op is deprecated:FutureWarning"),
 ]
 OPTIONS = {"mode": Mode("py", None)}
