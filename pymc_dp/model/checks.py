@@ -25,13 +25,9 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.roots import (
-    data_roots,
-    depends_on_data,
-    observed_arrays,
-)
+from pymc_dp.model.roots import observed_arrays
 
-__all__ = ["check_graphs", "check_model", "data_roots", "depends_on_data"]
+__all__ = ["check_graphs", "check_model"]
 
 
 def check_model(model: pm.Model) -> list[int]:

@@ -12,7 +12,7 @@ import pytest
 from pytensor.compile.mode import Mode
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model import RecordLikelihood, data_roots, depends_on_data
+from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.parameter_checks import holds
 
 pytestmark = [
@@ -236,68 +236,6 @@ def test_persons_make_a_dependence_between_rows_harmless():
         RecordLikelihood(build(), compile_kwargs=options)
     with pytest.raises(UnsupportedModel, match="reach several records"):
         RecordLikelihood(build(), records=np.roll(persons, 1), compile_kwargs=options)
-
-
-# --- what counts as data ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def model():
-    with pm.Model() as model:
-        x = pm.Data("x", X)
-        knots = pm.Data("knots", np.array([0.1, 0.7]))
-        pm.Data("unused", np.array([0.2, 0.8]))
-        z = np.linspace(5, 6, N)
-        ones = np.ones(N)
-        x_raw = pt.constant(X[:, 0] ** 2)
-        beta = pm.Normal("beta", np.array([0.5, 1.5, 2.5]), 1, shape=3)
-        a = pm.Normal("a", shape=2)
-        mean = (
-            pt.dot(x, beta)
-            + pt.constant(z, name="z") * ones
-            + a[B]
-            + knots.sum()
-            + x_raw
-            - x_raw.mean()
-        )
-        pm.Normal("y", mean, 1.0, observed=Y)
-
-        pm.Deterministic("from data", mean.mean())
-        pm.Deterministic("from evaluated constant", beta[0] * x_raw.std())
-        pm.Deterministic("from observed", model["y"].mean())
-        pm.Deterministic("part of data", beta * X[2])
-        pm.Deterministic("number of data", beta.sum() * x.shape[0])
-        pm.Deterministic("public constants", beta * np.array([1.0, 2.0, 3.0]))
-        pm.Deterministic("equal elements", a * np.zeros(2))
-        pm.Deterministic("parameters", pt.exp(beta).sum())
-    return model
-
-
-def test_data_roots(model):
-    found = {root.name for root in data_roots(model)}
-    assert {"x", "knots", "z", "y"} <= found
-    assert "unused" not in found
-    arrays = [np.asarray(getattr(root, "data", None)) for root in data_roots(model)]
-    assert any(np.array_equal(a, B) for a in arrays)  # the group of each record
-    assert not any(np.array_equal(a, np.ones(N)) for a in arrays)  # the same for all
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("from data", True),
-        ("from evaluated constant", True),
-        ("from observed", True),
-        ("part of data", True),
-        ("number of data", False),
-        ("public constants", False),
-        ("equal elements", False),
-        ("parameters", False),
-        ("beta", False),
-    ],
-)
-def test_depends_on_data(model, name, expected):
-    assert depends_on_data(model, model[name]) is expected
 
 
 # --- parameter checks that hold by construction ---------------------------------------------------
