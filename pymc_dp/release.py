@@ -102,7 +102,7 @@ def release(
             "This carries a privacy report: it has been released already. release(released), without model and budget, drops what was added to it."
         )
     _check_origin(stats, posterior.sizes["chain"], model, budget)
-    names, lengths, said = _publishable(model, budget, posterior, public, keep)
+    names, records, said = _publishable(model, budget, posterior, public, keep)
 
     # Draws taken back by the callback are gone already; those of a run without it are cut here. Of
     # several steps each has its flag: a draw counts only if all of them made it.
@@ -115,9 +115,14 @@ def release(
         "sample_stats": stats[[n for n in PUBLIC_STATS if n in stats]],
     }
     for name, group in groups.items():
-        unwanted = _unwanted_coordinates(group, model, lengths)
+        unwanted = _unwanted_coordinates(group, records)
         groups[name] = group.drop_vars(unwanted).isel(draw=slice(0, draws))
-    report = replace(budget.report(), public=said.public, kept=said.kept, covers=covered_by(groups))
+    report = budget.report()
+    if said.kept:  # outside the guarantee, and in the same file
+        report = replace(
+            report, protected=False, attack_power=dict.fromkeys(report.attack_power, 1.0)
+        )
+    report = replace(report, public=said.public, kept=said.kept, covers=covered_by(groups))
     attributes = {
         "privacy_report": report.to_json(),
         "epsilon": report.epsilon if report.protected else math.inf,
@@ -157,6 +162,13 @@ def _check_origin(stats: Any, n_chains: int, model: Any, budget: PrivacyBudget) 
         )
 
 
+class _Labels(NamedTuple):
+    """Which coordinates are those of records: names of dimensions, and lengths."""
+
+    dims: set[str]
+    lengths: set[int]
+
+
 class _Said(NamedTuple):
     """What the report says of the choice of variables."""
 
@@ -166,10 +178,11 @@ class _Said(NamedTuple):
 
 def _publishable(
     model: Any, budget: PrivacyBudget, posterior: Any, public: Sequence[Any], keep: Sequence[str]
-) -> tuple[list[str], set[int], _Said]:
-    """Variables to publish, lengths of axes that run over records, and what the report says of the choice."""
+) -> tuple[list[str], _Labels, _Said]:
+    """Variables to publish, coordinates of records, and what the report says of the choice."""
     from pymc_dp.model.public_arrays import PublicArrays
-    from pymc_dp.model.publishing import record_lengths, withheld
+    from pymc_dp.model.publishing import record_dims, record_lengths, withheld
+    from pymc_dp.privacy.mechanisms import Adjacency
 
     free, derived = ({v.name for v in vs} for vs in (model.free_RVs, model.deterministics))
     if isinstance(keep, str):
@@ -181,9 +194,13 @@ def _publishable(
         )
     told = [entry for access in budget.steps.values() for entry in getattr(access, "public", ())]
     arrays = PublicArrays(model, [*public, *told])
-    n_records = {access.n_records for access in budget.steps.values()}
+    # Under add/remove the number of records is private, and nothing may depend on it.
+    lengths: set[int] = set()
+    if budget.adjacency is Adjacency.SUBSTITUTE:
+        lengths = {access.n_records for access in budget.steps.values()}
+        lengths |= record_lengths(model, arrays)
     shapes = {str(n): v.shape[2:] for n, v in posterior.data_vars.items()}
-    hidden = withheld(model, arrays, n_records=n_records, shapes=shapes)
+    hidden = withheld(model, arrays, lengths=lengths, shapes=shapes)
     hidden = {name: reason for name, reason in hidden.items() if name in posterior}
     risky = sorted(set(hidden) & set(keep))
     for name in sorted(set(hidden) - set(keep)):
@@ -200,17 +217,15 @@ def _publishable(
         for name in posterior.data_vars
         if name in free | derived and (name not in hidden or name in keep)
     ]
-    lengths = record_lengths(model, arrays) | n_records
+    labels = record_dims(model, lengths, arrays)
     said = _Said(tuple(dict.fromkeys(arrays.descriptions)), tuple(risky))
-    return names, lengths, said
+    return names, _Labels(labels, lengths), said
 
 
-def _unwanted_coordinates(group: Any, model: Any, lengths: set[int]) -> list[Any]:
+def _unwanted_coordinates(group: Any, records: _Labels) -> list[Any]:
     """Coordinates of no variable here, those that label records, and those that are as long as the data."""
-    from pymc_dp.model.publishing import record_dims
-
     used = {d for v in group.data_vars.values() for d in v.dims}
-    labels = record_dims(model, lengths)
+    labels, lengths = records
     return [
         name
         for name, values in group.coords.items()

@@ -207,7 +207,7 @@ def find_start(
     settings = plan(theta)
     coordinates = Coordinates(settings.mass, np.arange(len(theta)), len(theta))
     NoisyGradient(likelihood, coordinates, settings.bound, temperature).compile(None)
-    budget.spend("private start", accesses, likelihood.data_keys)
+    budget.spend("private start", accesses, likelihood.data_keys, likelihood.n_records)
     bits, path, mean = OperatingSystemBits(), [theta], _Mean(len(theta))
     last, stride, turned = np.zeros(len(theta)), 0.5, False
     for _ in range(steps):

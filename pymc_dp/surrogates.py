@@ -106,7 +106,7 @@ def release_surrogate(
     # Compiled before anything is paid for.
     likelihood.clipped_grad_steps(theta * 0, bound, directions=directions)
     accesses = ((Gaussian(choice.noise_multiplier), 1),)
-    budget.spend("sum of gradients", accesses, likelihood.data_keys)
+    budget.spend("sum of gradients", accesses, likelihood.data_keys, likelihood.n_records)
     steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
     total = noisy_sum(steps, exponent, noise_sd, OperatingSystemBits())
     surrogate = Surrogate(

@@ -25,13 +25,13 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.public_arrays import (
     PublicArrays,
+    inner_graphs,
     is_stored_object,
     is_structural,
     is_transparent,
@@ -176,12 +176,13 @@ def _check_operations(
             "Use dense arrays."
         )
     for op in {v.owner.op for v in found if v.owner is not None}:
-        own = isinstance(op, RandomVariable | SymbolicRandomVariable | Elemwise)
-        if not (own or is_transparent(op)):
+        if not (isinstance(op, RandomVariable | SymbolicRandomVariable) or is_transparent(op)):
             raise UnsupportedModel(
                 f"{what} has the operation {type(op).__name__}, which cannot be looked into: it may have captured data. Write it "
                 "with PyTensor's own operations (or pm.CustomDist with a logp function of these)."
             )
+        for inner in inner_graphs(op):
+            _check_operations(what, inner, lambda _: False)
 
 
 def _is_custom(
@@ -255,15 +256,14 @@ def _inner_arrays(
 ) -> list[Variable]:
     """Arrays that inner graphs have captured."""
     nodes = {v.owner for v in upstream(graphs, stop) if v.owner is not None}
-    inner = [_fresh(n).fgraph for n in nodes if isinstance(n.op, HasInnerGraph)]
-    outputs = [v for graph in inner for v in graph.outputs]
+    outputs = [v for node in nodes for graph in inner_graphs(_fresh(node)) for v in graph]
     if not outputs:
         return []
     deeper = _inner_arrays(outputs, lambda _: False, public)
     return [v for v in _arrays(outputs) if v not in public] + deeper
 
 
-def _fresh(node: Apply) -> HasInnerGraph:
+def _fresh(node: Apply) -> Any:
     """The operation of a node, for pm.CustomDist from the user's function again.
 
     PyMC evaluates what involves constants only in the inner graph of a model that it has compiled.

@@ -31,7 +31,7 @@ _HOST = (
     "pytensor.scalar.", "pytensor.scan.", "pytensor.sparse.", "pytensor.tensor.",
 )  # fmt: skip
 
-__all__ = ["PublicArrays", "is_stored_object", "is_structural", "is_transparent"]
+__all__ = ["PublicArrays", "inner_graphs", "is_stored_object", "is_structural", "is_transparent"]  # fmt: skip
 
 
 def is_structural(array: np.ndarray) -> bool:
@@ -117,13 +117,43 @@ def is_stored_object(root: Variable) -> bool:
 
 
 def is_transparent(op: Any) -> bool:
-    """Whether an operation is the host's own, without an array or a function of the user's in it."""
+    """Whether an operation is the host's own, without an array or a function of the user's in it.
+
+    What is inside of it (of an elementwise operation the scalar one, of a batch the core) must be, too;
+    graphs inside are the caller's to look into.
+    """
     if isinstance(op, RandomVariable | FromFunctionOp):
         return False
     if not type(op).__module__.startswith(_HOST):
         return False
-    held = [] if isinstance(op, HasInnerGraph) else vars(op).values()
-    return all(is_structural(v) for v in held if isinstance(v, np.ndarray))
+    inside = (getattr(op, name, None) for name in ("core_op", "scalar_op"))
+    if not all(is_transparent(each) for each in inside if each is not None):
+        return False
+    return not any(_holds_numbers(value) for value in vars(op).values())
+
+
+def inner_graphs(op: Any) -> list[list[Variable]]:
+    """Outputs of graphs inside an operation: loops, fused scalar operations, and the like."""
+    graphs = []
+    if isinstance(op, HasInnerGraph):
+        graphs.append(list(op.fgraph.outputs))
+    scalar_op = getattr(op, "scalar_op", None)
+    if isinstance(scalar_op, HasInnerGraph):
+        graphs.append(list(scalar_op.fgraph.outputs))
+    core = getattr(op, "core_op", None)  # of Blockwise
+    return graphs + (inner_graphs(core) if core is not None else [])
+
+
+def _holds_numbers(value: Any) -> bool:
+    """Whether an attribute has numbers in it that may be data: an array, or a list of them."""
+    if isinstance(value, np.ndarray):
+        return not is_structural(value)
+    if isinstance(value, dict):
+        return any(map(_holds_numbers, value.values()))
+    if isinstance(value, list | tuple):
+        floats = [v for v in value if isinstance(v, float | np.floating)]
+        return len(floats) > 1 or any(map(_holds_numbers, value))
+    return False
 
 
 class PublicArrays:

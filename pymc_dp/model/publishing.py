@@ -14,10 +14,10 @@ from typing import Any
 import pymc as pm
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.op import HasInnerGraph
 
 from pymc_dp.model.public_arrays import (
     PublicArrays,
+    inner_graphs,
     is_stored_object,
     is_structural,
     is_transparent,
@@ -31,7 +31,7 @@ def publishable(
     model: pm.Model,
     public: PublicArrays | Sequence[Any] = (),
     *,
-    n_records: Iterable[int] = (),
+    lengths: Iterable[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> set[str]:
     """Names of the Deterministics and free variables that may be published.
@@ -41,8 +41,9 @@ def publishable(
     model : pm.Model
     public : sequence of str or array, or PublicArrays
         Arrays that are declared public.
-    n_records : iterable of int
-        Numbers of privacy units, where they are not the numbers of rows.
+    lengths : iterable of int, optional
+        Of axes that run over records; those of the data by default. None are known where the number
+        of records is private.
     shapes : mapping of str to sequence of int, optional
         Shapes of the variables in a result, without chains and draws.
 
@@ -55,20 +56,20 @@ def publishable(
         and the free variables those that have no axis as long as the data.
     """
     names = {v.name for v in (*model.free_RVs, *model.deterministics)}
-    return names - set(withheld(model, public, n_records=n_records, shapes=shapes))
+    return names - set(withheld(model, public, lengths=lengths, shapes=shapes))
 
 
 def withheld(
     model: pm.Model,
     public: PublicArrays | Sequence[Any] = (),
     *,
-    n_records: Iterable[int] = (),
+    lengths: Iterable[int] | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, str]:
     """Return the others, and why: as :func:`publishable`."""
     if not isinstance(public, PublicArrays):
         public = PublicArrays(model, public)
-    lengths = record_lengths(model, public) | set(n_records)
+    lengths = record_lengths(model, public) if lengths is None else set(lengths)
     found = {}
     for variable in (*model.free_RVs, *model.deterministics):
         reason = None
@@ -97,22 +98,20 @@ def record_lengths(model: pm.Model, public: PublicArrays | Sequence[Any] = ()) -
     return lengths
 
 
-def record_dims(model: pm.Model, lengths: Iterable[int]) -> set[str]:
-    """Names of dimensions whose labels are those of records, as they are as long."""
+def record_dims(
+    model: pm.Model, lengths: Iterable[int], public: PublicArrays | Sequence[Any] = ()
+) -> set[str]:
+    """Names of dimensions whose labels are those of records: the first of what is observed or private, and those as long."""
+    if not isinstance(public, PublicArrays):
+        public = PublicArrays(model, public)
     lengths = set(lengths)
+    private = [v for v in model.data_vars if not is_array_root(v) or _is_private(v, public)]
     dims = {
-        dims[0]
-        for variable in (*model.observed_RVs, *model.data_vars)
+        str(dims[0])
+        for variable in (*model.observed_RVs, *private)
         if (dims := model.named_vars_to_dims.get(variable.name))
-        and (variable in model.observed_RVs or _rows(variable) in lengths)
     }
-    labels = model.coords.items()
-    return {str(d) for d in dims} | {str(d) for d, c in labels if c is not None and len(c) in lengths}  # fmt: skip
-
-
-def _rows(variable: Variable) -> int:
-    shape = stored(variable).shape if is_array_root(variable) else ()
-    return shape[0] if shape else 0
+    return dims | {str(d) for d, c in model.coords.items() if c is not None and len(c) in lengths}
 
 
 def _private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> str | None:
@@ -132,7 +131,7 @@ def _private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> 
             if not is_transparent(each.owner.op):
                 return f"is computed by an operation that cannot be looked into ({type(each.owner.op).__name__})"
             stack.extend(each.owner.inputs)
-            for graph in _inner_graphs(each.owner.op):
+            for graph in inner_graphs(each.owner.op):
                 stack.extend(graph)
         elif _is_private(each, public):
             return f"is computed from {_described(each)}, which is not declared public"
@@ -148,15 +147,3 @@ def _is_private(root: Variable, public: PublicArrays) -> bool:
 def _described(root: Variable) -> str:
     shape = f"an array of shape {stored(root).shape}" if is_array_root(root) else "a stored value"
     return f"{root.name!r}, {shape}" if root.name else shape
-
-
-def _inner_graphs(op: Any) -> list[list[Variable]]:
-    """Outputs of graphs inside an operation: loops, fused scalar operations, and the like."""
-    graphs = []
-    if isinstance(op, HasInnerGraph):
-        graphs.append(list(op.fgraph.outputs))
-    scalar_op = getattr(op, "scalar_op", None)
-    if isinstance(scalar_op, HasInnerGraph):
-        graphs.append(list(scalar_op.fgraph.outputs))
-    core = getattr(op, "core_op", None)  # of Blockwise
-    return graphs + (_inner_graphs(core) if core is not None else [])

@@ -17,7 +17,7 @@ from pymc_dp.privacy.accounts import Terms
 from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
 from pymc_dp.privacy.composition import Accountant, Cost, check_accountant, check_terms
 from pymc_dp.privacy.ledger import Accesses, Ledger
-from pymc_dp.privacy.mechanisms import Adjacency
+from pymc_dp.privacy.mechanisms import Adjacency, real
 from pymc_dp.privacy.memory import remember, together, warn_of_others
 from pymc_dp.privacy.report import PrivacyReport, StepReport, listed
 from pymc_dp.privacy.stopping import check_own, make_rectangle, shorten
@@ -139,7 +139,9 @@ class PrivacyBudget:
         kept[access.label] = access
         self.steps, self._plans = kept, None
 
-    def spend(self, label: str, accesses: Accesses, data_keys: Iterable[bytes] = ()) -> None:
+    def spend(
+        self, label: str, accesses: Accesses, data_keys: Iterable[bytes] = (), n_records: int | None = None
+    ) -> None:  # fmt: skip
         """Claim accesses that belong to no chain, before any chain runs: chains share what is left.
 
         Parameters
@@ -151,12 +153,21 @@ class PrivacyBudget:
             them, that raises PrivacyBudgetExhausted, and nothing is claimed.
         data_keys : iterable of bytes
             Which data these are, see :mod:`pymc_dp.privacy.memory`.
+        n_records : int, optional
+            Number of privacy units, of which a warning for a large delta knows.
         """
+        accesses = tuple(accesses)
+        if not accesses or any(real(count) != int(count) for _, count in accesses):
+            raise ValueError(f"{label} must access something, a whole number of times.")
+        if label in {*self.steps, *self.outside}:
+            raise ValueError(
+                f"This budget has {label!r} already: give each claim a label of its own."
+            )
         self._check_adjacency(label, accesses)
         self._check_no_chain("what is left is shared out already")
-        self._note(data_keys)
+        self._note(data_keys, n_records)
         self._claim(label, accesses, limit=1)
-        self.outside[label] = tuple(accesses)
+        self.outside[label] = accesses
         self._plans = None
 
     def _note(self, data_keys: Iterable[bytes], n_records: int | None = None) -> None:

@@ -12,6 +12,12 @@ from typing import Any
 
 __all__ = ["Coverage", "covered_by", "uncovered"]
 
+#: Attributes of what release() returns, those that hosts add for themselves included.
+ATTRIBUTES = (
+    "inference_library", "inference_library_version", "creation_library", "creation_library_version",
+    "creation_library_language", "created_at", "arviz_version",
+    "privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version",
+)  # fmt: skip
 #: For each group: names of its variables and coordinates, and lengths of its axes.
 Coverage = dict[str, dict[str, Any]]
 
@@ -49,8 +55,11 @@ def uncovered(holder: Any, covers: Coverage | None) -> tuple[str, ...]:
         name, known = max(covers.items(), key=lambda item: _in_common(holder, item[1]))
         return tuple(_added(str(getattr(holder, "name", None) or name), holder, known))
     found: list[str] = []
-    if getattr(holder, "data_vars", ()):  # at the root of a tree
+    if len(getattr(holder, "variables", ())):  # at the root of a tree
         found += _added("/", holder, {"variables": (), "coords": (), "sizes": {}})
+    found += [
+        f"attribute {name}" for name in getattr(holder, "attrs", {}) if name not in ATTRIBUTES
+    ]
     for name, group in _groups(holder):
         found += _added(name, group, covers[name]) if name in covers else [name]
     return tuple(dict.fromkeys(found))  # InferenceData may list a group twice
@@ -79,6 +88,11 @@ def _in_common(group: Any, known: Mapping[str, Any]) -> int:
 def _added(name: str, group: Any, known: Mapping[str, Any]) -> Iterator[str]:
     names = [*known["variables"], *known["coords"]]
     yield from (f"{name}: {v}" for v in map(str, group.variables) if v not in names)
+    yield from (f"{name}: attribute {a}" for a in group.attrs if a not in ATTRIBUTES)
+    yield from (
+        f"{name}: attributes of {v}" for v, values in group.variables.items() if values.attrs
+    )
     for axis, n in group.sizes.items():
-        if str(axis) in known["sizes"] and n > (was := known["sizes"][str(axis)]):
-            yield f"{name}: {axis} of length {n}, released with {was}"
+        was = known["sizes"].get(str(axis))
+        if was is None or n > was:
+            yield f"{name}: {axis} of length {n}, released with {was or 'no such axis'}"

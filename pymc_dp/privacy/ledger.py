@@ -227,6 +227,7 @@ class Ledger:
         int
             How many claims this step had before.
         """
+        accesses, plan = tuple(accesses), None if plan is None else tuple(plan)
         with self._transaction("IMMEDIATE") as db:
             account, claimed = self._account(db), self._claimed(db)
             before = sum(c.budget == budget and c.step == step for c in claimed.claims)
@@ -263,6 +264,7 @@ class Ledger:
 
         Parameters as in :meth:`claim`.
         """
+        accesses, plan = tuple(accesses), None if plan is None else tuple(plan)
         claimed, terms = self.claimed(), self.account.terms
         if claimed.is_whole(budget):
             return

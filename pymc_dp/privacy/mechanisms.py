@@ -343,9 +343,11 @@ def to_json(mechanism: Mechanism) -> str:
 
 def from_json(text: str) -> Mechanism:
     """Rebuild a mechanism from the ledger; validates like the constructor."""
-    kinds = {
-        kind.__name__: kind for kind in (*_subclasses(Mechanism), Penalty, Barker, Lazy, Metropolis)
-    }
+    kinds: dict[str, type] = {}
+    for kind in (*_subclasses(Mechanism), Penalty, Barker, Lazy, Metropolis):
+        # Of two of a name, such as a subclass of the user's, that of this package was charged for.
+        if kind.__name__ not in kinds or kind.__module__.startswith("pymc_dp."):
+            kinds[kind.__name__] = kind
 
     def decode(value: Any) -> Any:
         if isinstance(value, dict):

@@ -278,6 +278,11 @@ class PrivacyReport:
                     f"this was added after release, and may show the data: {'; '.join(self.uncovered)}. release() of this object drops it",
                 )
             )
+        if self.kept:
+            names = ", ".join(self.kept)
+            rows.append(
+                ("NOT PROTECTED", f"kept at the user's wish, outside the guarantee: {names}")
+            )
         if self.epsilon_budget == math.inf or not self.secret_randomness:
             why = (
                 "epsilon is infinite"
@@ -342,7 +347,6 @@ class PrivacyReport:
             ("ledger", self.ledger or "temporary: spent privacy is forgotten when the program ends")
         )
         rows += [("declared public", text) for text in self.public]
-        rows += [("kept at the user's wish, outside the guarantee", name) for name in self.kept]
         rows += [("assumed", text) for text in self.assumptions]
         return rows
 

@@ -1,0 +1,128 @@
+"""Models in which a record acts beside its own term: refused by every door before anything is spent.
+
+All models that are accepted or refused are in tests/model/test_model_table.py; here are those that were
+found from outside, through the public interface, and what they released.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp.model import RecordLikelihood, exposed
+
+pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+
+RNG = np.random.default_rng(6)
+TIMES = RNG.weibull(1.5, size=300) * 4
+CENSORED = RNG.random(300) < 0.3
+X = RNG.normal(size=300)
+
+
+def survival(times):
+    """PyMC's own idiom: observed deaths in the likelihood, censored people in a potential."""
+    with pm.Model() as model:
+        alpha, beta = pm.Exponential("alpha", 1.0), pm.Exponential("beta", 0.1)
+        pm.Weibull("y", alpha, beta, observed=times[~CENSORED])
+        pm.Potential("censored", -((times[CENSORED] / beta) ** alpha).sum())
+    return model
+
+
+def centred(x):
+    with pm.Model() as model:
+        x = pt.as_tensor(x)
+        pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1.0, observed=TIMES)
+    return model
+
+
+def switched_on_far_away(x):
+    with pm.Model() as model:
+        b, x = pm.Normal("b"), pm.Data("x", x)
+        pm.Normal("y", b * x + pt.switch(b > 50, x.sum(), 0.0), 1.0, observed=TIMES)
+    return model
+
+
+def basis_of_the_data(x):
+    with pm.Model() as model:
+        gp = pm.gp.HSGP(m=[6], L=[4.0], cov_func=pm.gp.cov.ExpQuad(1, ls=1.0))
+        pm.Normal("y", gp.prior("f", x[:, None]), 1.0, observed=TIMES)
+    return model
+
+
+MODELS = {
+    "survival": (survival, TIMES, "pm.Censored"),
+    "centred": (centred, X, "depends on all of"),
+    "switched on far away": (switched_on_far_away, X, "depends on all of the array 'x'"),
+    "HSGP": (basis_of_the_data, X, "prior_linearized"),
+}
+DOORS = {
+    "step": lambda model, budget: dp.DPPenalty(
+        budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1), model=model
+    ),
+    "private start": lambda model, budget: dp.private_start(
+        budget=budget, model=model, public_covariates=True
+    ),
+    "plan": lambda model, budget: dp.plan(
+        step=dp.DPPenalty, budget=budget, model=model, public_covariates=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("door", DOORS)
+def test_refused_before_anything_is_spent(name, door):
+    make, data, cure = MODELS[name]
+    budget = dp.PrivacyBudget(4.0, 1e-6, chains=1)
+    with pytest.raises(dp.UnsupportedModel, match=cure):
+        DOORS[door](make(data), budget)
+    assert budget.spent() == 0.0 and not budget.steps
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_refused_by_sample(name):
+    make, data, cure = MODELS[name]
+    with pytest.raises(dp.UnsupportedModel, match=cure) as refused:
+        dp.sample(epsilon=4.0, delta=1e-6, model=make(data), public_covariates=True)
+    assert refused.value.budget.spent() == 0.0
+
+
+def acts_elsewhere(make, data):
+    """Whether a record that changes moves the prior, or another record's term, somewhere."""
+    row = int(np.flatnonzero(CENSORED)[0])
+    changed = data.copy()
+    changed[row] = 40.0
+    one, other = (RecordLikelihood(make(d)) for d in (data, changed))
+    for theta in (np.full(one.n_dim, 0.3), np.full(one.n_dim, 60.0)):
+        if one.log_prior(theta) != other.log_prior(theta):
+            return True
+        moved = one.logp(theta) != other.logp(theta)
+        if make is not survival:
+            moved[row] = False
+        if moved.any():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_fault_is_found_if_it_is_planted_back(name, monkeypatch):
+    """With the checks switched off, these models are accepted, and one record moves what is not charged."""
+    make, data, _ = MODELS[name]
+    monkeypatch.setattr(exposed, "_check_priors", lambda *_: None)
+    monkeypatch.setattr("pymc_dp.model.records.prove_independence", lambda *_: None)
+    assert acts_elsewhere(make, data)
+
+
+def test_what_is_written_as_advised_is_accepted():
+    def advised(times):
+        with pm.Model() as model:
+            alpha, beta = pm.Exponential("alpha", 1.0), pm.Exponential("beta", 0.1)
+            upper = np.where(CENSORED, TIMES, np.inf)
+            latent = pm.Weibull.dist(alpha, beta)
+            pm.Censored("y", latent, lower=None, upper=upper, observed=times)
+        return model
+
+    assert RecordLikelihood(advised(TIMES)).n_records == 300
