@@ -16,12 +16,12 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import SequentialGraphRewriter, in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.math import Softplus
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
-from pymc_dp.model.roots import is_array_root, stored
+from pymc_dp.model.roots import INTERPRETED, is_array_root, stored
 
 __all__ = ["NumbaFunction", "compile_frozen", "freeze"]
 
@@ -60,35 +60,59 @@ def _softplus_without_branches(_: FunctionGraph, node: Apply) -> list[Variable] 
 
 
 @node_rewriter([Elemwise])
-def _reciprocals_of_constants(_: FunctionGraph, node: Apply) -> list[Variable] | None:
+def _reciprocals_of_data(_: FunctionGraph, node: Apply) -> list[Variable] | None:
     """``x / c -> x * (1 / c)`` for arrays: wide likelihoods and their gradients wait for divisions."""
     if not isinstance(node.op.scalar_op, ps.TrueDiv) or node.outputs[0].dtype != "float64":
         return None
     x, c = node.inputs
-    if not isinstance(c, Constant) or stored(c).size <= 1:
+    if isinstance(c, Constant) and stored(c).size > 1:
+        with np.errstate(all="ignore"):  # a warning would tell something of the data
+            return [x * pt.constant(1.0 / stored(c).astype("float64"))]
+    if all(n == 1 for n in c.type.shape) or not _is_data(c) or _is_data(x):
         return None
-    with np.errstate(all="ignore"):  # a warning would tell something of the data
-        return [x * pt.constant(1.0 / stored(c).astype("float64"))]
+    return [x * pt.reciprocal(c.astype("float64"))]
+
+
+def _is_data(variable: Variable) -> bool:
+    """Whether a variable is a function of stored arrays alone."""
+    roots = (v for v in ancestors([variable]) if v.owner is None)
+    return all(isinstance(v, Constant) or is_array_root(v) for v in roots)
 
 
 _ADDITIONAL = SequentialGraphRewriter(
-    in2out(_reciprocals_of_constants, name="reciprocals_of_constants"),
+    in2out(_reciprocals_of_data, name="reciprocals_of_data"),
     in2out(_lift_from_switch, name="lift_from_switch"),
     in2out(_softplus_without_branches, name="softplus_without_branches"),
 )
 
 
-def freeze(outputs: Sequence[Variable], changing: Sequence[Variable] = ()) -> list[Variable]:
+def freeze(
+    outputs: Sequence[Variable],
+    changing: Sequence[Variable] = (),
+    private: Sequence[Variable] = (),
+) -> list[Variable]:
     """Simplify graphs, and put their data into shared variables that nothing else refers to.
 
-    All but those shared variables that are `changing`. Data stay constants while the graphs are
-    simplified, so that what depends on them alone is computed here (``log(y!)``), and become shared
-    variables after that: compiled code would otherwise hold them, and so would Numba's cache on disk.
+    Parameters
+    ----------
+    outputs : sequence of Variable
+    changing : sequence of shared variables
+        These stay what they are.
+    private : sequence of shared variables, of known shape
+        Data whose values must not decide how graphs are simplified: PyTensor rewrites a constant
+        whose entries are all equal, or 0, so that one record would choose the formula for all.
+
+    Returns
+    -------
+    list of Variable
+        Public arrays are constants while graphs are simplified; what depends on data alone
+        (``log(y!)``) is computed here. All become shared variables after that, but for small public
+        ones: compiled code would otherwise hold them, and so would Numba's cache on disk.
     """
     graphs = list(outputs)
     is_shared = [v for v in ancestors(graphs) if isinstance(v, SharedVariable)]
-    is_shared = [v for v in is_shared if is_array_root(v) and v not in changing]
-    frozen = {v: pt.constant(np.array(stored(v))) for v in is_shared}
+    kept = {*changing, *private}
+    frozen = {v: pt.constant(np.array(stored(v))) for v in is_shared if is_array_root(v) and v not in kept}  # fmt: skip
     if frozen:
         graphs = graph_replace(graphs, frozen, strict=False)
     # Without shape inference, PyTensor 2.38 rewrites some mixtures for ever.
@@ -96,6 +120,8 @@ def freeze(outputs: Sequence[Variable], changing: Sequence[Variable] = ()) -> li
     # Powers stay powers until the graph is compiled: what they become has no gradient.
     exclude = ("local_pow_to_nested_squaring",)
     graphs = rewrite_graph(graphs, include=stages, exclude=exclude, custom_rewrite=_ADDITIONAL)
+    if private:
+        graphs = _computed(graphs, set(private))
     constants = [
         v
         for v in ancestors(graphs)
@@ -105,6 +131,22 @@ def freeze(outputs: Sequence[Variable], changing: Sequence[Variable] = ()) -> li
     ]
     shared = {v: pytensor.shared(stored(v), shape=stored(v).shape) for v in constants}
     return graph_replace(graphs, shared, strict=False) if shared else graphs
+
+
+def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
+    """Graphs in which shared variables stand for what is computed from private arrays alone."""
+    known = {v for v in ancestors(graphs) if v in private or isinstance(v, Constant)}
+    for node in toposort(graphs):
+        if known.issuperset(node.inputs):
+            known.update(node.outputs)
+    clients = [v for n in toposort(graphs) if n.outputs[0] not in known for v in n.inputs]
+    ends = [v for v in dict.fromkeys([*graphs, *clients]) if v in known and v.owner is not None]
+    if not ends:
+        return graphs
+    values = pytensor.function([], ends, mode=INTERPRETED)()
+    pairs = zip(ends, values, strict=True)
+    shared = {v: pytensor.shared(np.array(a, v.dtype), shape=np.shape(a)) for v, a in pairs}
+    return graph_replace(graphs, shared, strict=False)
 
 
 def compile_frozen(inputs: list[Variable], output: Variable, options: dict[str, Any]) -> Callable:

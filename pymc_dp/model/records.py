@@ -155,13 +155,14 @@ class RecordLikelihood(ClippedGradients):
         log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
 
-        arguments = theta, rows, log_prior, labels, self.ravel(start), compile_kwargs
+        arguments = theta, rows, exposed.private, log_prior, labels, self.ravel(start), compile_kwargs
         self._evaluate(self._compile, *arguments, where="when it was first evaluated")
 
     def _compile(
         self,
         theta: Variable,
         rows: list[Variable],
+        private: list[Variable],
         log_prior: Variable,
         labels: list[np.ndarray],
         start: np.ndarray,
@@ -170,7 +171,7 @@ class RecordLikelihood(ClippedGradients):
         # Compiled code does not check indices: data of a group that does not exist would read memory.
         pytensor.function([theta], rows, mode=INTERPRETED, on_unused_input="ignore")(start)
         n_records = self.n_records
-        rows = freeze(rows)
+        rows = freeze(rows, private=private)
         logp = per_record(rows, labels, n_records)
         # A fixed rule that looks at one record alone, so that it does not cost privacy.
         logp = pt.switch(pt.isnan(logp), -np.inf, logp)

@@ -60,16 +60,16 @@ def observed_arrays(model: pm.Model) -> list[np.ndarray]:
 def value_inputs(node: Apply) -> list[Variable]:
     """The inputs of a node that its values depend on, and not only its shape.
 
-    How many rows there are is public under substitution. (Reading shapes as data would also take
-    ``Split`` into two parts for an operation on a data set of two records.)
+    How many rows there are is public under substitution. So a shape that is known beforehand decides
+    nothing; one that is computed from values does.
     """
     if isinstance(node.op, Shape | Shape_i):
         return _deciding_shape(node.inputs[0])
     if isinstance(node.op, Reshape | SpecifyShape | Alloc | Split):
-        return node.inputs[:1]
+        return [node.inputs[0], *(v for v in node.inputs[1:] if not isinstance(v, Constant))]
     if isinstance(node.op, RandomVariable) or getattr(node.op, "extended_signature", None):
         size = node.op.size_param(node)
-        return [v for v in node.inputs if v is not size]
+        return [v for v in node.inputs if v is not size or not isinstance(v, Constant)]
     return node.inputs
 
 
