@@ -26,15 +26,11 @@ from pytensor.tensor.math import Dot
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.indexing import Blocked, RowWalk, subtensor_entries
-from pymc_dp.model.parameter_checks import SELECTIONS
+from pymc_dp.model.parameter_checks import INCREMENTS, SELECTIONS
 from pymc_dp.model.roots import downstream, is_array_root, stored
 
 __all__ = ["Additive", "additive", "with_constants"]
 
-# AdvancedIncSubtensor1 exists in PyTensor 2 only.
-_INCREMENTS = subtensor.AdvancedIncSubtensor | getattr(
-    subtensor, "AdvancedIncSubtensor1", subtensor.AdvancedIncSubtensor
-)
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ def additive(total: Variable, records: Sequence[Variable], n_records: int) -> Ad
 
 
 def _is_table(node: Apply) -> bool:
-    return isinstance(node.op, _INCREMENTS) and not node.op.set_instead_of_inc
+    return isinstance(node.op, INCREMENTS) and not node.op.set_instead_of_inc
 
 
 class _Rows(RowWalk):

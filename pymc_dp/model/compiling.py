@@ -135,18 +135,23 @@ def freeze(
 
 def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
     """Graphs in which shared variables stand for what is computed from private arrays alone."""
+    nodes = toposort(graphs)
     known = {v for v in ancestors(graphs) if v in private or isinstance(v, Constant)}
-    for node in toposort(graphs):
+    for node in nodes:
         if known.issuperset(node.inputs):
             known.update(node.outputs)
-    clients = [v for n in toposort(graphs) if n.outputs[0] not in known for v in n.inputs]
-    ends = [v for v in dict.fromkeys([*graphs, *clients]) if v in known and v.owner is not None]
-    if not ends:
-        return graphs
-    values = pytensor.function([], ends, mode=INTERPRETED)()
-    pairs = zip(ends, values, strict=True)
-    shared = {v: pytensor.shared(np.array(a, v.dtype), shape=np.shape(a)) for v, a in pairs}
-    return graph_replace(graphs, shared, strict=False)
+    others = [node for node in nodes if node.outputs[0] not in known]
+    wanted = dict.fromkeys([*graphs, *(v for node in others for v in node.inputs)])
+    ends = [v for v in wanted if v in known and v.owner and isinstance(v.type, TensorType)]
+    values = pytensor.function([], ends, mode=INTERPRETED)() if ends else []
+    new: dict[Variable, Variable] = {
+        v: pytensor.shared(np.array(value, v.dtype), shape=np.shape(value))
+        for v, value in zip(ends, values, strict=True)
+    }
+    for node in others:
+        inputs = [new.get(v, v) for v in node.inputs]
+        new.update(zip(node.outputs, node.clone_with_new_inputs(inputs, strict=False).outputs, strict=True))  # fmt: skip
+    return [new.get(v, v) for v in graphs]
 
 
 def compile_frozen(inputs: list[Variable], output: Variable, options: dict[str, Any]) -> Callable:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 
+from collections.abc import Iterable
+
 import numpy as np
 import pymc as pm
 
@@ -17,13 +19,13 @@ __all__ = ["data_keys"]
 _SECRET = os.urandom(32)
 
 
-def data_keys(model: pm.Model) -> tuple[bytes, ...]:
-    """Keyed hashes of the arrays that are observed, to recognise the same data in another model.
+def data_keys(model: pm.Model, private: Iterable[np.ndarray] = ()) -> tuple[bytes, ...]:
+    """Keyed hashes of observed and other private arrays, to recognise the same data in another model.
 
     Patterns without data, such as the zeros of the "zeros trick", have none.
     """
     keys: dict[bytes, None] = {}
-    for array in observed_arrays(model):
+    for array in (*observed_arrays(model), *private):
         if is_structural(array):
             continue
         digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), key=_SECRET)

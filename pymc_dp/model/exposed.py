@@ -26,9 +26,11 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.parameter_checks import INCREMENTS, SELECTIONS
 from pymc_dp.model.public_arrays import (
     PublicArrays,
     inner_graphs,
@@ -88,8 +90,8 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
         potential, or an array is hidden in an inner graph.
     """
     free = set(model.free_RVs)
-    _check_priors(model, public)
     lengths = {len(array) for array in observed_arrays(model)}
+    _check_priors(model, public, lengths)
     exposed = Exposed([], [], [], {})
 
     def exchange(graphs: Sequence[Variable], stop: Callable, single: bool = True) -> dict:
@@ -121,6 +123,8 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
         rvs_to_transforms=transforms | {rv: None for rv, _ in new},
         jacobian=False,
     )
+    for (rv, _), graph in zip(old, graphs, strict=True):  # a logp function may add operations
+        _check_operations(f"the likelihood of {rv.name!r}", [graph])
     if _is_custom([rv for rv, _ in old], free.__contains__):
         # What a logp function has captured is not among its parameters.
         captured = exchange(graphs, set(exposed.private).__contains__, single=False)
@@ -136,8 +140,10 @@ def array_name(variable: Variable) -> str:
     return f"the array {variable.name!r}" if variable.name else f"an array of shape {shape}"
 
 
-def _check_priors(model: pm.Model, public: PublicArrays) -> None:
-    free = set(model.free_RVs)
+def _check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> None:
+    free, observed = set(model.free_RVs), set(model.observed_RVs)
+    # Data are data, whatever pattern they look like.
+    data = {v for v in upstream(model.rvs_to_values[rv] for rv in observed) if is_array_root(v)}
     for factor in (*model.free_RVs, *model.potentials):
         if factor.name in public.priors:
             continue
@@ -147,13 +153,21 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
 
         what = f"the {'prior of' if factor in free else 'potential'} {factor.name!r}"
         _check_operations(what, [factor], stop)
-        arrays = [v for v in _arrays([factor], stop) if v not in public]
+        found = upstream([factor], stop)
+        arrays = [v for v in found if v in data]
+        arrays += [v for v in _arrays([factor], stop, lengths, single=True) if v not in public]
         arrays += _inner_arrays([factor], stop, public)
-        if factor in free and _is_custom([factor], stop, model.rvs_to_transforms[factor]):
+        if factor in free:
             # What a logp function or a transform has captured shows in the log-density only.
             (term,) = model.logp(vars=[factor], sum=False, jacobian=True)
-            arrays += [v for v in _arrays([term]) if v not in public]
-        if not arrays and upstream([factor], stop).isdisjoint(model.observed_RVs):
+            _check_operations(what, [term])
+            arrays += _inner_arrays([term], public=public)
+            # In the log-density of PyMC's own, public arrays may have become other constants.
+            if found.isdisjoint(filter(public.__contains__, found)) or _is_custom(
+                [factor], stop, model.rvs_to_transforms[factor]
+            ):
+                arrays += [v for v in _arrays([term], lengths=lengths) if v not in public]
+        if not arrays and found.isdisjoint(observed):
             continue
         seen = array_name(arrays[0]) if arrays else "an observed variable"
         cure = "Write the prior without data."
@@ -166,7 +180,7 @@ def _check_priors(model: pm.Model, public: PublicArrays) -> None:
 
 
 def _check_operations(
-    what: str, graphs: Sequence[Variable], stop: Callable[[Variable], bool]
+    what: str, graphs: Sequence[Variable], stop: Callable[[Variable], bool] = lambda _: False
 ) -> None:
     """Refuse operations that may hold data, and stored objects that are no arrays."""
     found = upstream(graphs, stop)
@@ -182,14 +196,16 @@ def _check_operations(
                 "with PyTensor's own operations (or pm.CustomDist with a logp function of these)."
             )
         for inner in inner_graphs(op):
-            _check_operations(what, inner, lambda _: False)
+            _check_operations(what, inner)
 
 
 def _is_custom(
     graphs: Sequence[Variable], stop: Callable[[Variable], bool], transform: Any = None
 ) -> bool:
     """Whether a random variable or a transform is not PyMC's own, and may have captured arrays."""
-    makers = [transform, *getattr(transform, "transform_list", ())]
+    makers = [transform]
+    for chain in makers:  # which may have chains in it
+        makers += getattr(chain, "transform_list", ())
     makers += [part for each in makers for part in getattr(each, "__dict__", {}).values()]
     makers = [part if callable(part) else type(part) for part in makers if part is not None]
     stack = list(graphs)
@@ -222,13 +238,17 @@ def _arrays(
 ) -> list[Variable]:
     """Arrays that the values of graphs depend on, but for scalars and patterns made without data.
 
-    A pattern that is as long as the data counts as a column of the data, unless it is an index.
+    A pattern that is as long as the data counts as a column of the data, and so do two different
+    whole numbers, unless they are used as an index only.
     """
     found = upstream(graphs, stop)
     inside: set[Variable] = set()  # of something that is not joined to other entries
+    computed_with = set(graphs)  # used for anything else than to choose entries
     for node in {v.owner for v in found if v.owner is not None}:
+        inputs = value_inputs(node)
         if not isinstance(node.op, Join):
-            inside.update(value_inputs(node))
+            inside.update(inputs)
+        computed_with.update(v for v in inputs if v not in _index_inputs(node))
     inside.update(graphs)
     lengths = set(lengths) - {1}
     arrays = []
@@ -241,25 +261,35 @@ def _arrays(
         if array.size == 1:
             # A number with an axis is more than a literal: pm.gp.HSGP computes its centre from data.
             is_data = single and array.dtype.kind == "f" and variable in inside
+            is_data = is_data and array.item() not in (0.0, 1.0)
         else:
-            is_index = array.dtype.kind in "iu" and array.ndim == 1 and len(set(array[:2])) > 1
-            is_data = not is_structural(array) or (
-                not is_index and not lengths.isdisjoint(array.shape)
-            )
+            counts = array.dtype.kind in "iu" and len(set(array.ravel()[:2].tolist())) > 1
+            is_index = counts and variable not in computed_with
+            could_be_data = not lengths.isdisjoint(array.shape) or (counts and array.size == 2)
+            is_data = not is_structural(array) or (could_be_data and not is_index)
         if is_data:
             arrays.append(variable)
     return arrays
 
 
+def _index_inputs(node: Apply) -> list[Variable]:
+    """Inputs of a node that choose entries of another one."""
+    if isinstance(node.op, SELECTIONS):
+        return node.inputs[1:]
+    return node.inputs[2:] if isinstance(node.op, INCREMENTS | IncSubtensor) else []
+
+
 def _inner_arrays(
-    graphs: Sequence[Variable], stop: Callable[[Variable], bool], public: PublicArrays
+    graphs: Sequence[Variable],
+    stop: Callable[[Variable], bool] = lambda _: False,
+    public: PublicArrays | Sequence[Variable] = (),
 ) -> list[Variable]:
     """Arrays that inner graphs have captured."""
     nodes = {v.owner for v in upstream(graphs, stop) if v.owner is not None}
     outputs = [v for node in nodes for graph in inner_graphs(_fresh(node)) for v in graph]
     if not outputs:
         return []
-    deeper = _inner_arrays(outputs, lambda _: False, public)
+    deeper = _inner_arrays(outputs, public=public)
     return [v for v in _arrays(outputs) if v not in public] + deeper
 
 

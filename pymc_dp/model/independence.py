@@ -183,6 +183,12 @@ class _Proof(RowWalk):
     def _claim(self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray) -> None:
         """Every entry of an array belongs to one record, and arrays of equal length alike."""
         n = stored(variable).shape[axis]
+        if axis and stored(variable).shape[0] == n:
+            _refuse(
+                self._name,
+                f"{self._names[variable]} is square, and its columns are taken for the records. Transpose it, so that "
+                "the records are its rows",
+            )
         record = np.full(n, -1)
         record[place % n] = self._label[row]
         again = np.array_equal(record[place % n], self._label[row])

@@ -29,7 +29,7 @@ from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.math import Dot
+from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.sort import SortOp
@@ -155,7 +155,7 @@ class RowWalk:
         return op(self(node.inputs[0], op.new_order[axis], index))
 
     @_through.register
-    def _(self, op: CAReduce, node: Apply, axis: int, index: Variable) -> Variable:
+    def _(self, op: CAReduce | Argmax, node: Apply, axis: int, index: Variable) -> Variable:
         (x,) = node.inputs
         kept = [k for k in range(x.ndim) if k not in op.axis]  # an output with an axis has some
         return op(self(x, kept[axis], index))

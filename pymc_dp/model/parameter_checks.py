@@ -40,14 +40,17 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.roots import INTERPRETED
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["SELECTIONS", "strip_checks"]
+__all__ = ["INCREMENTS", "SELECTIONS", "strip_checks"]
 
 TINY = np.nextafter(0.0, 1.0)  # the lower end of an interval that excludes 0
-# AdvancedSubtensor1 exists in PyTensor 2 only.
+# AdvancedSubtensor1 and AdvancedIncSubtensor1 exist in PyTensor 2 only.
 SELECTIONS = (
     subtensor.Subtensor
     | subtensor.AdvancedSubtensor
     | getattr(subtensor, "AdvancedSubtensor1", subtensor.Subtensor)
+)
+INCREMENTS = subtensor.AdvancedIncSubtensor | getattr(
+    subtensor, "AdvancedIncSubtensor1", subtensor.AdvancedIncSubtensor
 )
 Interval = tuple[float, float]
 REALS: Interval = (-np.inf, np.inf)
@@ -96,11 +99,9 @@ def strip_checks(
                 condition = replaced.get(leaf, leaf)
                 if leaf not in data_dependent:
                     conditions.append(condition)
-                elif leaf not in depends_on_parameters:
-                    if not np.all(_evaluate(condition)):
-                        value = _guard(value, condition, node.op, private)
                 elif not holds(leaf, data_dependent):
-                    value = _guard(value, condition, node.op, private)
+                    changes = leaf in depends_on_parameters
+                    value = _guard(value, condition, node.op, changes, private)
             replaced[node.outputs[0]] = value
         elif isinstance(node.op, HasInnerGraph) and _hides_checks(node.op):
             raise UnsupportedModel(
@@ -138,7 +139,9 @@ def _hides_checks(op: HasInnerGraph) -> bool:
     )
 
 
-def _guard(value: Variable, condition: Variable, op: CheckAndRaise, private: bool) -> Variable:
+def _guard(
+    value: Variable, condition: Variable, op: CheckAndRaise, changes: bool, private: bool
+) -> Variable:
     """`value`, NaN where `condition` fails, entry by entry and never across records if private."""
     joins = condition.ndim == 0 or value.ndim == 0 or value.dtype not in ("float64", "float32")
     if private and joins:
@@ -150,6 +153,8 @@ def _guard(value: Variable, condition: Variable, op: CheckAndRaise, private: boo
     # The checked values may have core dimensions that the log-probability has summed over.
     while condition.ndim > value.ndim:
         condition = pt.all(condition, axis=-1)
+    if not changes:  # depends on data alone: the switch is computed once
+        return value + pt.switch(condition, 0.0, np.nan)
     return pt.switch(condition, value, np.nan)
 
 

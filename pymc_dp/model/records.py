@@ -29,7 +29,7 @@ from pymc_dp.model.gradients import RecordGradients
 from pymc_dp.model.independence import prove_independence
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.public_arrays import PublicArrays
-from pymc_dp.model.roots import INTERPRETED, downstream
+from pymc_dp.model.roots import INTERPRETED, downstream, stored
 from pymc_dp.model.units import assign_rows, per_record
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
@@ -72,7 +72,7 @@ class RecordLikelihood(ClippedGradients):
     slices : mapping of str to slice
         Where each value variable is in ``theta``.
     data_keys : tuple of bytes
-        What the observed arrays are recognised by in this process; no value can be read off them.
+        What the private arrays are recognised by in this process; no value can be read off them.
 
     Raises
     ------
@@ -99,22 +99,25 @@ class RecordLikelihood(ClippedGradients):
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._private = private
-        with no_log_of_rewrites():
-            self._build(model, records, public, compile_kwargs)
-
-    def _build(
-        self,
-        model: pm.Model,
-        records: np.ndarray | Mapping[str, np.ndarray] | None,
-        public: Sequence[Any],
-        compile_kwargs: dict[str, Any] | None,
-    ) -> None:
         # In this order: what is wrong with the model should be told before what is wrong with a
         # graph of it, and nothing is compiled for a model that is refused.
         n_rows = check_model(model)
         names = [rv.name for rv in model.observed_RVs]
         labels, n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
         declared = PublicArrays(model, public)
+        arguments = model, labels, n_records, declared, compile_kwargs
+        with no_log_of_rewrites():
+            self._evaluate(self._build, *arguments, where="when its log-likelihood was derived")
+
+    def _build(
+        self,
+        model: pm.Model,
+        labels: list[np.ndarray],
+        n_records: int,
+        declared: PublicArrays,
+        compile_kwargs: dict[str, Any] | None,
+    ) -> None:
+        names = [rv.name for rv in model.observed_RVs]
         exposed = expose(model, declared)
         check_graphs(model, exposed.graphs)
         #: What the user declared public, in words.
@@ -129,7 +132,7 @@ class RecordLikelihood(ClippedGradients):
         ends = np.cumsum([0, *(a.size for a in arrays)])
         self._layout = tuple((a.shape, a.dtype) for a in arrays)
         self.n_records = n_records
-        self.data_keys = data_keys(model)
+        self.data_keys = data_keys(model, map(stored, exposed.private))
         self.n_dim = int(ends[-1])
         self._slices = {
             name: slice(int(a), int(b))

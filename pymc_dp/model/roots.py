@@ -21,6 +21,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.model.withheld import evaluate
@@ -66,11 +67,20 @@ def value_inputs(node: Apply) -> list[Variable]:
     if isinstance(node.op, Shape | Shape_i):
         return _deciding_shape(node.inputs[0])
     if isinstance(node.op, Reshape | SpecifyShape | Alloc | Split):
-        return [node.inputs[0], *(v for v in node.inputs[1:] if not isinstance(v, Constant))]
+        value, *shape = node.inputs
+        return [value, *(v for v in shape if not _is_literal(v, len(shape)))]
     if isinstance(node.op, RandomVariable) or getattr(node.op, "extended_signature", None):
         size = node.op.size_param(node)
         return [v for v in node.inputs if v is not size or not isinstance(v, Constant)]
     return node.inputs
+
+
+def _is_literal(length: Variable, n_axes: int) -> bool:
+    """Whether a length stands in the program: a number, or one of as many numbers as there are axes."""
+    if length.owner is not None and isinstance(length.owner.op, Subtensor):
+        length, *_ = length.owner.inputs
+        return isinstance(length, Constant) and length.type.shape == (n_axes,)
+    return isinstance(length, Constant)
 
 
 def _deciding_shape(variable: Variable) -> list[Variable]:

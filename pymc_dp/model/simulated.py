@@ -28,6 +28,7 @@ from pymc_dp.model.public_arrays import PublicArrays
 from pymc_dp.model.records import prior_graph
 from pymc_dp.model.roots import downstream, observed_arrays, stored, upstream
 from pymc_dp.model.units import assign_rows, per_record
+from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["SimulatedRecords", "differences"]
 
@@ -98,7 +99,9 @@ class SimulatedRecords:
         }
         factors = [v.name for v in (*model.free_RVs, *model.potentials)]
         declared = PublicArrays(model, factors if public_data else public)
-        exposed = expose(model, declared)
+        with no_log_of_rewrites():  # the model may be that of the private data
+            where, own = "when its log-likelihood was derived", not public_data
+            exposed = evaluate(where, expose, model, declared, private=own)
         check_graphs(model, exposed.graphs)
         stripped, conditions = strip_checks(
             exposed.graphs, downstream(exposed.graphs, exposed.private), model.value_vars

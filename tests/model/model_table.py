@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.scalar as ps
 import pytensor.tensor as pt
 import scipy.sparse
 
-from pytensor import sparse
+from pytensor import scan, sparse
 from pytensor.compile.ops import as_op
+from pytensor.tensor.elemwise import Elemwise
 
 N = 14  # records, a length that nothing else has
 RNG = np.random.default_rng(17)
@@ -656,3 +658,148 @@ def _(d):
     x = pm.Data("x", d["x"])
     b = pm.Normal("b", shape=x.shape[1])
     pm.Normal("y", (2.0 * x) @ b + pt.zeros(x.shape[0]), 1.0, observed=d["y"])
+
+
+# --- shapes that are computed from data ---------------------------------------------------------
+
+
+@entry("a sum of as many ones as the data say", refused=ALL, n=COUNTS, y=Y)
+def _(d):
+    n = pm.Data("n", d["n"])
+    pm.Normal("y", pm.Normal("b") * pt.ones(n.max()).sum(), 1.0, observed=d["y"])
+
+
+@entry("a reshape by numbers from the data", refused=ALL, n=COUNTS, y=Y)
+def _(d):
+    n = pm.Data("n", d["n"])
+    blocks = pt.zeros(60).reshape((n.min() + 1, -1)).shape[1]
+    pm.Normal("y", pm.Normal("b") * blocks, 1.0, observed=d["y"])
+
+
+@entry("as many parameters as the data say", refused=PRIOR, n=COUNTS, y=Y)
+def _(d):
+    a = pm.Normal("a", shape=pm.Data("n", d["n"]).max())
+    pm.Normal("y", a.sum(), 1.0, observed=d["y"])
+
+
+@entry("a potential of as many zeros as the data say", refused=POTENTIAL, n=COUNTS, y=Y)
+def _(d):
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", -m * pt.zeros(pm.Data("n", d["n"]).max()).shape[0])
+
+
+# --- what a function of the user's captures -----------------------------------------------------
+
+
+@entry("a custom prior with an operation of its own", refused="cannot be looked into", y=Y)
+def _(d):
+    @as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def loglik(m):
+        return np.asarray(-((d["y"] - m) ** 2).sum())
+
+    m = pm.CustomDist("m", logp=lambda value: loglik(value))
+    pm.Normal("y", m, 1.0, observed=d["y"])
+
+
+@entry("a custom likelihood with an operation of its own", refused="cannot be looked into", y=Y)
+def _(d):
+    @as_op(itypes=[pt.dscalar], otypes=[pt.dscalar])
+    def scale(m):
+        return np.asarray(np.abs(d["y"] - m).max())
+
+    def logp(value, m):
+        return -pt.abs(value - m) / scale(m.squeeze())
+
+    pm.CustomDist("y", pm.Normal("m"), logp=logp, observed=d["y"])
+
+
+@entry("a scalar operation of its own", refused="cannot be looked into", x=POSITIVE, y=Y)
+def _(d):
+    total = d["x"].sum()
+
+    class AddTotal(ps.UnaryScalarOp):
+        def impl(self, x):
+            return x + total
+
+    add = Elemwise(AddTotal(ps.upgrade_to_float, name="add_total"))
+    pm.Normal("y", add(pm.Normal("m")), 1.0, observed=d["y"])
+
+
+@entry("a loop that captures data", refused="inside|" + PRIOR, y=Y)
+def _(d):
+    def logp(value):
+        y = pt.as_tensor(d["y"])
+        steps = scan(lambda k: -((y[k] - value) ** 2), sequences=pt.arange(N), return_updates=False)
+        return steps.sum()
+
+    pm.Normal("y", pm.CustomDist("m", logp=logp), 1.0, observed=d["y"])
+
+
+@entry("a chain of chains of transforms that captures data", refused=PRIOR, y=Y, public=["prior"])
+def _(d):
+    transforms = pm.distributions.transforms
+
+    def bounds(*_):
+        return pt.as_tensor(d["y"]).min() - 5.0, None
+
+    inner = transforms.Chain([transforms.Interval(bounds_fn=bounds)])
+    mu = pm.Data("prior", np.array([0.3, 0.7]))  # public arrays in the same prior
+    a = pm.Normal("a", mu, transform=transforms.Chain([inner]), shape=2)
+    pm.Normal("y", a[0], 1.0, observed=d["y"])
+
+
+# --- data that look like patterns ---------------------------------------------------------------
+
+
+@entry("a potential of an observed container of zeros", refused=POTENTIAL, y=np.zeros(N))
+def _(d):
+    m, y = pm.Normal("m"), pm.Data("values", d["y"])
+    pm.Normal("y", m, 1.0, observed=y)
+    pm.Potential("p", m * y.sum())
+
+
+@entry("a potential of equal numbers, one for each record", refused=POTENTIAL, x=np.ones(N), y=Y)
+def _(d):
+    m = pm.Normal("m")
+    pm.Normal("y", m, 1.0, observed=d["y"])
+    pm.Potential("p", m * pm.Data("x", d["x"]).sum())
+
+
+@entry("numbers from 0 upwards, centred", refused=ALL, x=np.arange(N), y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1.0, observed=d["y"])
+
+
+@entry("a covariate of two groups", refused=ALL, g=np.arange(N) % 2, y=Y)
+def _(d):
+    treated = pm.Normal("b") * pt.as_tensor(np.array([0, 1]))
+    pm.Normal("y", treated[d["g"]], 1.0, observed=d["y"])
+
+
+@entry("a number with an axis in a prior", refused=PRIOR, y=Y)
+def _(d):
+    a = pm.Normal("a", np.array([d["y"].mean()]), 1.0)
+    pm.Normal("y", a[0], 1.0, observed=d["y"])
+
+
+@entry("a square table by its columns", refused="is square", x=RNG.normal(size=(N, N)), y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b", shape=N - 1) @ x[1:], 1.0, observed=d["y"])
+
+
+@entry("numbers from 0 upwards, as an index", g=LEVELS, y=Y)
+def _(d):
+    p = pm.math.softmax(pm.Normal("a", shape=3))
+    table = pt.log(p)[None, :] * pt.as_tensor(d["y"])[:, None]
+    pm.CustomDist(
+        "y", table[pt.as_tensor(np.arange(N)), d["g"]], logp=lambda v, t: t + 0 * v, observed=d["y"]
+    )
+
+
+@entry("the largest entry of a row", x=X, y=Y)
+def _(d):
+    a = pm.Normal("a", shape=3)
+    pm.Normal("y", a[pt.argmax(pm.Data("x", d["x"]), axis=1)], 1.0, observed=d["y"])
