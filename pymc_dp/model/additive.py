@@ -20,7 +20,6 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor import subtensor
 from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.math import Dot
 
@@ -30,7 +29,6 @@ from pymc_dp.model.parameter_checks import INCREMENTS, SELECTIONS
 from pymc_dp.model.roots import downstream, is_array_root, stored
 
 __all__ = ["Additive", "additive", "with_constants"]
-
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,15 @@ class RecordLikelihood(ClippedGradients):
         log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
 
-        arguments = theta, rows, exposed.private, log_prior, labels, self.ravel(start), compile_kwargs
+        arguments = (
+            theta,
+            rows,
+            exposed.private,
+            log_prior,
+            labels,
+            self.ravel(start),
+            compile_kwargs,
+        )
         self._evaluate(self._compile, *arguments, where="when it was first evaluated")
 
     def _compile(

@@ -26,6 +26,8 @@ Y = np.append(np.random.default_rng(4).normal(3.0, 1.0, size=400), SECRET)
 class Telling(BinaryScalarOp):
     """A likelihood of the user's own, or its slope, with a check that shows the record it fails on."""
 
+    __module__ = "pytensor.scalar.told"  # an operation of the user's own would be refused
+
     def __init__(self, tolerates, is_slope=False):
         super().__init__(upgrade_to_float)
         self.tolerates, self.is_slope = tolerates, is_slope

@@ -11,9 +11,11 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from pymc.distributions.dist_math import check_parameters
+
 import pymc_dp as dp
 
-from pymc_dp.model import RecordLikelihood, exposed
+from pymc_dp.model import RecordLikelihood, compiling, exposed
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -126,3 +128,69 @@ def test_what_is_written_as_advised_is_accepted():
         return model
 
     assert RecordLikelihood(advised(TIMES)).n_records == 300
+
+
+# Columns in which one record decides whether all entries are equal, or 0: PyTensor rewrites constants
+# by their values, and the formula for the other records with them.
+N = 7
+EQUAL = {
+    "counts of 0": (np.zeros(N, int), 2, lambda d: pm.Binomial("y", 5, logit_p=pm.Normal("a"), observed=d)),
+    "counts of 0, probability beyond 1": (
+        np.zeros(N, int), 2, lambda d: pm.Binomial("y", 5, pt.exp(pm.Normal("a")), observed=d)),
+    "negative binomial": (
+        np.zeros(N, int), 3,
+        lambda d: pm.NegativeBinomial("y", mu=pt.exp(pm.Normal("a")), alpha=pm.Exponential("s", 1), observed=d)),
+    "a column of 0": (np.zeros(N), 1.0, lambda d: pm.Normal("y", pt.exp(pm.Normal("a")) * d, 1.0, observed=X[:N])),
+    "a column of 1": (np.ones(N), 0.0, lambda d: pm.Normal("y", pt.exp(pm.Normal("a")) ** d, 1.0, observed=X[:N])),
+    "known standard errors": (np.full(N, 2.0), 3.0, lambda d: pm.Normal("y", pm.Normal("a"), d, observed=X[:N])),
+    "a standard error that is negative": (
+        np.full(N, 2.0), -3.0, lambda d: pm.Normal("y", pm.Normal("a"), d, observed=X[:N])),
+    "a trial that is impossible": (
+        np.full(N, 3), 1, lambda d: pm.Binomial("y", d, logit_p=pm.Normal("a"), observed=np.full(N, 2))),
+    "groups": (np.zeros(N, int), 1, lambda d: pm.Normal("y", pt.exp(pm.Normal("a", shape=2))[d], 1.0, observed=X[:N])),
+}  # fmt: skip
+
+
+def terms_of(fill, data):
+    with pm.Model() as model:
+        fill(data)
+    likelihood = RecordLikelihood(model)
+    return np.array(
+        [likelihood.logp(np.full(likelihood.n_dim, t)) for t in (0.3, 12.0, 40.0, 800.0, -800.0)]
+    )
+
+
+def moved_by_the_last(name):
+    data, other, fill = EQUAL[name]
+    changed = data.copy()
+    changed[-1] = other
+    one, two = terms_of(fill, data)[:, :-1], terms_of(fill, changed)[:, :-1]
+    return not np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_one_record_does_not_choose_the_formula_for_all(name):
+    assert not moved_by_the_last(name)
+
+
+def test_the_formula_is_seen_to_change(monkeypatch):
+    """Control: with private arrays as constants, one record's count makes others' terms infinite."""
+    freeze = compiling.freeze
+    monkeypatch.setattr("pymc_dp.model.records.freeze", lambda rows, private=(): freeze(rows))
+    assert any(map(moved_by_the_last, EQUAL))
+
+
+def test_a_check_that_joins_records_is_refused_whether_it_holds_or_not():
+    def joined(x):
+        with pm.Model() as model:
+
+            def logp(value, mu, x):
+                positive = pt.all(x.sum() > 0.0)
+                return check_parameters(-((value - mu * x) ** 2), positive, msg="sum > 0")
+
+            pm.CustomDist("y", pm.Normal("mu"), x, logp=logp, observed=X)
+        return model
+
+    for x in (np.abs(X), -np.abs(X)):
+        with pytest.raises(dp.UnsupportedModel, match="joins the data of several records"):
+            RecordLikelihood(joined(x))

@@ -146,7 +146,15 @@ def test_lengths():
     assert record_lengths(model) == {N, OTHERS}
     short = {"beta", "z11", "d11", "z17", "d17"}
     assert publishable(model) == short
-    assert publishable(model, n_records=[17]) == short - {"z17", "d17"}
+    assert publishable(model, lengths=[17]) == {
+        "beta",
+        "z11",
+        "d11",
+        f"z{N}",
+        f"d{N}",
+        f"z{OTHERS}",
+        f"d{OTHERS}",
+    }
     assert publishable(model, ["visits"]) == short | {f"z{OTHERS}", f"d{OTHERS}"}
     # A length that the graph does not state is seen in the result.
     assert publishable(model, shapes={"d11": (N,)}) == short - {"d11"}

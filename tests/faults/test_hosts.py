@@ -259,6 +259,8 @@ def _shows(text):
 class Telling(BinaryScalarOp):
     """A likelihood of the user's own, row by row, with a check that shows what it looked at."""
 
+    __module__ = "pytensor.scalar.told"  # an operation of the user's own would be refused
+
     def impl(self, value, mu):
         if abs(mu) > 0.2:
             raise ValueError(f"unexpected value {value!r}")
