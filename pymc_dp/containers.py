@@ -73,12 +73,13 @@ def clean(released: Any) -> Any:
         group = group_of(released, name)
         added = [n for n in group.variables if n not in (*known["variables"], *known["coords"])]
         groups[name] = group.drop_vars(added)
-    if longer := uncovered(groups, covers):
-        raise PrivacyLeak(
-            f"This result has more than was released under its names: {'; '.join(longer)}. It cannot be cleaned; release the result of pm.sample again."
-        )
     attributes = {k: released.attrs[k] for k in _OWN_ATTRIBUTES if k in released.attrs}
     attributes = attributes or {
         k: v for k, v in groups["posterior"].attrs.items() if k in _OWN_ATTRIBUTES
     }
-    return bare(released, groups, attributes)
+    cleaned = bare(released, groups, attributes)
+    if longer := uncovered(cleaned, covers):
+        raise PrivacyLeak(
+            f"This result has more than was released under its names: {'; '.join(longer)}. It cannot be cleaned; release the result of pm.sample again."
+        )
+    return cleaned

@@ -15,7 +15,7 @@ __all__ = ["Coverage", "covered_by", "uncovered"]
 #: Attributes of what release() returns, those that hosts add for themselves included.
 ATTRIBUTES = (
     "inference_library", "inference_library_version", "creation_library", "creation_library_version",
-    "creation_library_language", "created_at", "arviz_version",
+    "creation_library_language", "created_at", "arviz_version", "sample_dims",
     "privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version",
 )  # fmt: skip
 #: For each group: names of its variables and coordinates, and lengths of its axes.

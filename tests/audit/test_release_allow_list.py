@@ -260,7 +260,7 @@ def test_keep_names_variables(run, keep):
 
 FAULTS = {
     "graphs inside of operations are not looked into": (
-        "_inner_graphs", lambda op: [], "in a graph in a graph"),
+        "inner_graphs", lambda op: [], "in a graph in a graph"),
     "operations of others are trusted": (
         "is_transparent", lambda op: True, "in an operation of the user's"),
     "arrays are trusted": ("_is_private", lambda root, public: False, "a raw column"),
