@@ -130,8 +130,8 @@ def watched(**options):
     spend, noisy = PrivacyBudget.spend, gradients.noisy_sum
     with pytest.MonkeyPatch.context() as patch:
 
-        def claim(self, label, accesses, data_keys):
-            spend(self, label, accesses, data_keys)
+        def claim(self, label, accesses, *data):
+            spend(self, label, accesses, *data)
             events.append(("claim", accesses))
 
         def total(theta, bound, index=None, *, directions=None, logp=None):

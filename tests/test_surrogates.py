@@ -413,8 +413,8 @@ def watched(budget, **options):
     with pytest.MonkeyPatch.context() as patch:
         shared(patch, case)
 
-        def claim(self, label, accesses, data_keys):
-            spend(self, label, accesses, data_keys)
+        def claim(self, label, accesses, *data):
+            spend(self, label, accesses, *data)
             events.append(("claim", label, accesses))
 
         def steps(theta, bound, *arguments, **more):

@@ -17,9 +17,9 @@ from pymc_dp.privacy.adaptive import AdaptiveComposition
 from pymc_dp.privacy.composition import Accesses, Accountant, Cost
 from pymc_dp.privacy.families import Family
 from pymc_dp.privacy.filters import Filter, Share
-from pymc_dp.privacy.mechanisms import Mechanism
+from pymc_dp.privacy.mechanisms import Adjacency, Mechanism
 
-__all__ = ["WITH_FILTER", "Allowance", "StepAccess", "share_out"]
+__all__ = ["WITH_FILTER", "Allowance", "StepAccess", "check_adjacency", "share_out"]
 
 #: Accountants that have a filter, for accesses whose cost is known only when they are made.
 WITH_FILTER = ("best", "rdp", "gaussian")
@@ -343,3 +343,14 @@ def _too_small(
         f"epsilon = {epsilon:g} at delta = {delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "
         f"chains. One iteration accesses: {names}. Use a smaller clip bound or proposal, more noise, fewer chains, or a larger epsilon."
     )
+
+
+def check_adjacency(adjacency: Adjacency, label: str, accesses: Accesses) -> None:
+    """Raise unless the costs of all these accesses are proved for the budget's neighbours."""
+    for mechanism, _ in accesses:
+        if adjacency not in mechanism.adjacencies:
+            raise ValueError(
+                f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
+                f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {adjacency.value!r}. "
+                "Make the budget for that adjacency, or use a step that is proved for this one."
+            )

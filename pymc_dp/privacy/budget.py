@@ -14,7 +14,7 @@ from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounts import Terms
-from pymc_dp.privacy.allowance import Allowance, StepAccess, share_out
+from pymc_dp.privacy.allowance import Allowance, StepAccess, check_adjacency, share_out
 from pymc_dp.privacy.composition import Accountant, Cost, check_accountant, check_terms
 from pymc_dp.privacy.ledger import Accesses, Ledger
 from pymc_dp.privacy.mechanisms import Adjacency, real
@@ -128,7 +128,7 @@ class PrivacyBudget:
         A new step on a variable replaces an older one, and a step of another model all (as in a
         notebook cell run again), as long as nothing was claimed.
         """
-        self._check_adjacency(access.label, access.mechanisms)
+        check_adjacency(self.adjacency, access.label, access.mechanisms)
         self._check_no_chain("its steps are settled")
         self._note(access.data_keys, access.n_records)
         kept = {
@@ -160,10 +160,8 @@ class PrivacyBudget:
         if not accesses or any(real(count) != int(count) for _, count in accesses):
             raise ValueError(f"{label} must access something, a whole number of times.")
         if label in {*self.steps, *self.outside}:
-            raise ValueError(
-                f"This budget has {label!r} already: give each claim a label of its own."
-            )
-        self._check_adjacency(label, accesses)
+            raise ValueError(f"This budget has {label!r} already: label each claim differently.")
+        check_adjacency(self.adjacency, label, accesses)
         self._check_no_chain("what is left is shared out already")
         self._note(data_keys, n_records)
         self._claim(label, accesses, limit=1)
@@ -179,15 +177,6 @@ class PrivacyBudget:
         if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
             if not self._warned["delta"]:
                 self._warned["delta"] = warn_of_delta(self.delta, n_records)
-
-    def _check_adjacency(self, label: str, accesses: Accesses) -> None:
-        for mechanism, _ in accesses:
-            if self.adjacency not in mechanism.adjacencies:
-                raise ValueError(
-                    f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
-                    f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {self.adjacency.value!r}. "
-                    "Make the budget for that adjacency, or use a step that is proved for this one."
-                )
 
     def _check_no_chain(self, so: str) -> None:
         if any(claim.step not in self.outside for claim in self.ledger.claims(self.id)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import pickle
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -150,6 +151,27 @@ def test_other_data_are_other_data(model):
     step_on(one_mean(Y + 1.0))
     step_on(one_mean(Y[:200]))
     assert data_keys(one_mean(Y.copy())) == data_keys(model) != data_keys(one_mean(-Y))
+
+
+def test_covariates_are_data_too():
+    """Two outcomes of the same people, by their covariates."""
+
+    def model_of(y, public=()):
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("b") * Y, 1.0, observed=y)
+        budget, access = PrivacyBudget(1.0, 1e-6, chains=1), dp.RandomWalk(0.1)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step = dp.DPPenalty(budget=budget, clip_bound=1.0, proposal=access, model=model, public=public)  # fmt: skip
+            budget.spend("first", SOLD, step.likelihood.data_keys)
+        return [str(w.message) for w in caught if issubclass(w.category, PrivacyLeakWarning)]
+
+    outcomes = np.random.default_rng(9).normal(size=(4, len(Y)))
+    assert not model_of(outcomes[0])
+    assert any("1 other budget" in message for message in model_of(outcomes[1]))
+    # Control: covariates that are public recognise nobody.
+    memory.forget()
+    assert not model_of(outcomes[2], [Y]) and not model_of(outcomes[3], [Y])
 
 
 def test_patterns_are_no_data():

@@ -219,7 +219,9 @@ def test_labels_of_persons_are_not_published(run):
         assert labels.isdisjoint(NAMES)
         assert {"base", "age", "sex", "A", "B", "C", "D"} <= labels
     assert PrivacyReport.of(kept).kept == ("leak", "rows")
+    assert "NOT PROTECTED" in str(PrivacyReport.of(kept))
     assert "kept at the user's wish" in str(PrivacyReport.of(kept))
+    assert kept.attrs["epsilon"] == np.inf and not PrivacyReport.of(kept).protected
 
 
 def test_public_is_in_the_report(run):
