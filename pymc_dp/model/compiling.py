@@ -135,7 +135,7 @@ def freeze(
 
 def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
     """Graphs in which shared variables stand for what is computed from private arrays alone."""
-    nodes = toposort(graphs)
+    nodes = list(toposort(graphs))
     known = {v for v in ancestors(graphs) if v in private or isinstance(v, Constant)}
     for node in nodes:
         if known.issuperset(node.inputs):

@@ -159,8 +159,8 @@ class PrivacyBudget:
         accesses = tuple(accesses)
         if not accesses or any(real(count) != int(count) for _, count in accesses):
             raise ValueError(f"{label} must access something, a whole number of times.")
-        if label in {*self.steps, *self.outside}:
-            raise ValueError(f"This budget has {label!r} already: label each claim differently.")
+        if label in self.steps:
+            raise ValueError(f"{label!r} is a step of this budget: label the claim differently.")
         check_adjacency(self.adjacency, label, accesses)
         self._check_no_chain("what is left is shared out already")
         self._note(data_keys, n_records)

@@ -324,13 +324,16 @@ class TestClaims:
             budget.spend("nothing", [])
         assert budget.spent() == 0.0
 
-    def test_a_label_is_new(self):
+    def test_a_label_is_new(self, model):
         budget = budget_of()
         budget.spend("sum", self.SOLD)
         spent = budget.spent()
-        with pytest.raises(ValueError, match="'sum' already"):
+        with pytest.raises(dp.PrivacyBudgetExhausted):
             budget.spend("sum", self.SOLD)
-        assert budget.spent() == spent
+        step = penalty(model, budget)
+        with pytest.raises(ValueError, match="is a step of this budget"):
+            budget.spend(next(iter(budget.steps)), self.SOLD)
+        assert budget.spent() == spent and step is not None
 
     def test_a_class_of_the_same_name_does_not_change_what_was_charged(self):
         gaussian = self.SOLD[0][0]
