@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import pymc as pm
 
+from pymc.distributions.continuous import InterpolatedRV
 from pymc.distributions.distribution import PartialObservedRV
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
@@ -71,6 +72,10 @@ def check_model(model: pm.Model) -> list[int]:
         )
     arrays = observed_arrays(model)
     for rv, array in zip(model.observed_RVs, arrays, strict=True):
+        if isinstance(rv.owner.op, InterpolatedRV):
+            raise UnsupportedModel(
+                f"{rv.name!r} is a pm.Interpolated, which PyMC derives from constants only. Write it as a pm.CustomDist."
+            )
         if array.ndim == 0:
             raise UnsupportedModel(
                 f"{rv.name!r} is observed as a single number, without an axis that runs over the "

@@ -7,7 +7,8 @@ evaluated, and every array that a record's log-likelihood depends on is one of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +21,13 @@ from pymc.distributions.distribution import SymbolicRandomVariable
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join
 from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 from pytensor.tensor.subtensor import IncSubtensor
 from pytensor.tensor.type import TensorType
 
@@ -41,11 +43,6 @@ from pymc_dp.model.public_arrays import (
 from pymc_dp.model.roots import is_array_root, observed_arrays, stored, upstream, value_inputs
 
 __all__ = ["Exposed", "array_name", "expose"]
-
-_HOW = (
-    "If it holds no data of records, declare it with public=[...] (a name or the array). A record may act through "
-    "the likelihood only, where it is clipped and accounted for"
-)
 
 
 @dataclass(frozen=True)
@@ -89,13 +86,43 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
         If a private array or an observed variable is among the ancestors of a prior or a
         potential, or an array is hidden in an inner graph.
     """
+    lengths = {len(array) for array in observed_arrays(model)} - {1}
+    with _in_sight(lengths):
+        _check_priors(model, public, lengths)
+        return _exposed(model, public, lengths)
+
+
+@contextmanager
+def _in_sight(lengths: set[int]) -> Iterator[None]:
+    """PyMC evaluates constants while it derives log-densities, of what functions have captured too: not data."""
+
+    def may_be_data(v: Variable) -> bool:
+        if not is_array_root(v) or stored(v).size <= 1:
+            return False
+        array = stored(v)
+        # A few whole numbers may be a shape.
+        is_shape = array.dtype.kind in "iu" and array.ndim == 1 and len(array) <= 4
+        return not lengths.isdisjoint(array.shape) or not (is_shape or is_structural(array))
+
+    def transform(fgraph: Any, node: Apply) -> Any:
+        return False if any(map(may_be_data, node.inputs)) else evaluate(fgraph, node)
+
+    evaluate = unconditional_constant_folding.transform
+    unconditional_constant_folding.transform = transform
+    try:
+        yield
+    finally:
+        unconditional_constant_folding.transform = evaluate
+
+
+def _exposed(model: pm.Model, public: PublicArrays, lengths: set[int]) -> Exposed:
     free = set(model.free_RVs)
-    lengths = {len(array) for array in observed_arrays(model)}
-    _check_priors(model, public, lengths)
     exposed = Exposed([], [], [], {})
 
     def exchange(graphs: Sequence[Variable], stop: Callable, single: bool = True) -> dict:
         found = _arrays(graphs, stop, lengths, single)
+        # What is public and constant may stay: pm.Interpolated does not take anything else.
+        found = [v for v in found if not (isinstance(v, Constant) and v in public)]
         return {variable: _stand_for(variable, public, exposed) for variable in found}
 
     old = [(rv, model.rvs_to_values[rv]) for rv in model.observed_RVs]
@@ -144,22 +171,24 @@ def _check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> N
     free, observed = set(model.free_RVs), set(model.observed_RVs)
     # Data are data, whatever pattern they look like.
     data = {v for v in upstream(model.rvs_to_values[rv] for rv in observed) if is_array_root(v)}
+    densities = model.logp(vars=model.free_RVs, sum=False, jacobian=True)
+    terms = dict(zip(model.free_RVs, densities, strict=True))
     for factor in (*model.free_RVs, *model.potentials):
-        if factor.name in public.priors:
-            continue
 
         def stop(v: Variable, factor: Variable = factor) -> bool:
             return v in free and v is not factor
 
         what = f"the {'prior of' if factor in free else 'potential'} {factor.name!r}"
-        _check_operations(what, [factor], stop)
         found = upstream([factor], stop)
         arrays = [v for v in found if v in data]
+        if factor.name in public.priors and not arrays and found.isdisjoint(observed):
+            continue
+        _check_operations(what, [factor], stop)
         arrays += [v for v in _arrays([factor], stop, lengths, single=True) if v not in public]
         arrays += _inner_arrays([factor], stop, public)
         if factor in free:
             # What a logp function or a transform has captured shows in the log-density only.
-            (term,) = model.logp(vars=[factor], sum=False, jacobian=True)
+            term = terms[factor]
             _check_operations(what, [term])
             arrays += _inner_arrays([term], public=public)
             # In the log-density of PyMC's own, public arrays may have become other constants.
@@ -176,7 +205,10 @@ def _check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> N
                 "Observe the records instead: pm.Censored for censored ones, or a pm.CustomDist with one "
                 "log-likelihood per record."
             )
-        raise UnsupportedModel(f"{what} depends on data, namely on {seen}. {_HOW}. {cure}")
+        raise UnsupportedModel(
+            f"{what} depends on data, namely on {seen}. If it holds no data of records, declare it with "
+            f"public=[{factor.name!r}]. A record may act through the likelihood only, where it is clipped and accounted for. {cure}"
+        )
 
 
 def _check_operations(

@@ -9,7 +9,7 @@ model is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, NoReturn
 
 import numpy as np
@@ -26,12 +26,13 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.exposed import Exposed
-from pymc_dp.model.indexing import Blocked, RowWalk
-from pymc_dp.model.parameter_checks import SELECTIONS
+from pymc_dp.model.indexing import Blocked, RowWalk, subtensor_entries
+from pymc_dp.model.parameter_checks import SELECTIONS, interval
+from pymc_dp.model.public_arrays import is_structural
 from pymc_dp.model.roots import INTERPRETED, downstream, stored, upstream, value_inputs
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["prove_independence"]
+__all__ = ["check_ranges", "prove_independence"]
 
 
 def prove_independence(
@@ -68,6 +69,8 @@ def prove_independence(
         list(rows), include=stages, exclude=("local_pow_to_nested_squaring", "constant_folding")
     )
     owners: dict[Variable, tuple[int, np.ndarray]] = {}
+    first = _first_of_equals(exposed.private)
+    of_length = {len(label): label for label in labels}
     for row, name, label in zip(rows, names, labels, strict=True):
         length = row.type.shape[0]
         if length is None:
@@ -79,7 +82,7 @@ def prove_independence(
             )
         if n_records == 1:
             continue
-        proof = _Proof(exposed, parameters, name, label, n_records, owners)
+        proof = _Proof(exposed, parameters, name, label, n_records, owners, first, of_length)
         try:
             found = upstream([proof(row, 0, proof.base)])
         except Blocked as error:
@@ -90,19 +93,70 @@ def prove_independence(
             if array in found:
                 _refuse(
                     name,
-                    f"it depends on all of {exposed.names[array]}, not on one row of it. If that holds no data of "
-                    "records (knots, bounds, data of groups), declare it with public=[...]; if it has data of "
-                    "persons, give it a row for each row of what is observed (x[person] in NumPy)",
+                    f"it depends on all of {exposed.names[array]}, not on one row of it",
+                    "If that holds no data of records (knots, bounds, data of groups, the centre and L of a pm.gp.HSGP, after "
+                    "prior_linearized with public bounds), declare it with public=[...]. If it has data of persons, give it a "
+                    "row for each row of what is observed (x[person] in NumPy), and transform rows with public constants.",
                 )
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
 
 
-def _refuse(name: str, why: str) -> NoReturn:
+def check_ranges(
+    rows: Sequence[Variable], dependent: Set[Variable], parameters: Sequence[Variable]
+) -> None:
+    """Refuse what may raise at some parameters because of one record: nobody's term would be left.
+
+    Compiled code does not even raise, but read other memory, if an index is out of range.
+
+    Parameters
+    ----------
+    rows : sequence of Variable
+        Row-wise log-likelihoods.
+    dependent : set of Variable
+        What depends on data in their graphs.
+    parameters : sequence of Variable
+
+    Raises
+    ------
+    UnsupportedModel
+        If data and parameters decide together about an index that is not bounded, or about a
+        matrix that is inverted.
+    """
+    both = downstream(rows, parameters) & dependent
+    for node in toposort(rows):
+        core = getattr(node.op, "core_op", node.op)
+        if isinstance(node.op, SELECTIONS):
+            x, *indices = node.inputs
+            if both.isdisjoint(indices):
+                continue
+            for k, entry in enumerate(subtensor_entries(node.op, x, indices)):
+                if isinstance(entry, slice) or entry not in both:
+                    continue
+                low, high = interval(entry, dependent)
+                n = x.type.shape[k]
+                if n is None or low < -n or high > n - 1:
+                    raise UnsupportedModel(
+                        "data and parameters decide together which entry of a table is read, and it may lie outside: "
+                        f"bound the index by pt.clip(..., 0, {'n' if n is None else n} - 1)."
+                    )
+        elif type(core).__name__ in ("MatrixInverse", "Solve") and not both.isdisjoint(
+            node.outputs
+        ):
+            raise UnsupportedModel(
+                f"{type(core).__name__} of a matrix of each record may fail for one of them, which all would see. Use "
+                "pm.MvNormal, or a formula without it."
+            )
+
+
+def _refuse(name: str, why: str, cure: str | None = None) -> NoReturn:
+    cure = cure or (
+        "Rows must be kept apart: transform with public constants in place of x - x.mean(), put each series on one row in "
+        "place of y[1:] given y[:-1], call prior_linearized of a pm.gp.HSGP with public bounds first, compute in NumPy, row by "
+        "row, what PyTensor does otherwise, name the privacy unit with records=."
+    )
     raise UnsupportedModel(
-        f"the log-likelihood of a record of {name!r} cannot be shown to depend on its own row only: {why}. Rows must be kept "
-        "apart: transform with public constants in place of x - x.mean(), put each series on one row in place of y[1:] given "
-        "y[:-1], call prior_linearized of a pm.gp.HSGP with public bounds first, name the privacy unit with records=."
+        f"the log-likelihood of a record of {name!r} cannot be shown to depend on its own row only: {why}. {cure}"
     )
 
 
@@ -123,6 +177,8 @@ class _Proof(RowWalk):
         label: np.ndarray,
         n_records: int,
         owners: dict[Variable, tuple[int, np.ndarray]],
+        first: dict[Variable, Variable],
+        of_length: dict[int, np.ndarray],
     ) -> None:
         self.base = pt.vector("index", dtype="int64")
         super().__init__(self.base)
@@ -130,7 +186,8 @@ class _Proof(RowWalk):
         self._parameters, self._name = set(parameters), name
         self._label, self._n_records = label, n_records
         self._owner_of = owners  # axis of an array that has rows, and the record of each of them
-        self._of_length = {len(label): label}
+        self._first = first  # of the arrays with the same entries
+        self._of_length = of_length | {len(label): label}
         self._rows: set[Variable] = {self.base}  # what is different for each row
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
@@ -155,7 +212,7 @@ class _Proof(RowWalk):
             source = _evaluate(_sources(variable, array, self._private), ())
             source = np.moveaxis(source, axis, 0).reshape(source.shape[axis], -1)[place]
             asks = np.repeat(row, source.shape[1])[source.ravel() >= 0]
-            along = self._owner_of.get(array, (0,))[0]
+            along = self._owner_of.get(self._first[array], (0,))[0]
             entries = np.unravel_index(source[source >= 0], stored(array).shape)
             self._claim(array, along, entries[along], asks)
         return self._new_rows(variable, axis)
@@ -192,14 +249,14 @@ class _Proof(RowWalk):
         record = np.full(n, -1)
         record[place % n] = self._label[row]
         again = np.array_equal(record[place % n], self._label[row])
-        known_axis, known = self._owner_of.get(variable, (axis, record))
+        known_axis, known = self._owner_of.get(self._first[variable], (axis, record))
         for other in (known, self._of_length.get(n, record)):
             both = (record >= 0) & (other >= 0)
             again = again and bool((record[both] == other[both]).all())
         if not again or known_axis != axis:
             _refuse(self._name, f"entries of {self._names[variable]} reach several records")
         merged = np.where(record < 0, known, record)
-        self._owner_of[variable] = axis, merged
+        self._owner_of[self._first[variable]] = axis, merged
         self._of_length[n] = np.where(merged < 0, self._of_length.get(n, merged), merged)
 
     def _picked(
@@ -253,6 +310,23 @@ def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Var
         else:
             raise Blocked(type(node.op).__name__)
     return made[variable]
+
+
+def _first_of_equals(arrays: Sequence[Variable]) -> dict[Variable, Variable]:
+    """For each array the first one with the same entries, which are then the same people's."""
+    first: dict[Variable, Variable] = {}
+    for array in arrays:
+        data = stored(array)
+        equal = (
+            other
+            for other in dict.fromkeys(first.values())
+            if stored(other).shape == data.shape
+            and np.array_equal(stored(other)[:1], data[:1], equal_nan=data.dtype.kind == "f")
+            and np.array_equal(stored(other), data, equal_nan=data.dtype.kind == "f")
+            and not is_structural(data)
+        )
+        first[array] = next(equal, array)
+    return first
 
 
 def _check_lags(

@@ -28,7 +28,7 @@ from pytensor.tensor.basic import Alloc, AllocEmpty, ExtractDiag, Join, Split
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.extra_ops import CumOp, SearchsortedOp
 from pytensor.tensor.math import Argmax, Dot
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pytensor.tensor.shape import Reshape, SpecifyShape
@@ -177,6 +177,10 @@ class RowWalk:
         return op(self(x, axis, index), *others)
 
     @_through.register
+    def _(self, op: SearchsortedOp, node: Apply, axis: int, index: Variable) -> Variable:
+        return op(node.inputs[0], self(node.inputs[1], axis, index), *node.inputs[2:])
+
+    @_through.register
     def _(self, op: Alloc, node: Apply, axis: int, index: Variable) -> Variable:
         value, *shape = node.inputs
         shape[axis] = index.shape[0]
@@ -265,7 +269,9 @@ class RowWalk:
         places = [
             (k, d) for k, sig in enumerate(op.inputs_sig) for d, n in enumerate(sig) if n == name
         ]
-        if len(places) != 1 or not (isinstance(op.core_op, Dot) or op.signature == SOLVE):
+        kinds = [kind.__name__ for kind in type(op.core_op).__mro__]  # their module has moved
+        solves = op.signature == SOLVE and "SolveBase" in kinds
+        if len(places) != 1 or not (isinstance(op.core_op, Dot) or solves):
             _block(op.core_op)
         [(position, dimension)] = places
         inputs = list(node.inputs)

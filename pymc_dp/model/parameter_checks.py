@@ -17,6 +17,8 @@ would reject the point and this likelihood takes the limit, or ``-inf`` where th
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import reduce
 
@@ -33,6 +35,8 @@ from pytensor.scalar import math as psm
 from pytensor.tensor import subtensor
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import SearchsortedOp
+from pytensor.tensor.math import Argmax
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import Softmax
 
@@ -40,7 +44,7 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.roots import INTERPRETED
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["INCREMENTS", "SELECTIONS", "strip_checks"]
+__all__ = ["INCREMENTS", "SELECTIONS", "interval", "strip_checks"]
 
 TINY = np.nextafter(0.0, 1.0)  # the lower end of an interval that excludes 0
 # AdvancedSubtensor1 and AdvancedIncSubtensor1 exist in PyTensor 2 only.
@@ -263,6 +267,19 @@ def interval(variable: Variable, data_dependent: Set[Variable] = frozenset()) ->
     if isinstance(op, Join | MakeVector):
         parts = inputs[1:] if isinstance(op, Join) else inputs
         return _hull([interval(v, data_dependent) for v in parts])
+    if isinstance(op, SearchsortedOp):
+        return 0.0, np.inf if (n := inputs[0].type.shape[0]) is None else float(n)
+    if isinstance(op, Argmax | CAReduce):
+        axes = range(inputs[0].ndim) if op.axis is None else np.atleast_1d(op.axis)
+        n = math.prod(inputs[0].type.shape[k] or np.inf for k in axes)
+        if isinstance(op, Argmax):
+            return 0.0, max(n - 1.0, 0.0)
+        parts = interval(inputs[0], data_dependent)
+        if isinstance(op.scalar_op, ps.Add) and 0 <= parts[0] and n < np.inf:
+            return n * parts[0], n * parts[1]
+        return REALS
+    if variable.dtype == "bool":
+        return 0.0, 1.0
     if isinstance(op, Elemwise):
         rule = _RULES.get(type(op.scalar_op))
         return rule(*(interval(v, data_dependent) for v in inputs)) if rule else REALS
@@ -338,6 +355,8 @@ _RULES: dict[type, Callable[..., Interval]] = {
     ps.Sqr: lambda a: (0.0, np.inf),
     ps.Abs: lambda a: (max(a[0], 0.0), np.inf),
     ps.Sqrt: lambda a: (TINY if a[0] > 0 else 0.0, np.inf),
+    ps.Floor: _increasing(np.floor),
+    ps.Ceil: _increasing(np.ceil),
     ps.Log1p: _increasing(np.log1p),
     ps.Expm1: lambda a: (TINY if a[0] > 0 else 0.0 if a[0] == 0 else -1.0, np.inf),
     ps.ScalarMaximum: lambda a, b: (max(a[0], b[0]), max(a[1], b[1])),

@@ -27,7 +27,7 @@ from pymc_dp.model.roots import is_array_root, observed_arrays, stored
 
 #: Modules whose operations compute from their inputs alone. (Not among them: calls of JAX functions.)
 _HOST = (
-    "pymc.", "pytensor.compile.", "pytensor.graph.", "pytensor.ifelse", "pytensor.raise_op",
+    "pymc.", "pytensor.compile.", "pytensor.graph.", "pytensor.gradient", "pytensor.ifelse", "pytensor.raise_op",
     "pytensor.scalar.", "pytensor.scan.", "pytensor.sparse.", "pytensor.tensor.",
 )  # fmt: skip
 

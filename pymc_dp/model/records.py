@@ -26,7 +26,7 @@ from pymc_dp.model.compiling import compile_frozen, freeze
 from pymc_dp.model.data_keys import data_keys
 from pymc_dp.model.exposed import expose
 from pymc_dp.model.gradients import RecordGradients
-from pymc_dp.model.independence import prove_independence
+from pymc_dp.model.independence import check_ranges, prove_independence
 from pymc_dp.model.parameter_checks import strip_checks
 from pymc_dp.model.public_arrays import PublicArrays
 from pymc_dp.model.roots import INTERPRETED, downstream, stored
@@ -155,6 +155,7 @@ class RecordLikelihood(ClippedGradients):
             labels,
             n_records,
         )
+        check_ranges(rows, downstream(rows, exposed.private), model.value_vars)
         log_prior = prior_graph(model, conditions)
         *rows, log_prior = graph_replace([*rows, log_prior], parts, strict=False)
 

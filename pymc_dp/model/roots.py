@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.subtensor import Subtensor
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.model.withheld import evaluate
@@ -68,6 +68,8 @@ def value_inputs(node: Apply) -> list[Variable]:
         return _deciding_shape(node.inputs[0])
     if isinstance(node.op, Reshape | SpecifyShape | Alloc | Split):
         value, *shape = node.inputs
+        if isinstance(node.op, Split):  # into parts of these lengths
+            return [v for v in node.inputs if v is value or not _is_short(v)]
         return [value, *(v for v in shape if not _is_literal(v, len(shape)))]
     if isinstance(node.op, RandomVariable) or getattr(node.op, "extended_signature", None):
         size = node.op.size_param(node)
@@ -83,13 +85,23 @@ def _is_literal(length: Variable, n_axes: int) -> bool:
     return isinstance(length, Constant)
 
 
+def _is_short(lengths: Variable) -> bool:
+    return isinstance(lengths, Constant) and stored(lengths).size <= 4
+
+
 def _deciding_shape(variable: Variable) -> list[Variable]:
     """Variables whose values decide about a shape, as those of ``unique`` and of masks do."""
-    if variable.owner is None or None not in getattr(variable.type, "shape", (None,)):
+    node = variable.owner
+    if node is None:
         return []
-    if isinstance(variable.owner.op, Elemwise | DimShuffle | Dot):
-        return [v for each in variable.owner.inputs for v in _deciding_shape(each)]
-    return [variable]
+    if isinstance(node.op, Elemwise | DimShuffle | Dot):
+        return [v for each in node.inputs for v in _deciding_shape(each)]
+    if isinstance(node.op, AdvancedSubtensor):
+        # PyTensor counts the entries that a constant mask lets through.
+        masks = [v for v in node.inputs[1:] if getattr(v.type, "dtype", "") == "bool"]
+        if masks:
+            return masks
+    return [variable] if None in getattr(variable.type, "shape", (None,)) else []
 
 
 def upstream(

@@ -17,7 +17,10 @@ import pytensor.tensor as pt
 import scipy.sparse
 
 from pytensor import scan, sparse
+from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.ops import as_op
+from pytensor.gradient import disconnected_grad
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 
 N = 14  # records, a length that nothing else has
@@ -32,6 +35,8 @@ BINARY = RNG.integers(2, size=N)
 COUNTS = RNG.integers(1, 6, size=N)
 LEVELS = np.arange(N) % 3
 PANEL = RNG.normal(size=(N, 5))
+POINTS = np.linspace(-0.5, 1.5, 30)
+CURVE = np.exp(-(POINTS**2))
 KNOTS = np.array([-1.2, -0.4, 0.1, 0.9])
 GROUP_DATA = np.array([0.3, -0.7, 1.9])
 
@@ -803,3 +808,141 @@ def _(d):
 def _(d):
     a = pm.Normal("a", shape=3)
     pm.Normal("y", a[pt.argmax(pm.Data("x", d["x"]), axis=1)], 1.0, observed=d["y"])
+
+
+# --- several tables -----------------------------------------------------------------------------
+
+REVERSED = {"y": np.arange(N), "other": np.arange(N)[::-1]}
+TWICE = {"y": np.arange(N), "other": np.arange(2 * N) // 2}
+LONG = RNG.normal(size=2 * N)
+
+
+@entry("another table's rows, in another order", refused=SEVERAL, records=REVERSED, x=Z, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * x, 1.0, observed=d["y"])
+    pm.Normal("other", 0.0, 1.0, observed=x)
+
+
+@entry("a column of two tables, in different orders", refused=SEVERAL, records=REVERSED, x=Z, y=Y)
+def _(d):
+    b = pm.Normal("b")
+    pm.Normal("y", b * d["x"], 1.0, observed=d["y"])
+    pm.Normal("other", b * d["x"].copy(), 1.0, observed=d["y"][::-1].copy())
+
+
+@entry("the first rows of another table", refused=SEVERAL, records=TWICE, x=LONG, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal("y", pm.Normal("b") * x[:N], 1.0, observed=d["y"])
+    pm.Normal("other", 0.0, 1.0, observed=x)
+
+
+@entry(
+    "the first rows of a column of another table",
+    refused=SEVERAL, records=TWICE, z=LONG, x=LONG[::-1].copy(), y=Y,
+)  # fmt: skip
+def _(d):
+    pm.Normal("y", pm.Normal("b") * pm.Data("z", d["z"])[:N], 1.0, observed=d["y"])
+    pm.Normal("other", 0.0, 1.0, observed=d["x"])
+
+
+# --- constants that PyMC or PyTensor evaluate on the way ----------------------------------------
+
+
+@entry("a prior of a log-density in it", refused=PRIOR, y=Y)
+def _(d):
+    def logp(value):
+        return pm.logp(pm.Normal.dist() + pt.as_tensor(d["y"]).mean(), value)
+
+    pm.Normal("y", pm.CustomDist("m", logp=logp), 1.0, observed=d["y"])
+
+
+@entry("a likelihood of a log-density in it", refused=ALL + "|" + WHOLE, x=Z, y=POSITIVE)
+def _(d):
+    def logp(value, b):
+        x = pt.as_tensor(d["x"])
+        return pm.logp(pt.exp(pm.Normal.dist(b + x - x.mean(), 1.0, shape=N)), value)
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=d["y"])
+
+
+@entry("a number of rows that pass a mask of NumPy", refused=ALL, x=Z, y=Y)
+def _(d):
+    x = d["x"]
+    pm.Normal("y", pm.Normal("b") * pt.as_tensor(x)[x > 0].shape[0], 1.0, observed=d["y"])
+
+
+@entry("parts as long as the data say", refused=ALL + "|" + WHOLE, n=COUNTS, y=Y)
+def _(d):
+    parts = pt.split(pt.ones(60) * pm.Normal("b"), pt.as_tensor(d["n"]), n_splits=N)
+    pm.Normal("y", parts[0].sum(), 1.0, observed=d["y"])
+
+
+@entry("a declared prior of an observed variable", refused=PRIOR, public=["b"], y=Y)
+def _(d):
+    y = pm.Data("values", d["y"])
+    pm.Normal("y", pm.Normal("b", y.mean(), 1.0), 1.0, observed=y)
+
+
+@entry("an operation that says it works by columns", refused=WHOLE, x=Z, y=Y)
+def _(d):
+    a, b = pt.matrix(shape=(2, 2)), pt.matrix(shape=(2, N))
+    core = OpFromGraph([a, b], [a @ b - b.mean(axis=1, keepdims=True)])
+    solve = Blockwise(core, signature="(m,m),(m,n)->(m,n)")
+    x = pt.stack([pm.Data("x", d["x"]), pt.zeros(N)])
+    pm.Normal("y", pm.Normal("b") * solve(pt.eye(2), x)[0], 1.0, observed=d["y"])
+
+
+@entry("a curve between points", refused="pm.Interpolated", public=[POINTS, CURVE], y=UNIT)
+def _(d):
+    pm.Normal("m")
+    pm.Interpolated("y", POINTS, CURVE, observed=d["y"])
+
+
+@entry("pieces of time", x=POSITIVE, y=Y)
+def _(d):
+    piece = pt.searchsorted(pt.arange(4) * 1.0, pm.Data("x", d["x"]))
+    pm.Normal("y", pm.Normal("b", shape=5)[piece], 1.0, observed=d["y"])
+
+
+@entry("a gradient that is cut", x=Z, y=Y)
+def _(d):
+    b = pm.Normal("b")
+    pm.Normal("y", b * d["x"] + disconnected_grad(b), 1.0, observed=d["y"])
+
+
+# --- what may fail for one record ---------------------------------------------------------------
+
+
+@entry("an index that may be out of range", refused="bound the index", x=Z, y=Y)
+def _(d):
+    a, b = pm.Normal("a", shape=3), pm.Normal("b")
+    pm.Normal("y", a[pt.floor(pt.abs(b * d["x"])).astype("int64")], 1.0, observed=d["y"])
+
+
+@entry("an index that is bounded", x=Z, y=Y)
+def _(d):
+    a, b = pm.Normal("a", shape=3), pm.Normal("b")
+    place = pt.clip(pt.floor(pt.abs(b * d["x"])), 0, 2).astype("int64")
+    pm.Normal("y", a[place], 1.0, observed=d["y"])
+
+
+@entry("a change point", x=Z, y=Y)
+def _(d):
+    a, when = pm.Normal("a", shape=2), pm.Normal("when")
+    pm.Normal("y", a[(pt.as_tensor(d["x"]) > when).astype("int64")], 1.0, observed=d["y"])
+
+
+@entry("two change points", x=Z, y=Y)
+def _(d):
+    a, when = pm.Normal("a", shape=3), pm.Normal("when", shape=2)
+    pm.Normal("y", a[(pt.as_tensor(d["x"])[:, None] > when).sum(axis=1)], 1.0, observed=d["y"])
+
+
+@entry(
+    "an inverse of each record's matrix", refused="MatrixInverse", x=RNG.normal(size=(N, 2, 2)), y=Y
+)
+def _(d):
+    inverse = pt.linalg.inv(d["x"] - pm.Normal("b") * pt.eye(2))
+    pm.Normal("y", inverse[:, 0, 0], 1.0, observed=d["y"])
