@@ -105,7 +105,9 @@ def _in_sight(lengths: set[int]) -> Iterator[None]:
         return not lengths.isdisjoint(array.shape) or not (is_shape or is_structural(array))
 
     def transform(fgraph: Any, node: Apply) -> Any:
-        return False if any(map(may_be_data, node.inputs)) else evaluate(fgraph, node)
+        if all(isinstance(v, Constant) for v in node.inputs) and any(map(may_be_data, node.inputs)):
+            return False
+        return evaluate(fgraph, node)
 
     evaluate = unconditional_constant_folding.transform
     unconditional_constant_folding.transform = transform

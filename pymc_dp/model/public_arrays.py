@@ -78,7 +78,11 @@ def is_structural(array: np.ndarray) -> bool:
 
 def _all_equal(array: np.ndarray) -> bool:
     flat = array.reshape(-1)
-    return flat.size <= 1 or bool((flat == flat[0]).all() or (flat != flat).all())
+
+    def equal(some: np.ndarray) -> bool:
+        return some.size <= 1 or bool((some == some[0]).all() or (some != some).all())
+
+    return equal(flat[:16]) and equal(flat)  # seldom more than the first
 
 
 def _is_progression(array: np.ndarray) -> bool:
