@@ -7,6 +7,8 @@ evaluated, and every array that a record's log-likelihood depends on is one of i
 
 from __future__ import annotations
 
+import threading
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +45,9 @@ from pymc_dp.model.public_arrays import (
 from pymc_dp.model.roots import is_array_root, observed_arrays, stored, upstream, value_inputs
 
 __all__ = ["Exposed", "array_name", "expose"]
+
+
+_ONE_AT_A_TIME = threading.RLock()  # PyTensor's rewriting is the same for all threads
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,13 @@ def _in_sight(lengths: set[int]) -> Iterator[None]:
             return False
         return evaluate(fgraph, node)
 
-    evaluate = unconditional_constant_folding.transform
-    unconditional_constant_folding.transform = transform
-    try:
-        yield
-    finally:
-        unconditional_constant_folding.transform = evaluate
+    with _ONE_AT_A_TIME:
+        evaluate = unconditional_constant_folding.transform
+        unconditional_constant_folding.transform = transform
+        try:
+            yield
+        finally:
+            unconditional_constant_folding.transform = evaluate
 
 
 def _exposed(model: pm.Model, public: PublicArrays, lengths: set[int]) -> Exposed:
@@ -123,7 +129,7 @@ def _exposed(model: pm.Model, public: PublicArrays, lengths: set[int]) -> Expose
 
     def exchange(graphs: Sequence[Variable], stop: Callable, single: bool = True) -> dict:
         found = _arrays(graphs, stop, lengths, single)
-        # What is public and constant may stay: pm.Interpolated does not take anything else.
+        # What is public and constant may stay: some distributions do not take anything else.
         found = [v for v in found if not (isinstance(v, Constant) and v in public)]
         return {variable: _stand_for(variable, public, exposed) for variable in found}
 
@@ -172,7 +178,8 @@ def array_name(variable: Variable) -> str:
 def _check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> None:
     free, observed = set(model.free_RVs), set(model.observed_RVs)
     # Data are data, whatever pattern they look like.
-    data = {v for v in upstream(model.rvs_to_values[rv] for rv in observed) if is_array_root(v)}
+    roots = filter(is_array_root, upstream(model.rvs_to_values[rv] for rv in observed))
+    data = {v for v in roots if stored(v).ndim}
     densities = model.logp(vars=model.free_RVs, sum=False, jacobian=True)
     terms = dict(zip(model.free_RVs, densities, strict=True))
     for factor in (*model.free_RVs, *model.potentials):

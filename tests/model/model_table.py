@@ -946,3 +946,9 @@ def _(d):
 def _(d):
     inverse = pt.linalg.inv(d["x"] - pm.Normal("b") * pt.eye(2))
     pm.Normal("y", inverse[:, 0, 0], 1.0, observed=d["y"])
+
+
+@entry("a public number in a prior and in what is observed", y=Y)
+def _(d):
+    unit = pm.Data("unit", 2.0)
+    pm.Normal("y", pm.Normal("b", 0.0, unit), 1.0, observed=pm.Data("values", d["y"]) / unit)
