@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,7 @@ class RecordLikelihood(ClippedGradients):
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._private = private
+        self._called: set[tuple[int, str]] = set()  # by process, each of which compiles
         # In this order: what is wrong with the model should be told before what is wrong with a
         # graph of it, and nothing is compiled for a model that is refused.
         n_rows = check_model(model)
@@ -345,7 +347,14 @@ class RecordLikelihood(ClippedGradients):
         *arguments: Any,
         where: str = "when its log-likelihood was evaluated",
     ) -> Any:
-        return evaluate(where, function, *arguments, private=self._private)
+        called = os.getpid(), getattr(function, "__name__", type(function).__name__)
+        if called in self._called:
+            return evaluate(where, function, *arguments, private=self._private)
+        self._called.add(called)
+        with warnings.catch_warnings():
+            # Numba compiles at the first call, and says what it could do better.
+            warnings.filterwarnings("ignore", message=".*is faster on contiguous arrays")
+            return evaluate(where, function, *arguments, private=self._private)
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         # Compiled functions trust their input, and Numba compiles again for each memory layout and
