@@ -69,7 +69,8 @@ def gaussian(n: int) -> tuple[RecordLikelihood, ByHand]:
     scale = np.sqrt(np.linspace(1, 20, 30))
     with pm.Model() as model:
         pm.Normal("y", pm.Flat("theta", shape=30), scale, observed=y)
-    return RecordLikelihood(model), lambda theta, bound: clipped((y - theta) / scale**2, bound)
+    likelihood = RecordLikelihood(model, public=[scale])
+    return likelihood, lambda theta, bound: clipped((y - theta) / scale**2, bound)
 
 
 def linear_regression(n: int) -> tuple[RecordLikelihood, ByHand]:

@@ -92,7 +92,8 @@ def gaussian() -> Case:
         return -(t @ t) / 2000, -t / 1000
 
     settings = {"step_size": 2.5e-4, "leapfrog_steps": 5, "clip_bound": 2.5, "gradient_clip_bound": 6.0,
-                "gradient_noise_multiplier": 0.1 * math.sqrt(len(y)), "noise_multiplier": 0.05 * math.sqrt(len(y))}  # fmt: skip
+                "gradient_noise_multiplier": 0.1 * math.sqrt(len(y)), "noise_multiplier": 0.05 * math.sqrt(len(y)),
+                "public": [scale]}  # fmt: skip
     start = np.zeros(30)
     start[1] = 3.0
     return Case(model, gradients, logp, prior, start, settings, 35.0)
