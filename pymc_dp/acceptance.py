@@ -1,13 +1,13 @@
-r"""Acceptance rules :math:`a(\lambda)`: where exactness and privacy meet.
+r"""Acceptance rules :math:`a(\lambda)`, which determine both exactness and privacy.
 
 ``a(lambda)`` is the probability of accepting a proposal whose log-ratio is ``lambda``. Every rule
 satisfies
 
 .. math:: a(\lambda) = e^{\lambda} a(-\lambda),
 
-which is detailed balance with respect to the target (exactness). What a decision reveals about one
-record follows from how fast ``a`` and ``1 - a`` can change with ``lambda`` (privacy), so a rule
-also gives ``log a`` and ``log(1 - a)`` to full relative accuracy in both tails.
+which is detailed balance with respect to the target (exactness). The privacy cost of a decision follows from
+how fast ``a`` and ``1 - a`` can change with ``lambda``, so a rule also computes ``log a`` and ``log(1 - a)`` to
+full relative accuracy in both tails.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import numpy.typing as npt
 
 from scipy.special import erfcx, log_ndtr
 
-__all__ = ["AcceptanceRule", "Barker", "Lazy", "Metropolis", "Penalty"]
+__all__ = ["AcceptanceRule", "Barker", "BaseRule", "Lazy", "Metropolis", "Penalty", "check_rule"]
 
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
-# Beyond, every penalty decision is certain, and squares of standard deviations would overflow.
+# Above this log-ratio every penalty decision is certain, and squares would overflow.
 _FARTHEST = 1e130
 
 
 @runtime_checkable
 class AcceptanceRule(Protocol):
-    """What an accept/reject test must offer: a frozen, hashable value with these members."""
+    """Interface of an acceptance rule: a frozen, hashable value with these members."""
 
     def __hash__(self) -> int:
-        """Rules are values; costs are computed once for each."""
+        """Rules are values: costs are computed once for each."""
         ...
 
     @property
@@ -49,6 +49,11 @@ class AcceptanceRule(Protocol):
         """Whether a decision has a finite privacy cost at every finite sensitivity."""
         ...
 
+    @property
+    def inner(self) -> AcceptanceRule:
+        """The rule itself, or the one that a lazy rule slows down."""
+        ...
+
     def probability(self, log_ratio: float) -> float:
         """Probability of accepting."""
         ...
@@ -58,7 +63,14 @@ class AcceptanceRule(Protocol):
         ...
 
 
-class _Rule:
+class BaseRule:
+    """What all rules share."""
+
+    @property
+    def inner(self) -> AcceptanceRule:
+        """The rule itself."""
+        return self  # type: ignore[return-value]
+
     def probability(self, log_ratio: float) -> float:
         """Probability of accepting, in [0, 1]; the infinities give the limits."""
         return float(np.exp(self.log_probabilities(log_ratio)[0]))  # type: ignore[attr-defined]
@@ -72,19 +84,19 @@ def _log_mills(x: np.ndarray) -> np.ndarray:
     return np.where(x >= 0, right, left)
 
 
-def _within(value: Any, low: float, high: float) -> bool:
+def _is_real_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, Real) and low <= float(value) <= high
 
 
 @dataclass(frozen=True)
-class Penalty(_Rule):
+class Penalty(BaseRule):
     r"""Penalty rule: Metropolis' test on a log-ratio with Gaussian noise, noise integrated out.
 
     .. math:: a(\lambda) = \Phi(\lambda/s - s/2) + e^{\lambda}\,\Phi(-\lambda/s - s/2)
 
-    is the expectation of ``min(1, exp(lambda + xi - s**2 / 2))`` over ``xi ~ N(0, s**2)``. Drawing
-    the decision from it has the same law as drawing ``xi`` first, and leaves no noisy value whose
-    low-order bits could leak.
+    is the expectation of ``min(1, exp(lambda + xi - s**2 / 2))`` over ``xi ~ N(0, s**2)``. A decision drawn
+    from it has the same law as one that draws ``xi`` first, without a noisy value whose low-order bits could
+    leak.
 
     Parameters
     ----------
@@ -105,13 +117,13 @@ class Penalty(_Rule):
     private: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # With less noise every decision is certain, with more none is ever for a move.
-        if not _within(self.scale, 1e-20, self.LARGEST):
+        # With less noise every decision is certain; with more, every proposal is rejected.
+        if not _is_real_between(self.scale, 1e-20, self.LARGEST):
             raise ValueError(
                 f"The noise scale of the penalty rule must be positive and finite, from 1e-20 to 1e6, got {self.scale!r}. "
                 "Values of 1 to 2 are usual; without noise the rule is Metropolis', which is not private."
             )
-        object.__setattr__(self, "scale", float(self.scale))  # not in single precision
+        object.__setattr__(self, "scale", float(self.scale))  # in double precision
 
     @property
     def name(self) -> str:
@@ -124,7 +136,7 @@ class Penalty(_Rule):
             return self._of_float(log_ratio)
         x = np.asarray(log_ratio, dtype=float)
         s = self.scale
-        # Detailed balance gives the left half from the right one, where nothing cancels.
+        # Detailed balance gives the left half from the right one, where there is no cancellation.
         u = np.minimum(np.abs(x), _FARTHEST) / s - s / 2
         # With e^t phi(u + s) = phi(u), both terms share the factor phi(u):
         # a = Phi(u) + phi(u) m(u + s),  1 - a = phi(u) (m(u) - m(u + s)),  m the Mills ratio.
@@ -143,7 +155,7 @@ class Penalty(_Rule):
         return np.where(x < 0, left, log_accept), np.where(x < 0, log_not_left, log_reject)
 
     def _of_float(self, x: float) -> tuple[Any, Any]:
-        """Do the same for one float, as each iteration of a chain needs it, at a tenth of the time."""
+        """The same for one float, as in each iteration of a chain, in a tenth of the time."""
         s = self.scale
         u = min(abs(x), _FARTHEST) / s - s / 2
         log_phi = -0.5 * u * u - _LOG_SQRT_2PI
@@ -152,7 +164,7 @@ class Penalty(_Rule):
         if log_reject < -0.7:
             log_accept = math.log1p(-math.exp(log_reject))
         else:
-            # Not the logarithm of a sum: both terms vanish under much noise, where that raises.
+            # Not the logarithm of a sum: with much noise both terms underflow, and math.log raises.
             log_accept = min(float(np.logaddexp(log_ndtr(u), log_phi + log_m2)), 0.0)
         if x >= 0:
             return log_accept, log_reject
@@ -167,7 +179,7 @@ def _log_mills_of_float(x: float) -> float:
 
 
 @dataclass(frozen=True)
-class Barker(_Rule):
+class Barker(BaseRule):
     r"""Barker's rule :math:`a(\lambda) = 1 / (1 + e^{-\lambda})`: private with no added noise.
 
     The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most
@@ -193,7 +205,7 @@ class Barker(_Rule):
 
 
 @dataclass(frozen=True)
-class Metropolis(_Rule):
+class Metropolis(BaseRule):
     r"""Metropolis' rule :math:`\min(1, e^\lambda)`. **Not private**: only for runs without a budget.
 
     A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under
@@ -219,29 +231,29 @@ class Metropolis(_Rule):
 
 
 @dataclass(frozen=True)
-class Lazy(_Rule):
+class Lazy(BaseRule):
     r"""Lazy version of another rule: :math:`w\, a(\lambda)`, with :math:`0 < w \le 1`.
 
-    With probability ``1 - w`` the proposal is rejected whatever the data say, and nobody can tell
-    such a rejection from a real one: fewer moves per iteration, more iterations per unit of
-    privacy.
+    With probability ``1 - w`` the proposal is rejected without regard to the data. Such a rejection
+    cannot be distinguished from one by the rule: the chain moves less often, and each iteration costs
+    less privacy.
 
     Parameters
     ----------
     rule : AcceptanceRule
-        The rule to slow down; of a lazy one, the rule inside, with the product of the weights.
+        The rule to slow down. If it is lazy itself, its inner rule is taken, with the product of the weights.
     weight : float
-        Probability ``w`` of looking at the outcome of ``rule``.
+        Probability ``w`` of using the outcome of ``rule``.
     """
 
     rule: AcceptanceRule
     weight: float
 
     def __post_init__(self) -> None:
-        if not _within(self.weight, math.ulp(0.0), 1):
+        if not _is_real_between(self.weight, math.ulp(0.0), 1):
             raise ValueError(f"The weight of a lazy rule must lie in (0, 1], got {self.weight!r}.")
         object.__setattr__(self, "weight", float(self.weight))
-        if isinstance(self.rule, Lazy):  # two are one, and costs are found by looking inside
+        if isinstance(self.rule, Lazy):  # costs are computed from the inner rule, which is not lazy
             object.__setattr__(self, "weight", self.weight * self.rule.weight)
             object.__setattr__(self, "rule", self.rule.rule)
 
@@ -249,6 +261,11 @@ class Lazy(_Rule):
     def name(self) -> str:
         """Name with the weight and the rule inside."""
         return f"lazy({self.rule.name}, w={self.weight:.4g})"
+
+    @property
+    def inner(self) -> AcceptanceRule:
+        """The rule that is slowed down."""
+        return self.rule
 
     @property
     def private(self) -> bool:
@@ -262,3 +279,18 @@ class Lazy(_Rule):
             return log_accept, log_reject
         log_w = math.log(self.weight)
         return log_w + log_accept, np.logaddexp(math.log1p(-self.weight), log_w + log_reject)
+
+
+def check_rule(rule: Any, private: bool) -> None:
+    """Raise unless this is an acceptance rule, not lazy, and private if it has to be."""
+    # The class of a rule has the members of one, too.
+    if isinstance(rule, type) or not isinstance(rule, AcceptanceRule):
+        raise TypeError(f"rule must be an acceptance rule such as Barker(), got {rule!r}.")
+    if private and not rule.inner.private:
+        raise ValueError(
+            f"The rule {rule.name} is refused in a private run: a rejection can be impossible under one data set and likely under "
+            "its neighbour, so a decision is not (epsilon, delta)-private for any useful delta. Use Barker() or Penalty(scale), or "
+            "budget=None for a run without privacy."
+        )
+    if isinstance(rule, Lazy):
+        raise ValueError(f"Give the rule {rule.rule.name} and laziness={rule.weight:g}.")

@@ -1,10 +1,12 @@
-"""Results of either generation of ArviZ, without anything but the variables that are named."""
+"""Containers of results, for both generations of ArviZ: groups, and copies with chosen variables only."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pymc_dp.errors import PrivacyLeak
+from pymc_dp.privacy.budget.coverage import uncovered
+from pymc_dp.privacy.budget.report import PrivacyReport
 
 __all__ = ["bare", "clean", "group_of"]
 
@@ -14,8 +16,11 @@ _PUBLIC_ATTRIBUTES = (
     "creation_library",
     "creation_library_version",
 )
-#: Attributes that release() sets.
-_OWN_ATTRIBUTES = ("privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version")
+#: Attributes that release() and sample() set.
+_OWN_ATTRIBUTES = (
+    "privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version", "private_scores",
+    "fit_check", "fit_check_p",
+)  # fmt: skip
 
 
 def group_of(idata: Any, name: str) -> Any:
@@ -48,7 +53,7 @@ def bare(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
 
 
 def clean(released: Any) -> Any:
-    """Drop from a released result whatever its report does not cover.
+    """Drop from a released result what its report does not cover.
 
     Raises
     ------
@@ -57,9 +62,6 @@ def clean(released: Any) -> Any:
     PrivacyLeak
         If its report does not list what it covers, or an axis is longer than it was.
     """
-    from pymc_dp.privacy.coverage import uncovered
-    from pymc_dp.privacy.report import PrivacyReport
-
     covers = PrivacyReport.of(released).covers
     if not covers:
         raise PrivacyLeak(
@@ -67,16 +69,13 @@ def clean(released: Any) -> Any:
             "pm.sample again, with its model and budget."
         )
     groups = {}
-    for name, known in covers.items():
-        if name not in ("posterior", "sample_stats"):
-            continue
-        group = group_of(released, name)
-        added = [n for n in group.variables if n not in (*known["variables"], *known["coords"])]
-        groups[name] = group.drop_vars(added)
-    attributes = {k: released.attrs[k] for k in _OWN_ATTRIBUTES if k in released.attrs}
-    attributes = attributes or {
-        k: v for k, v in groups["posterior"].attrs.items() if k in _OWN_ATTRIBUTES
-    }
+    for name in sorted(covers.keys() & {"posterior", "sample_stats"}):
+        group, known = group_of(released, name), covers[name]
+        groups[name] = group.drop_vars(
+            set(group.variables) - {*known["variables"], *known["coords"]}
+        )
+    attributes = released.attrs if "privacy_report" in released.attrs else groups["posterior"].attrs
+    attributes = {k: v for k, v in attributes.items() if k in _OWN_ATTRIBUTES}
     cleaned = bare(released, groups, attributes)
     if longer := uncovered(cleaned, covers):
         raise PrivacyLeak(

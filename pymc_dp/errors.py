@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+__all__ = [
+    "LedgerError",
+    "ModelError",
+    "PrivacyBudgetExhausted",
+    "PrivacyLeak",
+    "PrivacyLeakWarning",
+    "PymcDPError",
+    "UnsupportedModel",
+    "WeakGuaranteeWarning",
+]
 
 
 class PymcDPError(Exception):
@@ -10,27 +19,19 @@ class PymcDPError(Exception):
 
 
 class UnsupportedModel(PymcDPError, ValueError):
-    """The model, as written, cannot be sampled privately; the message says what to change."""
+    """The model, as written, cannot be sampled privately; the message states what to change."""
 
 
 class PrivacyBudgetExhausted(PymcDPError, RuntimeError):
-    """The data would have been accessed beyond the budget; nothing was accessed."""
-
-
-class StartNotFound(PymcDPError, RuntimeError):
-    """A private start was still moving when its share of the budget was spent; `start` is how far it came, `budget` what paid."""
-
-    def __init__(self, message: str, start: Any = None) -> None:
-        super().__init__(message)
-        self.start = start
+    """An access would have exceeded the budget; nothing was accessed."""
 
 
 class PrivacyLeak(PymcDPError, RuntimeError):
-    """Something that was not charged for would have been released or has touched the data."""
+    """An access or a release that was not charged for; it was refused."""
 
 
 class ModelError(PymcDPError, RuntimeError):
-    """The model's own code raised on private data; what it said may show private values.
+    """The model's own code raised on private data; its message may show private values, and is withheld.
 
     Parameters
     ----------
@@ -49,12 +50,8 @@ class LedgerError(PymcDPError, RuntimeError):
 
 
 class PrivacyLeakWarning(UserWarning):
-    """Something the guarantee does not cover may reveal private values."""
-
-
-class PerformanceWarning(UserWarning):
-    """Something will be right, but slower than it need be; the message says what to change."""
+    """Something that the guarantee does not cover may reveal private values."""
 
 
 class WeakGuaranteeWarning(UserWarning):
-    """The guarantee that was asked for, and is kept, protects hardly anybody."""
+    """The requested guarantee holds, but gives little protection."""

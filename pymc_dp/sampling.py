@@ -1,14 +1,14 @@
-"""Plan, sample, release: the main job in one call."""
+"""sample(): plan, run and publish in one call."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import math
-import os
 import warnings
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,263 +17,364 @@ import pymc as pm
 from pymc.backends.base import BaseTrace
 from pymc.backends.zarr import ZarrTrace
 
-from pymc_dp.costs import LEAST_DRAWS, check_account
-from pymc_dp.errors import StartNotFound
-from pymc_dp.preparation import note_on, prepare
-from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import Adjacency, Gaussian, whole
-from pymc_dp.release import release
-from pymc_dp.starting import find_start, start_accesses
+from pymc_dp.arguments import as_integer
+from pymc_dp.model.identity import model_of, model_token
+from pymc_dp.planning.plan import MIN_DRAWS, Plan
+from pymc_dp.planning.simulator import Guess
+from pymc_dp.plans import plan as make_plan
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.publishing import release, warn_of_chains
+from pymc_dp.scores.fit_check import check_fit
+from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.results import released_draws, warn_of_distance
+from pymc_dp.scores.score_plan import ScorePlan
+from pymc_dp.scores.score_step import DPScore
 from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.control_variate import DPControlVariate
 from pymc_dp.steps.penalty import DPPenalty
-from pymc_dp.surrogate_plans import plan_for, setting_at
-from pymc_dp.surrogates import release_surrogate
 
 __all__ = ["sample"]
 
 _log = logging.getLogger("pymc.dp")
 
-#: Arguments of the planned step that the plan has to know, too; and those that only the plan has.
-_SHARED, _OF_PLAN = ("temperature", "records", "public"), ("stand_in_records", "n_records")
-#: Draws of each chain that are worth their time: they are nearly independent.
-_MOST_DRAWS = 1000
-#: Who gives one of these has a plan: of :class:`DPPenalty`.
-_PLANNED = {"clip_bound", "proposal", "noise_scale", "noise_multiplier", "laziness", "batch_size"}
-#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, want 1.01; private chains are short.
-_LARGEST_R_HAT = 1.1
+#: Arguments of the budget and of plan() that sample() passes on.
+_BUDGET = {"adjacency", "accountant", "ledger"}
+_PLANNING = {
+    "guess", "noise", "simulator", "covariates", "records", "stand_in_records", "public",
+    "n_records", "temperature",
+}  # fmt: skip
+#: Arguments of pm.sample that do not apply to private steps, or that sample() sets.
+_SET_HERE = {"tune", "callback", "return_inferencedata", "step", "model"}
+_NOT_FOR_US = {"kwargs", "nuts_sampler", "nuts_sampler_kwargs", "init", "n_init"}
+#: What other samplers need, and the default has no use for.
+_CHOSEN_BY_PLAN = ("share", "start", "max_draws")
+_DRAWS, _CHAINS = 1000, 4
 
 
 def sample(
     *,
-    epsilon: float,
-    delta: float,
-    step: Callable[..., DPStep] | None = None,
-    chains: int = 4,
+    plan: ScorePlan | Plan | None = None,
+    step: DPScore | DPStep | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    chains: int | None = None,
     draws: int | None = None,
-    adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
-    accountant: str = "best",
-    ledger: str | os.PathLike | Ledger | None = None,
-    start: Mapping[str, Any] | None = None,
-    start_share: float = 0.15,
-    public_covariates: bool = False,
-    stand_in: pm.Model | None = None,
-    dry_run: bool = False,
+    covariates: str | pm.Model | None = None,
+    guess: Guess = None,
+    noise: str | None = None,
+    reproducible: bool = False,
     model: pm.Model | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Sample a private posterior that uses up a budget, and release it.
+    """Sample a private posterior that uses up a budget, and reduce it to what may be published.
 
-    Without a `step` everything is planned, at no cost, on records that are drawn from the model: a
-    private start takes a share of the budget to find the bulk of the posterior
-    (:func:`~pymc_dp.private_start`); there a noisy sum of gradients is released
-    (:func:`~pymc_dp.private_surrogate`), from which the rest of the log-likelihood of each record is so
-    small that what is left of the budget pays for many decisions (:class:`~pymc_dp.DPControlVariate`).
-    Steps that decide about the whole log-likelihood, as :class:`~pymc_dp.DPPenalty` does, need ten to
-    a hundred times as many records for as many draws.
+    Give a budget (`epsilon` and `delta`), a plan, or a step.
+
+    With a budget, a few noisy sums of clipped scores are planned on simulated records
+    (:func:`~pymc_dp.plan`) and released (:func:`~pymc_dp.private_scores`). The rest accesses no data: chains
+    of :class:`~pymc_dp.DPScore` sample the exact posterior given these sums, so draws and chains are free.
+
+    The samplers that pay for each draw, such as :class:`~pymc_dp.DPPenalty`, are run by their step or plan.
+    They stop when their budget is used up.
 
     Parameters
     ----------
-    epsilon, delta : float
-        Budget of all chains together.
-    step : callable, optional
-        A step class, such as :class:`~pymc_dp.DPHMC`, whose arguments you give; ``DPPenalty`` if you
-        give ``clip_bound`` or ``proposal`` without one.
-    chains : int
-        Number of chains, among which the budget is shared.
+    plan : ScorePlan or Plan, optional
+        Run this plan, on its budget and compiled model.
+    step : DPScore or DPStep, optional
+        Run this step, such as ``DPPenalty(budget=budget, clip_bound=3.0, proposal=RandomWalk(0.02))``, on its
+        budget and model. (To combine several steps, call ``pm.sample`` with ``callback=budget`` and
+        ``tune=0``, then :func:`~pymc_dp.release`.)
+    epsilon, delta : float, optional
+        Plan and release noisy scores for this budget. With ``delta=0`` their noise is l2 noise (pure DP).
+    chains : int, optional
+        Number of chains of :class:`~pymc_dp.DPScore`, 4 by default. Any other step has the number that shares
+        its budget.
     draws : int, optional
-        Draws per chain; by default as many as the budget allows (without a `step` at most 1000: they
-        are nearly independent). Fewer do not cost less: a chain claims its whole share. More are an
-        error, or without a `step`, where it shows late, a warning in the log.
-    adjacency, accountant, ledger
-        See :class:`~pymc_dp.PrivacyBudget`.
-    start, start_share, public_covariates, stand_in
-        Without a `step`: public guess of where to begin, and the rest, see
-        :func:`~pymc_dp.private_start`.
-    dry_run : bool
-        Without a `step`: return the plan that can be made now, and neither touch data nor claim anything.
-        It is for records as the model draws them at `start`, or at PyMC's initial point.
+        Draws per chain. :class:`~pymc_dp.DPScore`: 1000 by default. Other steps: by default as many as the
+        budget allows, at most `max_draws` of a plan. Fewer do not cost less: a chain claims its whole share.
+        More are an error.
+    covariates, guess, noise
+        With `epsilon`: see :func:`~pymc_dp.plan`.
+    reproducible : bool
+        With a :class:`~pymc_dp.Plan`: draw decisions from ``random_seed``. This breaks the guarantee, and the
+        report states it: for tests and public data. The noise of scores is always secret.
     model : pm.Model, optional
-        The model, else the one on the context stack.
+        The model; by default that of the plan or step, or the one on the context stack.
     **kwargs
-        The step's own arguments (``clip_bound``, ``proposal``, ...; of a planned one ``temperature``,
-        ``records``, ``public``, ``reproducible``, and of the plan ``stand_in_records``, ``n_records``), and others
-        for ``pm.sample`` (``cores``, ``initvals``, ``random_seed``, ``progressbar``, ...).
+        With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``ledger``, ``adjacency``, ``accountant``,
+        ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
+        (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` decides about simulations and
+        chains, never about noise.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        What :func:`~pymc_dp.release` returns: may be published. A :class:`~pymc_dp.SurrogatePlan` if
-        this is a dry run.
+        As :func:`~pymc_dp.release` returns it: may be published. That of :class:`~pymc_dp.DPScore` also carries,
+        in its attributes, the scores (:meth:`PrivateScores.of`), from which anybody can go on, and the result
+        of the fit check (``fit_check``, in words, and its p-value ``fit_check_p``).
 
     Raises
     ------
     PrivacyBudgetExhausted
-        If the budget does not allow one draw per chain, before any data are touched.
+        If the account does not pay for the releases, or the budget for one draw per chain, before any data are
+        accessed.
     ValueError, TypeError
-        If the model has covariates, and it was not said what may be known of them; if an argument for
-        ``pm.sample`` is none, or wrong. Before any data are touched.
-    StartNotFound
-        If the private start has not come near to the posterior. The rest of the budget is not spent.
+        If an argument is wrong or missing, before any data are accessed.
 
-    Every exception that leaves this after its arguments were checked, interruptions included, has
-    the budget as attribute ``budget``: ``error.budget.report()`` states what was spent.
+    Every exception after the arguments were checked, interruptions included, has the budget as attribute
+    ``budget`` (``error.budget.report()`` states what was spent), and the released scores as attribute
+    ``scores``: ``dp.sample(step=dp.DPScore(error.scores))`` goes on from them at no cost.
 
     Warns
     -----
     UserWarning
-        If the released chains have not mixed, or have not moved, unless ``compute_convergence_checks=False``.
+        If the fit check rejects the model; if draws are far from the posterior that the scores give in normal
+        approximation; if the chains have not mixed, or have not moved, unless
+        ``compute_convergence_checks=False``.
     """
-    model = pm.modelcontext(model)
-    if not (step is None or callable(step)):
-        raise TypeError(
-            f"step must be a step class such as DPPenalty, got a {type(step).__name__}."
-        )
-    ours = sorted({"tune", "callback", "return_inferencedata"} & set(kwargs))
-    if ours:
-        raise TypeError(f"sample() sets {', '.join(ours)} itself; leave out.")
-    draws = None if draws is None else whole("draws", draws, 1)
-    _check_arguments(kwargs, step, model)
-    budget = PrivacyBudget(
-        epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
-    )
+    planning: dict[str, Any] = _given(covariates=covariates, guess=guess, noise=noise)
+    planning |= {name: kwargs.pop(name) for name in _BUDGET | _PLANNING if name in kwargs}
+    _check_source(plan, step, epsilon, delta, planning)
+    numbers = {n: as_integer(n, x, 1) for n, x in _given(draws=draws, chains=chains).items()}
+    model = _model(plan, step, planning.get("simulator"), model)
+    _check_arguments(kwargs, model)
+    if isinstance(plan, Plan) or isinstance(step, DPStep):
+        _check_draws_are_paid(step, chains, reproducible)
+        return _sample_by_steps(plan, step, numbers.get("draws"), reproducible, model, kwargs)  # type: ignore[arg-type]
+    _check_draws_are_free(kwargs, reproducible)
+    if epsilon is not None:
+        _add_budget(planning, epsilon, delta, model)
+    kwargs = {"draws": _DRAWS, "chains": _CHAINS, "model": model} | numbers | kwargs
+    return _sample_scores(plan, step, planning, kwargs)
+
+
+def _add_budget(planning: dict[str, Any], epsilon: Any, delta: Any, model: pm.Model) -> None:
+    """Put a new budget of scores in the place of its terms, and the model where there is no simulator."""
+    terms = {name: planning.pop(name) for name in _BUDGET & set(planning)}
+    planning["budget"] = PrivacyBudget(epsilon, delta, chains=1, **terms)
+    if "simulator" not in planning:
+        planning["model"] = model
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Arguments that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _sample_scores(
+    plan: ScorePlan | None, step: DPScore | None, planning: dict[str, Any], kwargs: dict[str, Any]
+) -> Any:
+    """Release scores, unless there are some, and sample the posterior given these."""
+    budget: PrivacyBudget | None = planning.get("budget")
+    scores: PrivateScores | None = None
     try:
-        return _sample(
-            budget,
-            step,
-            draws,
-            start,
-            start_share,
-            public_covariates,
-            stand_in,
-            dry_run,
-            model,
-            kwargs,
-        )
+        if step is None:
+            made: Any = plan or make_plan(**planning, random_seed=kwargs.get("random_seed"))
+            budget = made.budget
+            _log.info("%s", made)
+            scores = made.release()
+            step = DPScore(scores, simulator=made.simulator, model=made.simulator.model)
+        scores = step.scores
+        idata = pm.sample(step=step, tune=0, **kwargs)
+        fit = check_fit(scores, step.simulator)
+        released = released_draws(idata, step, fit)
+        if fit is not None and fit.is_rejected:
+            warnings.warn(str(fit), stacklevel=3)
+        warn_of_distance(released)
+        if kwargs.get("compute_convergence_checks", True):
+            warn_of_chains(released, pays=False)
+        return released
     except BaseException as error:
-        # What was spent is spent: whoever catches this can report it, and pay from the same account.
+        # What was released is paid for, and all that is needed to go on.
+        error.budget, error.scores = budget, scores  # type: ignore[attr-defined]
+        raise
+
+
+def _sample_by_steps(
+    plan: Plan | None,
+    step: DPStep | None,
+    draws: int | None,
+    reproducible: bool,
+    model: pm.Model,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a step whose draws access the data."""
+    budget: PrivacyBudget = (plan or step).budget  # type: ignore[union-attr, assignment]
+    try:
+        if step is None:
+            assert plan is not None
+            if draws is not None:
+                plan = replace(plan, max_draws=max(draws, MIN_DRAWS))
+            _log.info("%s", plan)
+            step = plan.build(reproducible=reproducible)
+            kwargs.setdefault("initvals", plan.position)
+        n_draws = _number_of_draws(step, plan, budget, draws)
+        idata = pm.sample(
+            draws=n_draws,
+            tune=0,
+            chains=budget.chains,
+            step=step,
+            callback=budget,
+            model=model,
+            **kwargs,
+        )
+        released = release(idata, model, budget)
+        if kwargs.get("compute_convergence_checks", True):
+            warn_of_chains(released, pays=True)
+        return released
+    except BaseException as error:
+        # What was spent is spent: the caller can report it, and pay from the same account.
         error.budget = budget  # type: ignore[attr-defined]
         raise
 
 
-def _sample(
-    budget: PrivacyBudget,
-    step: Callable[..., DPStep] | None,
-    draws: int | None,
-    start: Mapping[str, Any] | None,
-    start_share: float,
-    public_covariates: bool,
-    stand_in: pm.Model | None,
-    dry_run: bool,
-    model: pm.Model,
-    kwargs: dict[str, Any],
-) -> Any:
-    """:func:`sample` on a budget that is made already."""
-    epsilon, delta, chains = budget.epsilon, budget.delta, budget.chains
-    if step is None and not _PLANNED.isdisjoint(kwargs):
-        step = DPPenalty
-    is_planned = step is None
-    if step is None:
-        shared = {name: kwargs[name] for name in _SHARED if name in kwargs}
-        shared |= {name: kwargs.pop(name) for name in _OF_PLAN if name in kwargs}
-        shared |= {"public_covariates": public_covariates, "stand_in": stand_in, "model": model}
-        most = _MOST_DRAWS if draws is None else max(draws, LEAST_DRAWS)
-        before = start_accesses(budget, start_share)
-        prepared = prepare(budget=budget, **shared)
-        first = plan_for(setting_at(prepared, start), budget, most, before, note_on(start))
-        if dry_run:
-            return first
-        _log.info(
-            "Before anything is spent: about %.0f effective draws are expected, and means that are off by %.2f posterior standard "
-            "deviations, if the data are like those the model draws.",
-            first.chosen.effective_draws, first.chosen.error,
-        )  # fmt: skip
-        check_account(budget, [*before, (Gaussian(first.chosen.noise_multiplier), 1)])
-        found = find_start(prepared, budget, start_share, start)
-        if not found.at_rest:
-            raise StartNotFound(
-                f"The private start was moving to its end: a posterior from there would be wrong. It has spent {start_share:.0%} of the budget, "
-                "the rest is not touched. Give a start= that is nearer, by public knowledge: where this one came to is public, too (start.point of "
-                "this error). What was spent counts besides (budget of this error): with ledger= the rest of an account pays for it.",
-                found,
-            )
-        setting = setting_at(prepared, found)
-        the_plan = plan_for(setting, budget, most)
-        _log.info("%s", the_plan)
-        step = DPControlVariate
-        kwargs.pop("temperature", None)  # the surrogate has it
-        kwargs["surrogate"] = release_surrogate(setting, budget, the_plan.chosen, max_draws=most)
-    elif dry_run or public_covariates or start is not None or stand_in is not None:
-        raise ValueError(
-            "dry_run, start, public_covariates and stand_in are for planned runs: leave out step= and its settings, or them."
-        )
-    names = _parameters(step)
-    own = {name: kwargs.pop(name) for name in [*kwargs] if name in names}
-    method = step(budget=budget, model=model, **own)
+def _number_of_draws(
+    step: DPStep, plan: Plan | None, budget: PrivacyBudget, asked: int | None
+) -> int:
+    """Draws per chain: as many as the budget pays for, or fewer if asked; ValueError if it does not pay for them."""
     expected = budget.expected_draws()
-    if math.isinf(expected) and draws is None:
+    varying = any(allocation.share is not None for allocation in budget.plan().values())
+    limit, most = _limit(expected, varying), math.inf if plan is None else plan.max_draws
+    draws: float = min(limit, most) if asked is None else asked
+    if math.isinf(draws):
         raise ValueError("An infinite epsilon never stops a run: give draws.")
-    varying = any(allowance.share is not None for allowance in budget.plan().values())
-    # Under a filter the proposals decide when a chain stops, and short chains vary most (by a fifth
-    # at 200 draws): room enough that the budget ends them and not this limit.
-    limit = (
-        math.inf
-        if math.isinf(expected)
-        else math.ceil(1.25 * expected) + 100
-        if varying
-        else int(expected)
-    )
-    if is_planned or (step is DPControlVariate and draws is None):
-        asked, draws = draws, int(min(limit, _MOST_DRAWS if draws is None else draws))
-        if asked is not None and draws < asked:
-            # Start and sum are paid for: an error would lose them.
-            _log.warning("draws=%d is more than the budget pays for: about %d per chain.", asked, expected)  # fmt: skip
-    if draws is not None and draws > limit:
+    if draws > limit:
         raise ValueError(
-            f"draws={draws} is more than epsilon = {epsilon:g} pays for: {expected:g} per chain. Leave out draws=."
+            f"draws={draws} is more than epsilon = {budget.epsilon:g} pays for: {expected:g} per chain. Leave out draws=."
         )
+    is_approximate = varying and asked is None and plan is None
     _log.info(
         "Plan: %s%s draws in each of %d chains, epsilon = %g at delta = %g (%s). Each draw: %s.",
-        "about " if varying and draws is None else "", f"{draws if draws is not None else expected:g}", chains,
-        epsilon, delta, budget.adjacency.value, "; ".join(f"{k} x {m.name}" for m, k in method.mechanisms()),
+        "about " if is_approximate else "", f"{expected if is_approximate else draws:g}", budget.chains,
+        budget.epsilon, budget.delta, budget.adjacency.value, "; ".join(f"{k} x {m.name}" for m, k in step.mechanisms()),
     )  # fmt: skip
-    idata = pm.sample(
-        draws=int(limit if draws is None else draws),
-        tune=0,
-        chains=chains,
-        step=method,
-        callback=budget,
-        model=model,
-        **kwargs,
-    )
-    released = release(idata, model, budget)
-    if kwargs.get("compute_convergence_checks", True):
-        _check(released, chains)
-    return released
+    return int(draws)
 
 
-def _parameters(step: Callable[..., DPStep]) -> Mapping[str, inspect.Parameter]:
-    # PyMC's __new__ hides a step's signature; its __init__ has it.
-    constructor = step.__init__ if isinstance(step, type) else step  # type: ignore[misc]
-    return inspect.signature(constructor).parameters
+def _limit(expected: float, varying: bool) -> float:
+    """Largest number of draws that PyMC is asked for.
+
+    If proposals decide about the cost, the number of draws varies, by a fifth for 200 draws: the limit
+    is so much larger that the budget ends a chain, and not the limit.
+    """
+    if math.isinf(expected):
+        return math.inf
+    return math.ceil(1.25 * expected) + 100 if varying else int(expected)
 
 
-def _check_arguments(kwargs: Mapping[str, Any], step: Any, model: pm.Model) -> None:
-    """Raise for what PyMC would refuse only when it begins to sample, with the budget spent on a start."""
-    known = set()
-    for each in (DPControlVariate, DPPenalty) if step is None else (step,):
-        known |= set(_parameters(each))
-    known |= {*inspect.signature(pm.sample).parameters, *_OF_PLAN, *_SHARED}
-    known -= {"kwargs", "nuts_sampler", "nuts_sampler_kwargs", "init", "n_init"}
+def _check_source(
+    plan: Any, step: Any, epsilon: Any, delta: Any, planning: Mapping[str, Any]
+) -> None:
+    """Raise unless exactly one of plan, step and budget is given, without arguments that it fixes."""
+    budget = _given(epsilon=epsilon, delta=delta)
+    if len(_given(plan=plan, step=step)) + bool(budget) != 1:
+        raise TypeError(
+            "sample() needs exactly one of plan= (from plan()), step= (such as DPPenalty(budget=budget, ...)), or epsilon= and delta=."
+        )
+    if len(budget) == 1:
+        raise TypeError(f"sample() needs both epsilon= and delta=, got {epsilon!r} and {delta!r}.")
+    if not isinstance(plan, ScorePlan | Plan | None):
+        raise TypeError(
+            f"plan must be a ScorePlan or Plan, as plan() returns it, got a {type(plan).__name__}."
+        )
+    if step is not None:
+        _check_step(step)
+    if planning and not budget:
+        raise TypeError(
+            f"{', '.join(sorted(planning))}: with {'plan' if step is None else 'step'}= these are fixed already, leave out."
+        )
+
+
+def _check_step(step: Any) -> None:
+    """Raise unless this is an instance of a step whose draws can be published."""
+    if isinstance(step, type):
+        raise TypeError(
+            f"step must be an instance: make it in the model's context, {step.__name__}(budget=PrivacyBudget(epsilon=..., delta=..., chains=...), "
+            f"...), and pass it to sample(step=step). For a planned one, sample(plan=plan(step={step.__name__}, ...))."
+        )
+    if not isinstance(step, DPStep | DPScore):
+        raise TypeError(
+            f"step must be one private step, such as DPPenalty(budget=budget, ...), got a {type(step).__name__}. With several steps, call "
+            "pm.sample(step=[...], callback=budget, tune=0), then release()."
+        )
+    if isinstance(step, DPStep) and step.budget is None:
+        raise ValueError(
+            "This step has budget=None, so nothing pays for its draws and they cannot be released: run it with pm.sample."
+        )
+
+
+def _check_draws_are_paid(step: DPStep | DPScore | None, chains: Any, reproducible: bool) -> None:
+    """Raise for arguments that the budget or the step has, where it pays for each draw."""
+    if chains is not None:
+        raise TypeError("chains: the budget of this sampler has a number of chains, leave out.")
+    if step is not None and reproducible:
+        raise TypeError("reproducible= is an argument of the step: leave out.")
+
+
+def _check_draws_are_free(kwargs: Mapping[str, Any], reproducible: bool) -> None:
+    """Raise for arguments that have no meaning where draws are free."""
+    if reproducible:
+        raise TypeError("The noise of scores is always secret: leave out reproducible=.")
+    if kwargs.get("initvals") is not None:
+        raise TypeError("Chains of DPScore begin near the scores' reference: leave out initvals=.")
+
+
+def _model(
+    plan: ScorePlan | Plan | None,
+    step: DPScore | DPStep | None,
+    simulator: Any,
+    model: pm.Model | None,
+) -> Any:
+    """The model to sample, and to read from what may be published."""
+    if plan is not None:
+        simulator = plan.simulator
+    if isinstance(step, DPScore):
+        simulator = step.simulator
+    own = None if simulator is None else simulator.model
+    if isinstance(step, DPStep):
+        own = model_of(step._model_token)
+    if own is None:
+        return pm.modelcontext(model)
+    if model is not None and model_token(model) != model_token(own):
+        raise ValueError("model= is another model than that of the plan or step: leave out.")
+    return own
+
+
+def _check_arguments(kwargs: Mapping[str, Any], model: pm.Model) -> None:
+    """Raise for what PyMC would refuse only when it begins to sample, after the releases were paid for."""
+    if ours := sorted(_SET_HERE & set(kwargs)):
+        raise TypeError(f"sample() sets {', '.join(ours)} itself: leave out.")
+    if gone := [name for name in _CHOSEN_BY_PLAN if name in kwargs]:
+        raise TypeError(
+            f"{', '.join(gone)}: sample() plans the start itself, and draws are free: leave out. Public values are guess=; a plan of another "
+            "sampler is plan(step=...)."
+        )
+    known = set(inspect.signature(pm.sample).parameters) - _NOT_FOR_US
     if unknown := sorted(set(kwargs) - known):
-        raise TypeError(f"sample() knows no argument {', '.join(unknown)}: leave out.")
+        # PyMC's __new__ hides a step's signature; its __init__ has it.
+        settings = set(unknown) & set(inspect.signature(DPPenalty.__init__).parameters)
+        hint = " or give them to a step, sample(step=DPPenalty(budget=budget, ...))" if settings else ""  # fmt: skip
+        raise TypeError(f"sample() has no argument {', '.join(unknown)}: leave out{hint}.")
     if (cores := kwargs.get("cores")) is not None:
-        whole("cores", cores, 1)
-    trace = kwargs.get("trace")
-    if not (trace is None or isinstance(trace, BaseTrace | ZarrTrace)):
+        as_integer("cores", cores, 1)
+    if not isinstance(trace := kwargs.get("trace"), BaseTrace | ZarrTrace | None):
         raise TypeError(f"trace must be one of PyMC's, got a {type(trace).__name__}.")
-    seed = kwargs.get("random_seed")
+    _check_seed(kwargs.get("random_seed"))
+    _check_variables(model, kwargs.get("initvals"), kwargs.get("var_names"))
+
+
+def _check_variables(model: pm.Model, initvals: Any, var_names: Any) -> None:
+    """Raise ValueError for names that the model does not have."""
+    names = {v.name for v in (*model.value_vars, *model.unobserved_RVs)}
+    points = [initvals] if isinstance(initvals, Mapping) else initvals or []
+    wanted = {v for point in points for v in point or ()} | set(var_names or ())
+    if unknown := sorted({getattr(v, "name", v) for v in wanted} - names):
+        raise ValueError(
+            f"The model has no variables {', '.join(map(str, unknown))}, in initvals or var_names."
+        )
+
+
+def _check_seed(seed: Any) -> None:
     try:
         if not isinstance(seed, np.random.Generator | np.random.RandomState):
             np.random.SeedSequence(seed)
@@ -281,36 +382,3 @@ def _check_arguments(kwargs: Mapping[str, Any], step: Any, model: pm.Model) -> N
         raise ValueError(
             f"random_seed must be a whole number, a sequence of them, or a Generator, got {seed!r}."
         ) from None
-    names = {v.name for v in (*model.value_vars, *model.unobserved_RVs)}
-    given = kwargs.get("initvals") or {}
-    for points in [given] if isinstance(given, Mapping) else given:
-        wanted = [*(points or {}), *(kwargs.get("var_names") or ())]
-        if unknown := sorted({getattr(v, "name", v) for v in wanted} - names):
-            raise ValueError(
-                f"The model has no variables {', '.join(map(str, unknown))}, in initvals or var_names."
-            )
-
-
-def _check(released: Any, chains: int) -> None:
-    """Warn if the chains are not what one would report: from released draws only."""
-    import arviz as az
-
-    posterior = az.convert_to_dataset(released)
-    moved = released.sample_stats["accepted"]
-    axes = [axis for axis in moved.dims if axis != "chain"]
-    still = [int(c) for c in moved.chain[~moved.any(axes)]]
-    if still:
-        warnings.warn(
-            f"Chains {still} have not moved: the proposal is too long for this posterior, or the budget too small.",
-            stacklevel=4,
-        )
-    if chains == 1 or posterior.sizes["draw"] < 4:
-        return
-    worst = {name: float(r.max()) for name, r in az.rhat(posterior).data_vars.items()}
-    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT}
-    if bad:
-        warnings.warn(
-            f"The chains disagree (R-hat {bad}): their draws are too few to describe the posterior. More records, a larger epsilon, "
-            "fewer chains or a simpler model would help (a hierarchical one: centred); a longer run is not to be had.",
-            stacklevel=4,
-        )

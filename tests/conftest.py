@@ -1,16 +1,91 @@
-"""Shared fixtures: small models whose posterior is known."""
+"""Shared fixtures: small models whose posterior is known.
+
+PyMC is imported where it is used: the process that hands out tests to others starts seconds earlier without it.
+"""
+
+import contextlib
+import gc
 
 import numpy as np
-import pymc as pm
 import pytest
 
-from pymc_dp.privacy import memory
-from tests.steps.targets import compiled_once
+
+def pytest_configure(config):
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # tests run elsewhere
+    # Most tests are on few records, with a large epsilon so that chains move; what warns is tested.
+    config.addinivalue_line("filterwarnings", "ignore::pymc_dp.errors.WeakGuaranteeWarning")
+    # Tests spend many budgets on the same made-up data; tests/audit/test_memory.py makes it an error again.
+    leak = r"ignore:\d+ other budget.s. with other ledgers:pymc_dp.errors.PrivacyLeakWarning"
+    config.addinivalue_line("filterwarnings", leak)
+
+
+def pytest_collection_finish():
+    """What is imported stays: the garbage collector need not look at it again."""
+    gc.freeze()
+
+
+#: Folders and files of tests, most of whose time would go into compiling.
+INTERPRETED = {
+    "planning", "test_hmc_charges.py", "test_hmc_exactness.py", "test_hmc_paths.py",
+    "test_step_properties.py", "test_binding.py", "test_memory.py", "test_release_allow_list.py",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreted(request):
+    """By default some models are not compiled by Numba: what it computes is the subject of other tests.
+
+    The slow tests compile them, as users do.
+    """
+    by_default = "not slow" in request.config.option.markexpr
+    if not by_default or INTERPRETED.isdisjoint(request.node.nodeid.split("/")):
+        yield
+        return
+    from pytensor.compile.mode import Mode
+
+    from pymc_dp.model.compiled_model import CompiledModel
+
+    real, mode = CompiledModel._compile, Mode("py", "fast_compile")
+
+    def compiled(self, theta, rows, log_prior, labels, compile_kwargs=None, **options):
+        chosen = {"mode": mode} | dict(compile_kwargs or {})
+        return real(self, theta, rows, log_prior, labels, chosen, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CompiledModel, "_compile", compiled)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef):
+    """What several tests share has bits of its own."""
+    from tests.seeded_bits import is_secret, seeded_for
+
+    if fixturedef.scope == "function" or is_secret(fixturedef.baseid):
+        return (yield)
+    with seeded_for(f"{fixturedef.baseid}::{fixturedef.argname}"):
+        return (yield)
+
+
+@pytest.fixture(autouse=True)
+def seeded_bits(request):
+    """The noise of a test is that of its last run: see tests/seeded_bits.py."""
+    from tests.seeded_bits import is_secret, seeded_for
+
+    with (
+        contextlib.nullcontext()
+        if is_secret(request.node.nodeid)
+        else seeded_for(request.node.nodeid)
+    ):
+        yield
 
 
 @pytest.fixture(autouse=True)
 def data_are_new():
     """Each test has data of its own, though many are the same arrays: what others spent is not remembered."""
+    from pymc_dp.privacy.budget import memory
+
     memory.forget()
     yield
     memory.forget()
@@ -19,6 +94,10 @@ def data_are_new():
 @pytest.fixture
 def normal_model():
     """400 records around 1, unknown mean and known sd; a Deterministic that shows the data and one that does not."""
+    import pymc as pm
+
+    from tests.exactness.targets import compiled_once
+
     y = np.random.default_rng(7).normal(1.0, 1.0, size=400) + 0.123456789
     with pm.Model(coords={"person": [f"patient-{i}" for i in range(400)]}) as model:
         mu = pm.Normal("mu", 0, 10)
@@ -32,6 +111,10 @@ def normal_model():
 @pytest.fixture
 def two_variable_model():
     """Unknown mean and standard deviation."""
+    import pymc as pm
+
+    from tests.exactness.targets import compiled_once
+
     y = np.random.default_rng(8).normal(0.5, 2.0, size=300)
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)

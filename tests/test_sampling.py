@@ -1,7 +1,12 @@
-"""sample() without a step: planned, begun in the bulk, run, released, on one budget."""
+"""sample(): noisy scores by default; plans and steps; what is refused, and what is never lost."""
 
+import functools
+import json
+import logging
 import math
 import warnings
+
+from collections import Counter
 
 import arviz as az
 import numpy as np
@@ -11,212 +16,300 @@ import xarray as xr
 
 import pymc_dp as dp
 
-from pymc_dp.costs import check_account
-from pymc_dp.model.records import RecordLikelihood
-from pymc_dp.privacy.composition import Cost
-from pymc_dp.privacy.report import PrivacyReport
-from pymc_dp.sampling import _check
-from pymc_dp.starting import start_accesses
+from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.publishing import warn_of_chains
+from pymc_dp.scores.results import joint_report
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
 )
 
-Y = np.random.default_rng(7).normal(12.0, 3.0, size=20_000)
-TERMS = {"epsilon": 3.0, "delta": 1e-6, "chains": 2}
+N = 400
+X = np.column_stack([np.ones(N), np.random.default_rng(1).normal(size=N)])
+Y = np.random.default_rng(2).poisson(np.exp(X @ [1.0, 0.5]))
+TERMS = {"epsilon": 4.0, "delta": 1e-6}
 QUIET = {"progressbar": False, "cores": 1, "compute_convergence_checks": False}
+SHORT = {"draws": 30, "chains": 2, "random_seed": 1} | QUIET
 
 
-@pytest.fixture
-def model():
+def counts(x=X, y=Y):
     with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mu", 0, 50), pm.HalfNormal("sigma", 10), observed=Y)
+        beta = pm.Normal("beta", 0, 2, shape=x.shape[1])
+        pm.Deterministic("rate", pm.math.exp(x @ beta))  # shows the covariates
+        pm.Deterministic("ratio", pm.math.exp(beta))
+        pm.Poisson("y", pm.math.exp(x @ beta), observed=y)
     return model
 
 
-def test_a_model_and_a_budget_are_enough(model, tmp_path, caplog):
-    ledger = tmp_path / "data.ledger"
-    with model, caplog.at_level("INFO", logger="pymc.dp"):
-        released = dp.sample(**TERMS, draws=300, ledger=ledger, random_seed=1, **QUIET)
-    expected = {"mu": Y.mean(), "sigma": Y.std()}
-    for name, sd in (("mu", 1.0), ("sigma", math.sqrt(0.5))):
-        draws = released.posterior[name].to_numpy()
-        sd *= Y.std() / math.sqrt(len(Y))
-        # The plan expects errors of about 0.2 standard deviations.
-        assert abs(draws.mean() - expected[name]) < 0.8 * sd
-        assert 0.8 * sd < draws.std() < 1.4 * sd
-    account = dp.Ledger(ledger)
-    assert account.claims()[0].step == "private start"
-    assert account.claims()[1].step == "sum of gradients"
-    assert len(account.claims()) == 4
-    assert 2.9 < account.spent() <= 3.0
-    assert "private start" in released.posterior.attrs.get("privacy_report", "") + str(
-        getattr(released, "attrs", "")
-    )
-    text = caplog.text
-    assert text.index("effective draws are expected") < text.index("Plan for epsilon = 3")
-    assert "private data were not looked at" in text
+@pytest.fixture(scope="module")
+def model():
+    return counts()
 
 
-def test_a_planned_run_in_gaussian_dp(model, tmp_path):
-    """Start, sum and decisions by squares of mu: less noise in the sums, fewer decisions."""
-    start = {"mu": 11.5, "sigma": 3.0}
-    ledger = dp.Ledger(tmp_path / "l", epsilon=3.0, delta=1e-6, accountant="gaussian")
-    released = dp.sample(
-        **TERMS, accountant="gaussian", model=model, draws=100, start=start, ledger=ledger, random_seed=1, **QUIET
+@pytest.fixture(scope="module")
+def simulator(model):
+    """The model, compiled once."""
+    return dp.Simulator(model, covariates="public")
+
+
+@pytest.fixture(scope="module")
+def released(simulator, tmp_path_factory):
+    """The result of a run, and its account."""
+    path = tmp_path_factory.mktemp("a") / "data.ledger"
+    result = dp.sample(
+        **TERMS, simulator=simulator, ledger=path, draws=250, random_seed=1, progressbar=False, cores=1
     )  # fmt: skip
-    report = dp.PrivacyReport.of(released)
-    assert report.epsilon == 3.0 and report.proved_by == "gaussian"
-    total = Cost.of(a for claim in ledger.claims() for a in claim.accesses)
-    assert 0.999 < math.sqrt(total.mu_squared) / report.gaussian_mu <= 1
-    assert abs(released.posterior["mu"].mean() - Y.mean()) < 3 * Y.std() / math.sqrt(len(Y))
-    order = start_accesses(dp.PrivacyBudget(**TERMS), 0.15)[0][0].noise_multiplier
-    assert 0.92 < noise_of_the_start(ledger) / order < 0.95
+    return dp.Ledger(path), result
 
 
-def noise_of_the_start(ledger):
-    """Its multiplier, as claimed."""
-    return ledger.claims()[0].accesses[0][0].noise_multiplier
+class TestScores:
+    """dp.sample(epsilon=, delta=)."""
+
+    def test_it_is_near_the_posterior_without_privacy(self, released):
+        posterior = released[1].posterior["beta"]
+        assert posterior.sizes["chain"] == 4 and posterior.sizes["draw"] == 250
+        beta = np.zeros(2)
+        for _ in range(30):  # the posterior's mode; its law is nearly normal
+            rate = np.exp(X @ beta)
+            precision = (X * rate[:, None]).T @ X + np.eye(2) / 4
+            beta = beta + np.linalg.solve(precision, X.T @ (Y - rate) - beta / 4)
+        sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+        # The forecast is a width of 1.03 to 1.06.
+        assert (np.abs(posterior.mean(("chain", "draw")).to_numpy() - beta) < 1.5 * sd).all()
+        ratio = posterior.std(("chain", "draw")).to_numpy() / sd
+        assert (0.85 < ratio).all() and (ratio < 1.5).all()
+
+    def test_what_is_published(self, released):
+        """Parameters, what follows from them alone, and statistics of chains that never saw the data."""
+        ledger, result = released
+        assert set(result.posterior.data_vars) == {"beta", "ratio"}
+        assert set(result.sample_stats.data_vars) == set(dp.DPScore.stats_dtypes_shapes)
+        report = dp.PrivacyReport.of(result)
+        assert report.protected and report.uncovered == () and report.n_records == N
+        assert 0.99 * 4.0 < report.epsilon <= 4.0 and result.attrs["epsilon"] == report.epsilon
+        assert set(result.attrs) == {
+            "privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version", "private_scores",
+            "fit_check", "fit_check_p",
+        }  # fmt: skip
+        assert set(report.covers) == {"posterior", "sample_stats"}
+        assert 0 < ledger.spent() <= 4.0 and [c.step for c in ledger.claims()][-2:] == [
+            "scores",
+            "fit check",
+        ]
+
+    def test_what_the_report_says(self, released):
+        text = str(dp.PrivacyReport.of(released[1]))
+        assert "Only the noisy sums are released" in text and "free, in any number" in text
+        assert "The covariates of the model are public" in text
+        assert "shared over" not in text and "accept/reject" not in text
+
+    def test_the_file_is_enough_to_go_on(self, released, simulator, tmp_path):
+        """Draws of another analyst: the same scores, the same report, nothing spent."""
+        ledger, result = released
+        result.to_netcdf(tmp_path / "r.nc")
+        read = az.from_netcdf(tmp_path / "r.nc")
+        assert dp.PrivacyReport.of(read).uncovered == ()
+        scores = dp.PrivateScores.of(read)
+        assert scores.to_dict() == dp.PrivateScores.of(result).to_dict()
+        before = len(ledger.claims())
+        step = dp.DPScore(scores, simulator=simulator, model=simulator.model)
+        again = dp.sample(step=step, **SHORT)
+        assert again.posterior.sizes["draw"] == 30 and len(ledger.claims()) == before
+        assert dp.PrivacyReport.of(again).epsilon == dp.PrivacyReport.of(result).epsilon
+        assert "private_scores" in dp.release(again).attrs
+        with pytest.raises(ValueError, match="There are no scores"):
+            dp.PrivateScores.of(again.posterior)
+
+    def test_an_error_keeps_what_was_paid_for(self, simulator, monkeypatch):
+        asked = []
+        with monkeypatch.context() as patch:
+
+            @functools.wraps(pm.sample)
+            def interrupted(*args, **kwargs):
+                asked.append(kwargs)
+                raise KeyboardInterrupt
+
+            patch.setattr(pm, "sample", interrupted)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                dp.sample(**TERMS, simulator=simulator, random_seed=1)
+        assert [asked[0][k] for k in ("draws", "tune", "chains")] == [1000, 0, 4]
+        error = caught.value
+        assert error.budget.spent() == pytest.approx(4.0, rel=1e-3)
+        step = dp.DPScore(error.scores, simulator=simulator, model=simulator.model)
+        report = dp.PrivacyReport.of(dp.sample(step=step, **SHORT))
+        assert report.epsilon == error.budget.spent()
+
+    def test_a_plan_and_a_budget_do_the_same(self, simulator, monkeypatch):
+        """All but the noise follows from random_seed; and none of it from the observed values."""
+        made = []
+        plans = [
+            dp.plan(**TERMS, simulator=simulator, random_seed=1),
+            dp.plan(**TERMS, model=counts(y=np.zeros(N, dtype=int)), covariates="public", random_seed=1),
+        ]  # fmt: skip
+        assert str(plans[0]) == str(plans[1]) and isinstance(plans[0], dp.scores.ScorePlan)
+
+        def stop(plan):
+            made.append(str(plan))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(dp.scores.ScorePlan, "release", stop)
+        for given in ({"plan": plans[0]}, TERMS | {"simulator": simulator}):
+            with pytest.raises(KeyboardInterrupt):
+                dp.sample(**given, **SHORT)
+        assert made == [str(plans[0])] * 2
+
+    def test_pure(self, simulator):
+        """delta = 0, and add/remove with public covariates."""
+        terms = {"epsilon": 4.0, "delta": 0, "adjacency": "add_remove"}
+        result = dp.sample(**terms, simulator=simulator, **SHORT)
+        report = dp.PrivacyReport.of(result)
+        assert report.delta == 0 and report.adjacency == "add_remove" and report.n_records is None
+        assert all(r.noise == "l2" for r in dp.PrivateScores.of(result).releases)
+
+    def test_an_account_that_does_not_pay_is_not_touched(self, simulator, tmp_path):
+        ledger = dp.Ledger(tmp_path / "l", epsilon=1.0, delta=1e-6)
+        other = dp.PrivacyBudget(0.5, 1e-6, chains=1, ledger=ledger)
+        other.spend("another analysis", [(dp.privacy.Gaussian(10.0), 1)])
+        with pytest.raises(dp.PrivacyBudgetExhausted) as caught:
+            dp.sample(epsilon=1.0, delta=1e-6, simulator=simulator, ledger=ledger, **SHORT)
+        assert caught.value.scores is None and caught.value.budget.spent() == 0
+        assert len(ledger.claims()) == 1
+
+    @pytest.mark.slow
+    def test_nothing_is_compiled_twice(self, model, monkeypatch):
+        made = Counter()
+        for kind in (RecordLikelihood, SimulatedRecords):
+
+            def counting(self, *args, kind=kind, real=kind.__init__, **kwargs):
+                made[kind.__name__] += 1
+                real(self, *args, **kwargs)
+
+            monkeypatch.setattr(kind, "__init__", counting)
+        dp.sample(**TERMS, model=model, covariates="public", **SHORT)
+        assert made == {"RecordLikelihood": 1, "SimulatedRecords": 1}
+
+    @pytest.mark.slow
+    def test_what_is_declared_public_is_in_the_report(self):
+        with pm.Model() as model:
+            b = pm.Normal("b", [0.3, -0.5], 2.0, shape=2)
+            pm.Deterministic("contrast", (b * np.array([1.0, -1.5])).sum())
+            pm.Poisson("y", pm.math.exp(pm.Data("x", X) @ b), observed=Y)
+        with pytest.raises(dp.UnsupportedModel, match="prior of 'b' depends on data"):
+            dp.sample(**TERMS, model=model, covariates="public", **SHORT)
+        with pytest.raises(ValueError, match=r"has covariates \(x\)"):
+            dp.sample(**TERMS, model=model, public=["b"], **SHORT)
+        result = dp.sample(**TERMS, model=model, public=["b", "x", [1.0, -1.5]], **SHORT)
+        report = dp.PrivacyReport.of(result)
+        assert report.public == ("arrays of b", "x", "an array of shape (2,)")
+        assert "contrast" in result.posterior
+
+    def test_scores_of_two_budgets(self, released):
+        """Their costs add up."""
+        report = dp.PrivacyReport.of(released[1])
+        both = joint_report([report, report])
+        assert both.epsilon == 2 * report.epsilon and both.delta == 2 * report.delta
+        assert all(report.attack_power[k] < p <= 1 for k, p in both.attack_power.items())
+        assert len(both.one_off_accesses) == 2 * len(report.one_off_accesses)
+        weak = joint_report([report, dp.PrivacyBudget(math.inf, 0.1, chains=1).report()])
+        assert not weak.protected and weak.attack_power == {"0.1%": 1.0, "1%": 1.0}
+        assert json.loads(both.to_json())["gaussian_mu"] is None
 
 
-def test_what_is_declared_public_is_in_the_report():
-    """Covariates that are declared public may be planned with, too; so may arrays of a prior."""
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(len(Y), 2))
-    y = x @ [0.5, -1.0] + rng.normal(size=len(Y))
-    with pm.Model() as model:
-        b = pm.Normal("b", [0.3, -0.5], 2.0, shape=2)
-        pm.Normal("y", pm.Data("x", x) @ b, 1.0, observed=y)
-        pm.Deterministic("contrast", (b * np.array([1.0, -1.5])).sum())
-    with pytest.raises(dp.UnsupportedModel, match="prior of 'b' depends on data"):
-        dp.sample(**TERMS, model=model, public_covariates=True, **QUIET)
-    with pytest.raises(ValueError, match=r"has covariates \(x\)"):
-        dp.sample(**TERMS, model=model, public=["b"], **QUIET)
-    public = ["b", "x", [1.0, -1.5]]
-    released = dp.sample(**TERMS, draws=50, model=model, public=public, random_seed=1, **QUIET)
-    report = PrivacyReport.of(released)
-    assert report.public == ("arrays of b", "x", "an array of shape (2,)")
-    assert "declared public" in str(report) and "contrast" in released.posterior
-    assert abs(released.posterior["b"].mean(("chain", "draw")) - [0.5, -1.0]).max() < 0.1
+class TestSteps:
+    """Samplers that pay for each draw."""
 
+    GUESS = {"beta": [1.0, 0.5]}
 
-@pytest.mark.slow
-def test_draws_that_the_budget_does_not_pay_for_are_no_error(tmp_path, caplog):
-    """Start and sum are paid for when it shows."""
-    y = Y[:2000]
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mu", 0, 50), pm.HalfNormal("sigma", 10), observed=y)
-    start = {"mu": 12.0, "sigma": 3.0}
-    with caplog.at_level("INFO", logger="pymc.dp"):
-        released = dp.sample(
-            **TERMS, model=model, draws=10**9, start=start, ledger=tmp_path / "l", random_seed=1, **QUIET
+    def test_a_step_uses_its_model_and_chains(self, model, simulator):
+        """Outside of the model's context; the report covers what the budget paid for."""
+        budget = dp.PrivacyBudget(**TERMS, chains=2)
+        options = {"clip_bound": 0.5, "proposal": dp.RandomWalk(0.05), "noise_scale": 2.0}
+        options |= {"model": model, "likelihood": simulator.likelihood}
+        step = dp.DPPenalty(budget=budget, **options)
+        result = dp.sample(step=step, initvals=self.GUESS, random_seed=1, **QUIET)
+        assert result.posterior.sizes["chain"] == 2 and result.posterior.sizes["draw"] > 1
+        report = dp.PrivacyReport.of(result)
+        assert 3.5 < report.epsilon <= 4.0 and "shared over 2" in str(report)
+        with pytest.raises(ValueError, match="another model"):
+            dp.sample(step=step, model=pm.Model())
+        with pytest.raises(ValueError, match=r"run it with pm\.sample"):
+            dp.sample(step=dp.DPPenalty(budget=None, **options))
+        for option in ({"guess": self.GUESS}, {"covariates": "public"}, {"noise": "l2"}):
+            with pytest.raises(TypeError, match="fixed already"):
+                dp.sample(step=step, **option)
+        with pytest.raises(TypeError, match="argument of the step"):
+            dp.sample(step=step, reproducible=True)
+        with pytest.raises(TypeError, match="chains: the budget"):
+            dp.sample(step=step, chains=2)
+        with pytest.raises(TypeError, match=r"pm.sample\(step=\["):
+            dp.sample(step=[step, step])
+
+    @pytest.mark.slow
+    def test_a_plan(self, simulator, caplog):
+        found = dp.plan(
+            epsilon=50.0, delta=1e-6, step=dp.DPPenalty, chains=1, simulator=simulator, guess=self.GUESS,
+            max_draws=20, random_seed=1,
         )  # fmt: skip
-    assert 1 < released.posterior.sizes["draw"] < 10**6
-    assert "draws=1000000000 is more than the budget pays for" in caplog.text
+        with caplog.at_level(logging.INFO, logger="pymc.dp"):
+            result = dp.sample(plan=found, draws=12, random_seed=1, **QUIET)
+        assert result.posterior.sizes["draw"] == 12 and len(found.budget.ledger.claims()) == 1
+        assert "Plan for epsilon = 50" in caplog.text
+        with pytest.raises(ValueError, match="is more than epsilon") as caught:
+            dp.sample(plan=dp.plan(
+                epsilon=50.0, delta=1e-6, step=dp.DPPenalty, simulator=simulator, guess=self.GUESS
+            ), draws=10**9, **QUIET)  # fmt: skip
+        assert caught.value.budget.spent() == 0
 
 
-def test_a_dry_run_touches_nothing(model, tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the data were touched")
-
-    monkeypatch.setattr(RecordLikelihood, "clipped_grad_steps", refuse)
-    ledger = tmp_path / "data.ledger"
-    found = dp.sample(
-        **TERMS, ledger=ledger, model=model, dry_run=True, start={"mu": 10.0, "sigma": 2.0}
-    )
-    assert isinstance(found, dp.SurrogatePlan) and found.chosen.effective_draws > 10
-    assert dp.Ledger(ledger).claims() == []
-
-
-@pytest.mark.slow
-def test_what_a_start_is_going_to_take_is_not_there_for_the_chains(model):
-    options = {"model": model, "dry_run": True, "start": {"mu": 10.0, "sigma": 2.0}}
-    usual, more = (dp.sample(**TERMS, **options, start_share=share) for share in (0.15, 0.6))
-    assert more.chosen.error > usual.chosen.error
-
-
-def test_an_account_that_is_nearly_spent_pays_for_no_start_either(model, tmp_path):
-    """A start without chains would be lost; a smaller budget is not refused."""
-    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
-    other = dp.PrivacyBudget(3.5, 1e-6, chains=1, ledger=ledger)
-    other.spend("another analysis", [(dp.privacy.Gaussian(1.6), 1)])
-    for terms in ({"epsilon": 3.0}, {"epsilon": 4.0, "start_share": 0.3}):
-        with pytest.raises(
-            dp.PrivacyBudgetExhausted, match=r"asked for by this run: .* of that share"
-        ):
-            dp.sample(**TERMS | terms, model=model, ledger=ledger, start={"mu": 12.0, "sigma": 3.0})
-    assert len(ledger.claims()) == 1
-    less = dp.PrivacyBudget(1.0, 1e-6, chains=2, ledger=ledger)
-    check_account(less, start_accesses(less, 0.15))
-    for epsilon in (3.0, math.inf):  # all of an account, nothing spent
-        whole = dp.PrivacyBudget(epsilon, 1e-6, chains=2)
-        check_account(whole, start_accesses(whole, 0.15))
-
-
-def test_arguments_that_belong_to_a_plan(model):
-    for option in ({"dry_run": True}, {"start": {"mu": 1.0}}, {"public_covariates": True}):
-        with pytest.raises(ValueError, match="leave out step"):
-            dp.sample(**TERMS, model=model, step=dp.DPHMC, **option)
-    with pytest.raises(TypeError, match="sets tune"):
-        dp.sample(**TERMS, model=model, tune=100)
-    with pytest.raises(TypeError, match="proposal"):  # settings of one's own are for DPPenalty
-        dp.sample(**TERMS, model=model, clip_bound=2.0, laziness=0.5)
-
-
-def test_the_number_of_records_under_add_remove(model):
-    options = TERMS | {"adjacency": "add_remove", "dry_run": True, "model": model}
-    with pytest.raises(ValueError, match="the number of records is private"):
-        dp.sample(**options)
-    made_up = {"n_records": 10_000, "stand_in": model, "start": {"mu": 10.0, "sigma": 2.0}}
-    assert dp.sample(**options, **made_up).n_records == 10_000
+def test_exactly_one_thing_says_what_to_run(model):
+    for given in ({}, TERMS | {"step": object()}, {"plan": 1, "step": 2}):
+        with pytest.raises(TypeError, match=r"exactly one of plan=.*step=.*epsilon="):
+            dp.sample(model=model, **given)
+    with pytest.raises(TypeError, match="both epsilon= and delta="):
+        dp.sample(epsilon=1.0, model=model)
+    with pytest.raises(TypeError, match="must be a ScorePlan or Plan"):
+        dp.sample(plan=3, model=model)
+    for kind in (dp.DPHMC, dp.DPScore):
+        with pytest.raises(TypeError, match=rf"step must be an instance: .*{kind.__name__}\("):
+            dp.sample(step=kind, model=model)
 
 
 @pytest.mark.parametrize(
     "wrong, error, match",
     [
         ({"foo": 3}, TypeError, "no argument foo"),
-        ({"target_accept": 0.9, "steps": 48}, TypeError, "no argument steps, target_accept"),
+        ({"target_accept": 0.9, "n_steps": 48}, TypeError, "no argument n_steps, target_accept"),
         ({"nuts_sampler": "nutpie"}, TypeError, "no argument nuts_sampler"),
+        ({"clip_bound": 2.0}, TypeError, "no argument clip_bound.*give them to a step"),
+        ({"tune": 100}, TypeError, "sets tune"),
+        ({"share": 0.1}, TypeError, "share: sample.. plans the start itself.*guess="),
+        ({"start": {"beta": 1.0}}, TypeError, "start: .*guess="),
+        ({"reproducible": True}, TypeError, "always secret"),
+        ({"initvals": {"beta": [0.0, 0.0]}}, TypeError, "leave out initvals"),
         ({"initvals": {"lamb": 3.0}}, ValueError, "no variables lamb"),
-        ({"initvals": [{"mu": 3.0}, {"lamb": 3.0}]}, ValueError, "no variables lamb"),
-        ({"var_names": ["mu", "nope"]}, ValueError, "no variables nope"),
+        ({"var_names": ["beta", "nope"]}, ValueError, "no variables nope"),
         ({"random_seed": "a"}, ValueError, "random_seed must be .* got 'a'"),
+        ({"noise": "laplace"}, ValueError, "laplace"),
         ({"cores": 0}, ValueError, "cores"),
+        ({"chains": 0}, ValueError, "chains"),
+        ({"draws": 1.5}, TypeError, "draws"),
         ({"trace": 5}, TypeError, "trace must be .* got a int"),
+        ({"guess": {"beta": [math.nan, 0.0]}}, ValueError, "guess is where the prior is zero"),
     ],
 )
-def test_what_pymc_would_refuse_costs_nothing(wrong, error, match, model, tmp_path):
-    """It reads these when it begins to sample, and most of the budget is spent by then."""
+def test_what_is_wrong_costs_nothing(wrong, error, match, simulator, tmp_path):
+    """PyMC reads some of it when it begins to sample, and the budget is spent by then."""
     ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
     with pytest.raises(error, match=match):
-        dp.sample(**TERMS, model=model, ledger=ledger, start={"mu": 12.0, "sigma": 3.0}, **wrong)
+        dp.sample(**TERMS, simulator=simulator, ledger=ledger, **wrong)
     assert ledger.claims() == []
 
 
-def test_a_start_that_is_not_found_keeps_the_rest_of_the_budget(tmp_path):
-    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
-    with pm.Model() as far:
-        pm.Normal("y", pm.Normal("mu", 0, 1e8), 1.0, observed=1e6 + Y)
-    terms = {"epsilon": 3.9, "delta": 1e-6, "chains": 1, "ledger": ledger, "model": far}
-    with (
-        pytest.warns(UserWarning, match="has not come to rest"),
-        pytest.raises(dp.StartNotFound, match="15% of the budget") as caught,
-    ):
-        dp.sample(**terms, **QUIET)
-    (claim,) = ledger.claims()
-    account = ledger.account.adaptive
-    assert account.price_of(Cost.of(claim.accesses)) < 0.15 * account.limit
-    assert ledger.spent() < 0.55 * 3.9
-    assert not caught.value.start.at_rest and 1e3 < caught.value.start.theta[0]
-    with pytest.raises(ValueError, match=r"start is where the prior is zero: .*nan"):
-        dp.sample(**terms, start={"mu": math.nan})
-
-
-@pytest.mark.parametrize("share", [0.0, 1.0, 1.5, -0.1, math.nan])
-def test_share_of_the_start(share):
-    """Refused where it is turned into accesses, whoever asks."""
-    with pytest.raises(ValueError, match="share must be from"):
-        start_accesses(dp.PrivacyBudget(1.0, 1e-6, chains=1), share)
+def test_the_number_of_records_under_add_remove(model):
+    for function in (dp.plan, dp.sample):
+        with pytest.raises(ValueError, match="the number of records is private"):
+            function(**TERMS, adjacency="add_remove", model=model)
 
 
 def test_chains_that_disagree_or_do_not_move():
@@ -237,10 +330,10 @@ def test_chains_that_disagree_or_do_not_move():
     good, moved = rng.normal(size=(2, 200)), np.ones((2, 200), dtype=bool)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _check(result(good, moved), 2)
-        _check(result(good[:1], moved[:1]), 1)
+        warn_of_chains(result(good, moved), pays=True)
+        warn_of_chains(result(good[:1], moved[:1]), pays=True)
     with pytest.warns(UserWarning, match="R-hat"):
-        _check(result(good + np.array([[0.0], [3.0]]), moved), 2)
+        warn_of_chains(result(good + np.array([[0.0], [3.0]]), moved), pays=True)
     moved[1] = False
     with pytest.warns(UserWarning, match=r"Chains \[1\] have not moved"):
-        _check(result(good, moved), 2)
+        warn_of_chains(result(good, moved), pays=True)

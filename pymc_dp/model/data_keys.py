@@ -1,4 +1,4 @@
-"""Which data a model observes, as a key that means something in this process only."""
+"""Keys that identify the data of a model, within one process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterable
 import numpy as np
 import pymc as pm
 
-from pymc_dp.model.public_arrays import is_structural
-from pymc_dp.model.roots import observed_arrays
+from pymc_dp.model.graphs.data_variables import observed_arrays
+from pymc_dp.model.graphs.public_arrays import is_structural
 
 __all__ = ["data_keys"]
 
-#: Drawn anew by each process: nobody can try out guesses of the data on a key.
+#: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
 
 
 def data_keys(model: pm.Model, private: Iterable[np.ndarray] = ()) -> tuple[bytes, ...]:
-    """Keyed hashes of observed and other private arrays, to recognise the same data in another model.
+    """Keyed hashes of observed and other private arrays, to find the same data in another model.
 
-    Patterns without data, such as the zeros of the "zeros trick", have none.
+    Patterns without data, such as the zeros of the "zeros trick", have no key.
     """
     keys: dict[bytes, None] = {}
     for array in (*observed_arrays(model), *private):

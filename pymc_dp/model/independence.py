@@ -1,10 +1,9 @@
 """Proof that no record's log-likelihood depends on another record's data.
 
-`prove_independence` takes the rows of a log-likelihood at an index, by the walk of `RowWalk`, from
-graphs in which every array is a shared variable (`expose`). The walk replaces an array by those of
-its rows that the index asks for. If no private array is left among the ancestors, a row of the
-log-likelihood is a function of these rows alone. Nothing is tried out: where the walk ends, the
-model is refused.
+`prove_independence` takes rows of a log-likelihood at an index, with the walk `RowWalk`, from graphs
+in which every array is a shared variable (`expose`). The walk replaces an array by the rows that the
+index selects. If no private array is left among the ancestors, a row of the log-likelihood is a
+function of these rows alone. No value is tried out: where the walk has no rule, the model is refused.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from collections.abc import Sequence, Set
 from typing import Any, NoReturn
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Join
@@ -25,14 +23,24 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, SpecifyShape
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.exposed import Exposed
-from pymc_dp.model.indexing import Blocked, RowWalk, subtensor_entries
-from pymc_dp.model.parameter_checks import SELECTIONS, interval
-from pymc_dp.model.public_arrays import is_structural
-from pymc_dp.model.roots import INTERPRETED, downstream, stored, upstream, value_inputs
-from pymc_dp.model.withheld import evaluate
+from pymc_dp.model.graphs.data_variables import (
+    downstream,
+    evaluate_without_inputs,
+    interpreted,
+    stored,
+    upstream,
+    value_inputs,
+)
+from pymc_dp.model.graphs.exposed import Exposed
+from pymc_dp.model.graphs.index_entries import subtensor_entries
+from pymc_dp.model.graphs.parameter_checks import SELECTIONS, interval
+from pymc_dp.model.graphs.public_arrays import are_equal, is_structural
+from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
 
 __all__ = ["check_ranges", "prove_independence"]
+
+#: Operations that raise if a matrix is singular, or not finite.
+_MAY_FAIL = ("MatrixInverse", "MatrixPinv", "Solve", "SVD", "Eig", "Eigh", "Eigvalsh")
 
 
 def prove_independence(
@@ -45,18 +53,9 @@ def prove_independence(
 ) -> None:
     """Prove that each record's log-likelihood depends on that record's data only.
 
-    Parameters
-    ----------
-    exposed : Exposed
-    rows : sequence of Variable
-        Row-wise log-likelihood of each observed variable, without parameter checks.
-    parameters : sequence of Variable
-        Inputs that stand for the parameters, of known shape, with their names.
-    names : sequence of str
-        Of the observed variables.
-    labels : sequence of integer arrays
-        The record each row belongs to, from 0 to the number of records.
-    n_records : int
+    For each observed variable, there is the row-wise log-likelihood without parameter checks, the name,
+    and the label of each row: its record, from 0 to ``n_records - 1``. The parameters are inputs of
+    known shape.
 
     Raises
     ------
@@ -72,102 +71,79 @@ def prove_independence(
     first = _first_of_equals(exposed.private)
     of_length = {len(label): label for label in labels}
     for row, name, label in zip(rows, names, labels, strict=True):
-        length = row.type.shape[0]
-        if length is None:
-            length = int(_evaluate(row.shape[0], parameters))
-        if length != len(label):
-            raise UnsupportedModel(
-                f"the log-likelihood of {name!r} does not have one entry per row: its leading axis has length {length}, the "
-                f"data have {len(label)} rows. Put the records on the leading axis."
-            )
-        if n_records == 1:
-            continue
-        proof = _Proof(exposed, parameters, name, label, n_records, owners, first, of_length)
-        try:
-            found = upstream([proof(row, 0, proof.base)])
-        except Blocked as error:
-            _refuse(
-                name, f"the operation {error} works on all rows at once, as far as can be shown"
-            )
-        for array in exposed.private:
-            if array in found:
-                _refuse(
-                    name,
-                    f"it depends on all of {exposed.names[array]}, not on one row of it",
-                    "If that holds no data of records (knots, bounds, data of groups, the centre and L of a pm.gp.HSGP, after "
-                    "prior_linearized with public bounds), declare it with public=[...]. If it has data of persons, give it a "
-                    "row for each row of what is observed (x[person] in NumPy), and transform rows with public constants.",
-                )
+        _check_length(row, name, len(label), parameters)
+        if n_records > 1:
+            proof = _Proof(exposed, parameters, name, label, n_records, owners, first, of_length)
+            proof.run(row)
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
+
+
+def _check_length(row: Variable, name: str, n_rows: int, parameters: Sequence[Variable]) -> None:
+    length = row.type.shape[0]
+    if length is None:
+        length = int(_at_zeros(row.shape[0], parameters))
+    if length != n_rows:
+        raise UnsupportedModel(
+            f"the log-likelihood of {name!r} does not have one entry per row: its leading axis has length {length}, the "
+            f"data have {n_rows} rows. Put the records on the leading axis."
+        )
 
 
 def check_ranges(
     rows: Sequence[Variable], dependent: Set[Variable], parameters: Sequence[Variable]
 ) -> None:
-    """Refuse what may raise at some parameters because of one record: nobody's term would be left.
+    """Refuse operations that may fail for one record at some parameters, and thereby for all records.
 
-    Compiled code does not even raise, but read other memory, if an index is out of range.
-
-    Parameters
-    ----------
-    rows : sequence of Variable
-        Row-wise log-likelihoods.
-    dependent : set of Variable
-        What depends on data in their graphs.
-    parameters : sequence of Variable
-
-    Raises
-    ------
-    UnsupportedModel
-        If data and parameters decide together about an index that is not bounded, or about a
-        matrix that is inverted.
+    If an index is out of range, compiled code does not raise, but reads other memory. So UnsupportedModel
+    is raised if an index that is not bounded, or a matrix that is inverted, depends on both the parameters
+    and data: on one of the variables in `dependent`.
     """
     both = downstream(rows, parameters) & dependent
     for node in toposort(rows):
-        core = getattr(node.op, "core_op", node.op)
+        core = type(getattr(node.op, "core_op", node.op)).__name__
         if isinstance(node.op, SELECTIONS):
-            x, *indices = node.inputs
-            if both.isdisjoint(indices):
-                continue
-            for k, entry in enumerate(subtensor_entries(node.op, x, indices)):
-                if isinstance(entry, slice) or entry not in both:
-                    continue
-                low, high = interval(entry, dependent)
-                n = x.type.shape[k]
-                if n is None or low < -n or high > n - 1:
-                    raise UnsupportedModel(
-                        "data and parameters decide together which entry of a table is read, and it may lie outside: "
-                        f"bound the index by pt.clip(..., 0, {'n' if n is None else n} - 1)."
-                    )
-        elif type(core).__name__ in ("MatrixInverse", "Solve") and not both.isdisjoint(
-            node.outputs
-        ):
+            _check_indices(node, both, dependent)
+        elif core in _MAY_FAIL and not both.isdisjoint(node.outputs):
             raise UnsupportedModel(
-                f"{type(core).__name__} of a matrix of each record may fail for one of them, which all would see. Use "
-                "pm.MvNormal, or a formula without it."
+                f"{core} of a matrix for each record may fail for one record, and then for the whole model. "
+                "Use pm.MvNormal, or a formula without it."
+            )
+
+
+def _check_indices(node: Apply, both: Set[Variable], dependent: Set[Variable]) -> None:
+    x, *indices = node.inputs
+    if both.isdisjoint(indices):
+        return
+    for n, entry in zip(x.type.shape, subtensor_entries(node.op, x, indices), strict=True):
+        if isinstance(entry, slice) or entry not in both:
+            continue
+        low, high = interval(entry, dependent)
+        if n is None or low < -n or high > n - 1:
+            raise UnsupportedModel(
+                "an index depends on data and parameters, and it may be out of range: "
+                f"convert it to integers, then bound it by pt.clip(index, 0, {'n' if n is None else n} - 1)."
             )
 
 
 def _refuse(name: str, why: str, cure: str | None = None) -> NoReturn:
     cure = cure or (
-        "Rows must be kept apart: transform with public constants in place of x - x.mean(), put each series on one row in "
-        "place of y[1:] given y[:-1], call prior_linearized of a pm.gp.HSGP with public bounds first, compute in NumPy, row by "
-        "row, what PyTensor does otherwise, name the privacy unit with records=."
+        "Rows must be kept apart: use public constants instead of x - x.mean(), put each time series on one row instead of "
+        "y[1:] given y[:-1], call prior_linearized of a pm.gp.HSGP with public bounds first, compute row by row in NumPy "
+        "if PyTensor has no such operation, or define the privacy unit with records=."
     )
     raise UnsupportedModel(
         f"the log-likelihood of a record of {name!r} cannot be shown to depend on its own row only: {why}. {cure}"
     )
 
 
-def _evaluate(variable: Variable, inputs: Sequence[Variable]) -> np.ndarray:
+def _at_zeros(variable: Variable, inputs: Sequence[Variable]) -> np.ndarray:
     zeros = [np.zeros(v.type.shape, v.dtype) for v in inputs]
-    function = pytensor.function(list(inputs), variable, mode=INTERPRETED, on_unused_input="ignore")
-    return function(*zeros)
+    return interpreted(inputs, variable)(*zeros)
 
 
 class _Proof(RowWalk):
-    """Rows of a log-likelihood; each entry of a private array may be reached from one record only."""
+    """Rows of a log-likelihood, in which each entry of a private array is used by one record only."""
 
     def __init__(
         self,
@@ -185,10 +161,25 @@ class _Proof(RowWalk):
         self._private, self._names = set(exposed.private), exposed.names
         self._parameters, self._name = set(parameters), name
         self._label, self._n_records = label, n_records
-        self._owner_of = owners  # axis of an array that has rows, and the record of each of them
-        self._first = first  # of the arrays with the same entries
+        self._owner_of = owners  # axis of an array that runs over rows, and the record of each row
+        self._first = first  # for each array, the first one with the same entries
         self._of_length = of_length | {len(label): label}
-        self._rows: set[Variable] = {self.base}  # what is different for each row
+        self._rows: set[Variable] = {self.base}  # variables that differ between rows
+
+    def run(self, row: Variable) -> None:
+        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each."""
+        try:
+            found = upstream([self(row, 0, self.base)])
+        except Blocked as error:
+            _refuse(self._name, f"the operation {error} works on all rows at once, or is not known")
+        for array in filter(found.__contains__, self._names):
+            _refuse(
+                self._name,
+                f"it depends on all of {self._names[array]}, not on one row of it",
+                "If it holds no data of records (knots, bounds, data of groups, the centre and L of a pm.gp.HSGP, after "
+                "prior_linearized with public bounds), declare it with public=[...]. If it holds data of persons, give it a "
+                "row for each observed row (x[person] in NumPy), and transform rows with public constants.",
+            )
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
         if isinstance(variable, SharedVariable) and variable in self._private:
@@ -207,9 +198,9 @@ class _Proof(RowWalk):
     def _rearranged(
         self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray
     ) -> Variable:
-        """Rows of data alone: where each entry comes from, by the same operations on numbers of entries."""
+        """Rows of a function of data alone: the source of each entry, by the same operations on entry numbers."""
         for array in self._private & upstream([variable]):
-            source = _evaluate(_sources(variable, array, self._private), ())
+            source = _at_zeros(_sources(variable, array, self._private), ())
             source = np.moveaxis(source, axis, 0).reshape(source.shape[axis], -1)[place]
             asks = np.repeat(row, source.shape[1])[source.ravel() >= 0]
             along = self._owner_of.get(self._first[array], (0,))[0]
@@ -224,7 +215,7 @@ class _Proof(RowWalk):
         return rows
 
     def _places(self, index: Variable) -> tuple[np.ndarray, np.ndarray] | None:
-        """Entries of an index, and the row that asks for each; None if private data decide."""
+        """Entries of an index, and the row that uses each; None if they depend on private data."""
         owner = self._owner(index)
         data = self._private | (self._rows - {self.base})
         if not data.isdisjoint(upstream([index, owner])):
@@ -232,18 +223,18 @@ class _Proof(RowWalk):
         base = np.arange(len(self._label))
         if index is self.base:
             return base, base
-        function = pytensor.function(
-            [self.base], [index, owner], mode=INTERPRETED, on_unused_input="ignore"
-        )
-        return tuple(function(base))
+        return tuple(interpreted([self.base], [index, owner])(base))
 
     def _claim(self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray) -> None:
-        """Every entry of an array belongs to one record, and arrays of equal length alike."""
+        """Assign entries of an array to records; refuse if an entry would belong to two records.
+
+        Entry k of all arrays of equal length must belong to the same record.
+        """
         n = stored(variable).shape[axis]
         if axis and stored(variable).shape[0] == n:
             _refuse(
                 self._name,
-                f"{self._names[variable]} is square, and its columns are taken for the records. Transpose it, so that "
+                f"{self._names[variable]} is square, and its columns are used as the records. Transpose it, so that "
                 "the records are its rows",
             )
         record = np.full(n, -1)
@@ -270,73 +261,63 @@ class _Proof(RowWalk):
         ):
             (first, *_) = sorted(v.name for v in self._parameters & found)
             raise UnsupportedModel(
-                f"{first!r} has an entry for each record. Such latent variables cannot be learned privately, and would "
-                "hold what is to be protected. Integrate them out (e.g. pm.Mixture, pm.StudentT, pm.NegativeBinomial) or "
-                "share them between records."
+                f"{first!r} has an entry for each record. Such latent variables describe single records, which must be "
+                "protected, and cannot be learned privately. Integrate them out (e.g. pm.Mixture, pm.StudentT, "
+                "pm.NegativeBinomial), or share them between records."
             )
         return super()._picked(x, entries, axis, from_end, index)
 
 
 def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Variable:
-    """For each entry of what is computed from data: the entry of an array it depends on, or -1.
+    """For each entry of a function of data: the entry of `array` that it depends on, or -1 for none.
 
     Raises
     ------
     Blocked
         If an entry may depend on more than one.
     """
-    made: dict[Variable, Variable] = {
-        array: pt.constant(np.arange(stored(array).size).reshape(stored(array).shape))
-    }
-
+    places = np.arange(stored(array).size).reshape(stored(array).shape)
+    made: dict[Variable, Variable] = {array: pt.constant(places)}
     dependent = downstream([variable], private)
-
-    def of(v: Variable) -> Variable:
-        return made[v] if v in made else pt.zeros(v.shape, dtype="int64") - 1
-
     for node in toposort([variable]):
-        inside = [v for v in value_inputs(node) if v in made]
-        if not inside:
-            continue
-        is_move = isinstance(node.op, DimShuffle | Reshape | SpecifyShape | SELECTIONS)
-        if is_move and dependent.isdisjoint(node.inputs[1:]):
-            made[node.outputs[0]] = node.op(made[node.inputs[0]], *node.inputs[1:])
-        elif isinstance(node.op, Join):
-            parts = [of(v) if v.ndim else v for v in node.inputs]
-            made[node.outputs[0]] = node.op(*parts)
-        elif isinstance(node.op, Elemwise) and len(inside) == 1:
-            others = [pt.zeros(v.shape, dtype="int64") for v in node.inputs if v not in made]
-            made[node.outputs[0]] = sum(others, made[inside[0]])
-        else:
-            raise Blocked(type(node.op).__name__)
+        if not made.keys().isdisjoint(value_inputs(node)):
+            made[node.outputs[0]] = _source(node, made, dependent)
     return made[variable]
 
 
+def _source(node: Apply, made: dict[Variable, Variable], dependent: Set[Variable]) -> Variable:
+    op, inputs = node.op, node.inputs
+    is_move = isinstance(op, DimShuffle | Reshape | SpecifyShape | SELECTIONS)
+    if is_move and dependent.isdisjoint(inputs[1:]):
+        return op(made[inputs[0]], *inputs[1:])
+    if isinstance(op, Join):
+        return op(*(made.get(v, _nowhere(v)) for v in inputs))
+    inside = [made[v] for v in inputs if v in made]
+    if isinstance(op, Elemwise) and len(inside) == 1:
+        return inside[0] + pt.zeros(node.outputs[0].shape, dtype="int64")
+    raise Blocked(type(op).__name__)
+
+
+def _nowhere(v: Variable) -> Variable:
+    # In PyTensor 2 the axis is an input.
+    return pt.zeros(v.shape, dtype="int64") - 1 if v.ndim else v
+
+
 def _first_of_equals(arrays: Sequence[Variable]) -> dict[Variable, Variable]:
-    """For each array the first one with the same entries, which are then the same people's."""
+    """For each array, the first one with the same entries: equal arrays belong to the same records."""
     first: dict[Variable, Variable] = {}
     for array in arrays:
         data = stored(array)
-        equal = (
-            other
-            for other in dict.fromkeys(first.values())
-            if stored(other).shape == data.shape
-            and np.array_equal(stored(other)[:1], data[:1], equal_nan=data.dtype.kind == "f")
-            and np.array_equal(stored(other), data, equal_nan=data.dtype.kind == "f")
-            and not is_structural(data)
-        )
-        first[array] = next(equal, array)
+        others = () if is_structural(data) else dict.fromkeys(first.values())
+        first[array] = next((v for v in others if are_equal(stored(v), data)), array)
     return first
 
 
 def _check_lags(
     exposed: Exposed, rows: Sequence[Variable], names: Sequence[str], labels: Sequence[np.ndarray]
 ) -> None:
-    """Refuse rows that hold other rows' observations: slices taken in NumPy leave no trace in a graph."""
-    arrays = evaluate(
-        "when its observed data were computed",
-        lambda: pytensor.function([], list(exposed.values), mode=INTERPRETED)(),
-    )
+    """Refuse arrays that hold observations of other rows: a graph does not show slices taken in NumPy."""
+    arrays = evaluate_without_inputs(exposed.values, "when its observed data were computed")
     for row, name, label, value, observed in zip(
         rows, names, labels, exposed.values, arrays, strict=True
     ):
@@ -350,24 +331,24 @@ def _check_lags(
 
 def _is_lagged(observed: np.ndarray, other: np.ndarray) -> bool:
     """Whether another array holds the observations of earlier or later rows."""
-    n = len(observed)
-    if other.ndim == 0 or not len(other) or len(other) < n:
+    if other.ndim == 0 or len(other) < len(observed):
         return False
     if observed.ndim == 1:
-        columns = list(other.reshape(len(other), -1).T)
-    else:
-        columns = [other] if other.shape[1:] == observed.shape[1:] else []
-    surplus = len(other) - n
-    pairs = (
-        pair
-        for column in columns
-        for k in (range(surplus + 1) if surplus else range(1, min(4, n)))
-        for pair in (
-            [(observed, column[k : k + n])]
-            if surplus
-            else [(observed[k:], column[:-k]), (observed[:-k], column[k:])]
-        )
-        if np.array_equal(pair[0][0], pair[1][0])  # seldom true, and saves comparing the rest
+        return any(_is_shifted(observed, column) for column in other.reshape(len(other), -1).T)
+    return other.shape[1:] == observed.shape[1:] and _is_shifted(observed, other)
+
+
+def _is_shifted(observed: np.ndarray, other: np.ndarray) -> bool:
+    n, surplus = len(observed), len(other) - len(observed)
+    if surplus:
+        return any(_agree(observed, other[k : k + n]) for k in range(surplus + 1))
+    return any(
+        _agree(observed[k:], other[:-k]) or _agree(observed[:-k], other[k:])
+        for k in range(1, min(4, n))
     )
-    # Few different values may agree by chance, such as labels in sorted order.
-    return any(np.array_equal(a, b) and len(np.unique(a)) >= 5 for a, b in pairs)
+
+
+def _agree(one: np.ndarray, other: np.ndarray) -> bool:
+    # Arrays with few different values, such as sorted labels, may agree by chance.
+    first_agrees = np.array_equal(one[0], other[0])  # a quick test, which seldom holds
+    return first_agrees and np.array_equal(one, other) and len(np.unique(one)) >= 5

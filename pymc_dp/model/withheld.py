@@ -1,4 +1,4 @@
-"""Errors raised on private data, without their words: these may show values."""
+"""Errors raised on private data: their text is withheld, because it may show values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pymc_dp.errors import ModelError, PerformanceWarning, PymcDPError
+from pymc_dp.errors import ModelError, PymcDPError
 
 __all__ = ["evaluate", "no_log_of_rewrites", "without_words"]
 
@@ -18,40 +18,30 @@ T = TypeVar("T")
 
 
 def evaluate(where: str, function: Callable[..., T], *arguments: Any, private: bool = True) -> T:
-    """Call a function that evaluates private data.
-
-    Parameters
-    ----------
-    where : str
-        What is done, for the message.
-    function : callable
-    *arguments
-        Of the function.
-    private : bool
-        False passes errors on as they are, for public data.
+    """Call a function that evaluates private data; `where` says what it does, for the message: "when ...".
 
     Raises
     ------
     ModelError
-        In place of any error that is not this package's own. It has neither the words of that
-        error nor a reference to it.
+        In place of every error that is not from this package, unless `private` is False. It has neither
+        the text of that error nor a reference to it.
     """
     if not private:
         return function(*arguments)
     failed: BaseException
     try:
-        with np.errstate(all="ignore"):  # a warning would say something of the data
+        with np.errstate(all="ignore"):  # a warning would depend on the data
             return function(*arguments)
-    except (PymcDPError, PerformanceWarning):
+    except PymcDPError:
         raise
     except Exception as error:
         failed = without_words(error, where)
-    raise failed  # out here, so that the error is not its context
+    raise failed  # outside of the except block, so that the error is not its context
 
 
 @contextmanager
 def no_log_of_rewrites() -> Iterator[None]:
-    """PyTensor logs what a rewrite raised, with the values it worked on, and goes on: not here."""
+    """Switch off PyTensor's log of errors in rewrites, which shows the values of constants."""
     logger = logging.getLogger("pytensor.graph.rewriting.basic")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -62,15 +52,15 @@ def no_log_of_rewrites() -> Iterator[None]:
 
 
 def without_words(error: BaseException, where: str) -> BaseException:
-    """What to raise in place of an error: an interruption, or where the error was raised and its type."""
+    """The error to raise in place of another: KeyboardInterrupt, or the type and place of the error."""
     inner: BaseException | None = error
-    while isinstance(inner, SystemError):  # how compiled code passes on an interruption
+    while isinstance(inner, SystemError):  # compiled code wraps interruptions in it
         inner = inner.__cause__ or inner.__context__
     if isinstance(inner, KeyboardInterrupt):
         return KeyboardInterrupt()
     kind = error.kind if isinstance(error, ModelError) else type(error).__name__
     return ModelError(
-        f"The model raised {kind} {where}; what it said is withheld, as it may show private values. "
+        f"The model raised {kind} {where}; its message is withheld, because it may show private values. "
         "Run the model on simulated data, or with budget=None on public data, to see it.",
         kind,
     )

@@ -1,39 +1,32 @@
-"""What a data access costs: mechanisms, accountants, budgets. NumPy and SciPy only, never PyMC.
+"""Privacy cost of data accesses: mechanisms, accountants, budgets. NumPy and SciPy only, never PyMC.
 
-The public names are those a reader needs to cost a sampler before running it: mechanisms say what
-one access reveals, :func:`epsilon_of`, :func:`delta_of`, :func:`max_draws` and :func:`calibrate`
-compose them.
+The public names compute the cost of a sampler before it runs: a mechanism describes one access,
+:func:`epsilon_of`, :func:`delta_of`, :func:`max_draws` and :func:`calibrate` compose many of them.
 """
 
-from pymc_dp.privacy.accounting import calibrate, delta_of, epsilon_of, max_draws
-from pymc_dp.privacy.filters import (
+from pymc_dp.privacy.accounting.calibration import calibrate, delta_of, epsilon_of, max_draws
+from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
     GaussianShare,
     RenyiFilter,
-    RenyiOdometer,
     RenyiShare,
 )
-from pymc_dp.privacy.mechanisms import Adjacency as Adjacency  # documented at the top
-from pymc_dp.privacy.mechanisms import Decision, Gaussian, Mechanism
-from pymc_dp.privacy.minibatch import PoissonMinibatchDecision
-from pymc_dp.privacy.published import BarkerRelease, MinibatchRelease
-from pymc_dp.privacy.sampled import SampledDecision, SampledGaussian, Sampling
-from pymc_dp.privacy.sensitivity import Sensitivity as Sensitivity  # documented at the top
-from pymc_dp.privacy.sensitivity import quadratic_exponents as quadratic_exponents
-from pymc_dp.privacy.sensitivity import sensitivity_of as sensitivity_of
-from pymc_dp.privacy.sensitivity import sensitivity_of_table as sensitivity_of_table
+from pymc_dp.privacy.accounting.noise_choice import least_noise
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Gaussian, Mechanism
+from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
+from pymc_dp.privacy.mechanisms.subsampled import SampledDecision, SampledGaussian, Sampling
 
 __all__ = [
-    "BarkerRelease",
+    "Adjacency",
     "Decision",
     "Gaussian",
     "GaussianFilter",
     "GaussianShare",
+    "L2Laplace",
     "Mechanism",
-    "MinibatchRelease",
     "PoissonMinibatchDecision",
     "RenyiFilter",
-    "RenyiOdometer",
     "RenyiShare",
     "SampledDecision",
     "SampledGaussian",
@@ -41,5 +34,6 @@ __all__ = [
     "calibrate",
     "delta_of",
     "epsilon_of",
+    "least_noise",
     "max_draws",
 ]

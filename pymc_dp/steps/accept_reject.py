@@ -1,46 +1,57 @@
-"""What samplers share that let the data accept or reject, and those of them that propose blindly."""
+"""What samplers share in which the data accept or reject a move: states, charges, log-ratios, the secret draw."""
 
 from __future__ import annotations
 
 import copy
 import math
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Required, Unpack
 
 import numpy as np
 
-from pymc_dp.acceptance import AcceptanceRule
-from pymc_dp.model.clipping import clipped_changes
-from pymc_dp.privacy.batches import without_replacement
-from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.families import Family
-from pymc_dp.privacy.mechanisms import Mechanism, real, whole
-from pymc_dp.privacy.noise import decide
-from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.gradients import check_clip_bound
+from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis
+from pymc_dp.arguments import as_batch_size, as_clip_bound, as_float, as_fraction
+from pymc_dp.model.sums.exact_sums import clipped_changes
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.mechanism import Mechanism
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost, PerProposalDecision
+from pymc_dp.privacy.randomness.batches import without_replacement
+from pymc_dp.privacy.randomness.bits import decide
+from pymc_dp.steps.base import DPStep, StepOptions
 from pymc_dp.steps.proposals import Proposal
 
-__all__ = ["AcceptRejectStep", "DecidingStep", "Move", "State"]
+__all__ = [
+    "PLANNING_DRAWS",
+    "AcceptRejectStep",
+    "BatchOptions",
+    "BatchStep",
+    "DecisionOptions",
+    "Move",
+    "ProposalOptions",
+    "ProposalStep",
+    "State",
+    "Uncharged",
+    "follows_sensitivity",
+]
 
-#: Draws from the proposal's public law, used to plan.
-_PLANNING_DRAWS = 2000
+#: Number of draws from the public law of a proposal, to plan with.
+PLANNING_DRAWS = 2000
 
 
 @dataclass
 class State:
-    """A state with its log-prior and, once the data were looked at, what was found there.
+    """A state of the chain, with what was computed there.
 
     Parameters
     ----------
     theta : array of shape (n_dim,)
-        Where it is.
+        Position, on the unconstrained scale.
     prior : float
         Log-prior.
     records : array of shape (n_records,), optional
-        Log-likelihood of each record: private.
+        Log-likelihood of each record, once it was computed: private.
     gradient : array, optional
         Noisy gradient, which is released: only for samplers that use it.
     """
@@ -53,16 +64,17 @@ class State:
 
 @dataclass
 class Move:
-    """A proposal: both states, what the prior says of it, and its public distance.
+    """A proposed move.
 
     Parameters
     ----------
-    old, new : state
-        Where it begins and ends.
+    old, new : State
+        Its ends.
     prior : float
-        Change of the log-prior; infinite or not a number at the edge of the prior.
+        Public part of the log-ratio: change of the log-prior, and the log-ratio of the proposal
+        densities where these differ. Infinite or NaN where a log-prior is infinite.
     distance : float
-        ``M(theta, theta')``.
+        ``M(theta, theta')``, public and symmetric.
     """
 
     old: State
@@ -71,52 +83,103 @@ class Move:
     distance: float
 
 
-class DecidingStep(DPStep):
-    """Base class of steps that make one decision per iteration, from the clipped log-ratio of a move.
+@dataclass(frozen=True)
+class Uncharged:
+    """Decision without a finite cost, in a run without a budget."""
 
-    A subclass sets :attr:`family`, what a decision costs, and calls :meth:`_register` when it is
-    complete.
+    rule: AcceptanceRule | None
+
+
+class DecisionOptions(StepOptions, total=False):
+    """Arguments of :class:`AcceptRejectStep`, which documents them."""
+
+    budget: Required[PrivacyBudget | None]
+    clip_bound: Required[float]
+    laziness: float
+    temperature: float
+
+
+class ProposalOptions(DecisionOptions, total=False):
+    """Arguments of :class:`ProposalStep`, which documents them."""
+
+    proposal: Required[Proposal]
+
+
+class BatchOptions(ProposalOptions, total=False):
+    """Arguments of :class:`BatchStep`, which documents them."""
+
+    batch_size: int | None
+
+
+class AcceptRejectStep(DPStep):
+    """Base class of steps that make one accept/reject decision per iteration, from a clipped log-ratio.
+
+    A subclass sets :attr:`family`, the cost of a decision at each distance, calls
+    :meth:`~pymc_dp.steps.DPStep.register` at the end of its constructor, and writes
+    :meth:`transition` in the order propose, charge, decide::
+
+        move = ...  # a Move that does not depend on the data
+        decision = self.charge_decision(move)  # paid before any record is read
+        log_ratio = self.log_ratio(move)  # from the records
+        return self.choose(move, decision.rule, log_ratio)  # one secret Bernoulli draw
 
     Parameters
     ----------
-    vars, budget, records, reproducible, model, blocked, rng, compile_kwargs
-        See :class:`~pymc_dp.steps.base.DPStep`.
     clip_bound : float
-        Most that one record's log-likelihood may change per unit of the proposal's distance.
+        ``b``: most that one record's log-likelihood may change per unit of the move's distance.
+        No default: it trades bias against privacy, and must come from public knowledge or simulated
+        data, never from the private data. ``math.inf`` only without a budget.
     laziness : float
-        Weight of the lazy rule, in (0, 1].
+        Weight ``w`` in (0, 1] of the lazy rule. Values below 1 allow more iterations, of which fewer
+        move.
     temperature : float
-        Power of the likelihood, in (0, 1].
+        ``T`` in (0, 1], public: power of the likelihood. 1 targets the posterior.
+    **options
+        See :class:`~pymc_dp.steps.DPStep`.
     """
 
-    settled = (*DPStep.settled, "clip_bound", "temperature", "laziness", "family")
-    #: What a decision costs, following the distance; None without a finite cost.
-    family: Family | None
+    #: Cost of a decision, by the distance of the move; None without a finite cost.
+    family: PerProposalCost | None
+    #: Rule of decisions; None if the noise of the rule follows the distance.
+    rule: AcceptanceRule | None = None
 
     def __init__(
         self,
-        vars: Sequence[Any] | None,
+        vars: Sequence[Any] | None = None,
         *,
         budget: PrivacyBudget | None,
         clip_bound: float,
-        laziness: float,
-        temperature: float,
-        **options: Any,
+        laziness: float = 1.0,
+        temperature: float = 1.0,
+        **options: Unpack[StepOptions],
     ):
-        check_clip_bound(
+        self.clip_bound = as_clip_bound(
             "clip_bound", clip_bound, budget is not None, "without it one record could decide everything. "
             "It bounds the change of one record's log-likelihood per unit of the proposal's distance.",
         )  # fmt: skip
-        if not 0 < real(laziness) <= 1:
-            raise ValueError(f"laziness must lie in (0, 1], got {laziness!r}.")
-        if not 0 < real(temperature) <= 1:
-            raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+        self.laziness = as_fraction("laziness", laziness)
+        self.temperature = as_fraction("temperature", temperature)
         super().__init__(vars, budget=budget, **options)
-        self.clip_bound, self.temperature, self.laziness = (
-            float(clip_bound),
-            float(temperature),
-            float(laziness),
-        )
+
+    @property
+    def sensitivity_per_distance(self) -> float:
+        """Most that one record can change the log-ratio, per unit of distance: ``2 T b`` or ``T b``."""
+        return self.sensitivity_factor * self.temperature * self.clip_bound
+
+    def lazy(self, rule: AcceptanceRule) -> AcceptanceRule:
+        """Return the rule with the laziness of this step."""
+        return rule if self.laziness == 1 else Lazy(rule, self.laziness)
+
+    def _decisions(
+        self, rule: AcceptanceRule | None, noise_multiplier: float | None, distances: tuple[float, ...], **batch: float
+    ) -> PerProposalDecision | None:  # fmt: skip
+        """Cost of decisions; None if it is not finite. ``batch``: fields of the cost, if there are batches."""
+        if math.isinf(self.clip_bound) or isinstance(rule, Metropolis):
+            return None
+        batch.setdefault("sensitivity_per_distance", self.sensitivity_per_distance)
+        return PerProposalDecision(
+            rule=rule, noise_multiplier=noise_multiplier, laziness=self.laziness, distances=distances, **batch
+        )  # fmt: skip
 
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
         """One decision per iteration; its cost follows the public distance of the proposal."""
@@ -130,148 +193,200 @@ class DecidingStep(DPStep):
         return super().__getstate__() | {"_current": None}  # private, and of one chain only
 
     def current(self, theta: np.ndarray) -> State:
-        """Return what is known of a state: nothing, if another step has moved other variables since."""
+        """Return the current state, without what was computed before another step moved other variables."""
         if self._current is None or self._current.theta.tobytes() != theta.tobytes():
             self._current = State(theta, self.likelihood.log_prior(theta))
         return self._current
 
-    def settle(self, move: Move) -> bool:
-        """Charge for the decision on a move, make it, and go there if it is accepted."""
-        decision = None
-        if self.family is not None:
-            offset = abs(move.prior) if math.isfinite(move.prior) else 0.0
-            decision = self.family.at(move.distance, offset)
-            self.charge(((decision, 1),))
-        # No ratio exists where both priors vanish, a public fact: stay.
-        accepted = not math.isnan(move.prior) and self.accept(move, decision)
-        if accepted:
-            self._current = move.new
-        return accepted
+    # ------------------------------------------------------------------ charge
 
-    @abstractmethod
-    def accept(self, move: Move, decision: Any) -> bool:
-        """Decide on a proposal for which `decision`, a mechanism of the family, has been charged."""
+    def charge_decision(self, move: Move) -> Any:
+        """Pay for the decision on a move; return the mechanism that was paid for, whose ``rule`` decides."""
+        if self.family is None:
+            return Uncharged(self.rule)
+        # The size of the public part decides how coarsely the log-ratio is rounded.
+        offset = abs(move.prior) if math.isfinite(move.prior) else 0.0
+        decision = self.family.at(move.distance, offset)
+        self.charge(((decision, 1),))
+        return decision
 
-    def decide(self, rule: AcceptanceRule, log_ratio: float) -> bool:
-        """Draw the decision; stay where there is no ratio, which can only be without clipping."""
-        return not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
+    # ------------------------------------------------------------------ decide
 
     def log_ratio(self, move: Move) -> float:
-        """Log-ratio from all records, clipped and tempered, with the prior; those of the current state are kept."""
+        """``T sum_i clip(l_i(theta') - l_i(theta), +-b M)`` plus the public part, from all records.
+
+        NaN, without a look at the records, where both log-priors are infinite: there is no ratio.
+        """
+        if math.isnan(move.prior):
+            return math.nan
         new, old = self._records(move.new), self._records(move.old)
         change = self.likelihood.clipped_sum(new, old, self.clip_bound * move.distance)
         return self.temperature * change + move.prior
 
     def _records(self, state: State) -> np.ndarray:
+        """Log-likelihood of each record; computed once for each state."""
         if state.records is None:
             state.records = self.likelihood.logp(state.theta)
         return state.records
 
+    def decide(self, rule: AcceptanceRule, log_ratio: float) -> bool:
+        """Draw the decision from secret bits; reject where there is no ratio."""
+        return not math.isnan(log_ratio) and decide(rule, log_ratio, self._bits)
 
-class AcceptRejectStep(DecidingStep):
-    """Base class of steps with blind, symmetric proposals.
+    def choose(
+        self, move: Move, rule: AcceptanceRule, log_ratio: float
+    ) -> tuple[np.ndarray, bool, float]:
+        """Accept or reject a move: one secret Bernoulli draw. Returns what :meth:`transition` returns."""
+        accepted = self.decide(rule, log_ratio)
+        if accepted:
+            self._current = move.new
+        return (move.new if accepted else move.old).theta, accepted, move.distance
 
-    A subclass sets :attr:`family`, what a decision costs, calls :meth:`_register` when it is
-    complete, and writes :meth:`accept`.
+
+class ProposalStep(AcceptRejectStep):
+    """Base class of steps with a symmetric proposal that does not depend on the data.
 
     Parameters
     ----------
-    vars, budget, records, reproducible, model, blocked, rng, compile_kwargs
-        See :class:`~pymc_dp.steps.base.DPStep`.
-    clip_bound, laziness, temperature
-        See :class:`DecidingStep`.
     proposal : Proposal
-        Where to go; blind to the data.
-    batch_size : int, optional
-        Records per decision, drawn without replacement; all by default.
+        Law of the proposed moves: :class:`~pymc_dp.RandomWalk`, :class:`~pymc_dp.OneComponent` or
+        :class:`~pymc_dp.GuidedWalk`.
+    **options
+        See :class:`AcceptRejectStep`.
     """
-
-    settled = (*DecidingStep.settled, "proposal", "batch_size")
 
     def __init__(
         self,
-        vars: Sequence[Any] | None,
+        vars: Sequence[Any] | None = None,
         *,
         proposal: Proposal,
-        batch_size: int | None = None,
-        **options: Any,
+        **options: Unpack[DecisionOptions],
     ):
         if isinstance(proposal, type) or not isinstance(proposal, Proposal):
             raise TypeError(
                 f"proposal must be one such as RandomWalk(0.01), got a {type(proposal).__name__}."
             )
         super().__init__(vars, **options)
-        self.batch_size = self._checked_batch(batch_size)
         self.proposal = proposal
         self._walk = proposal.start(len(self.part))
-        if self.batch_size is not None:
-            self._compile_batches()
 
-    def _checked_batch(self, batch_size: int | None) -> int | None:
-        if batch_size is None:
-            return None
-        n_records = self.likelihood.n_records
-        size = whole("batch_size", batch_size)
-        if not 2 <= size <= n_records:
-            raise ValueError(
-                f"batch_size must be from 2 to the number of records, {n_records}, got {batch_size!r}."
-            )
-        return None if size == n_records else size
-
-    def _compile_batches(self) -> None:
-        """Compile now what would else be compiled in every worker."""
-        self.likelihood.logp_at(np.zeros(self.likelihood.n_dim), np.zeros(1, dtype=int))
-
-    def _typical_distances(self) -> tuple[float, ...]:
-        walk, rng, origin = (
-            copy.copy(self._walk),
-            np.random.default_rng(0),
-            np.zeros(len(self.part)),
-        )
-        return tuple(walk.propose(origin, rng)[1] for _ in range(_PLANNING_DRAWS))
+    def typical_distances(self) -> tuple[float, ...]:
+        """Distances of proposals, drawn from their public law: to plan with, never to charge."""
+        walk, rng = copy.copy(self._walk), np.random.default_rng(0)
+        origin = np.zeros(len(self.part))
+        return tuple(walk.propose(origin, rng)[1] for _ in range(PLANNING_DRAWS))
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
         if hasattr(self, "proposal"):
             self._walk = self.proposal.start(len(self.part))
 
-    def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
-        """Propose, charge, decide."""
+    def propose(self, theta: np.ndarray) -> Move:
+        """Draw a move from ``theta``: public and symmetric."""
         moved, distance = self._walk.propose(theta[self.part], self.rng)
         proposed = theta.copy()
         proposed[self.part] = moved
         old, new = self.current(theta), State(proposed, self.likelihood.log_prior(proposed))
-        accepted = self.settle(Move(old, new, new.prior - old.prior, distance))
+        return Move(old, new, new.prior - old.prior, distance)
+
+    def choose(
+        self, move: Move, rule: AcceptanceRule, log_ratio: float
+    ) -> tuple[np.ndarray, bool, float]:
+        """Accept or reject a move, and report the outcome to the proposal."""
+        theta, accepted, distance = super().choose(move, rule, log_ratio)
         self._walk.decided(accepted)
-        return (proposed if accepted else theta), accepted, distance
+        return theta, accepted, distance
 
     def changes(self, move: Move, index: np.ndarray) -> np.ndarray:
-        """Clipped changes of some records' log-likelihoods, not tempered."""
+        """Clipped changes of the log-likelihoods of some records, not tempered."""
         new, old = self.likelihood.logp_at(np.array((move.new.theta, move.old.theta)), index)
         return clipped_changes(new, old, self.clip_bound * move.distance)
 
-    # ------------------------------------------------------------------ batches without replacement
+    def compile_batches(self) -> None:
+        """Compile in this process what would otherwise be compiled in every worker."""
+        self.likelihood.logp_at(np.zeros(self.likelihood.n_dim), np.zeros(1, dtype=int))
+
+
+class BatchStep(ProposalStep):
+    r"""Base class of steps that may decide from a batch of fixed size, drawn without replacement.
+
+    With ``r_i`` the clipped changes of the ``m`` records drawn and ``k = N T / m``, the log-ratio is
+    estimated by ``k sum r`` plus the public part, and the variance of its error by
+
+    .. math:: v = k^2\, \frac{N - m}{N - 1} \Big( \sum_B r_i^2 - \frac{(\sum_B r_i)^2}{m} \Big).
+
+    Replacing one record of the batch changes the estimate by at most ``2 k b M``. It changes ``v``
+    by at most ``4 (k b M)**2 (N - m) / (N - 1) (m - 1) / m``: replacing one of ``m`` values in ``[-c,
+    c]`` changes their sum of squared deviations by at most ``4 c**2 (m - 1) / m``.
+
+    Parameters
+    ----------
+    batch_size : int, optional
+        Records per iteration ``m``, from 2 on, drawn without replacement with secret randomness;
+        all by default. The time of an iteration is proportional to it.
+    **options
+        See :class:`ProposalStep`.
+    """
+
+    def __init__(
+        self,
+        vars: Sequence[Any] | None = None,
+        *,
+        batch_size: int | None = None,
+        **options: Unpack[ProposalOptions],
+    ):
+        super().__init__(vars, **options)
+        self.batch_size = as_batch_size(batch_size, 2, self.likelihood.n_records)
+        if self.batch_size is not None:
+            self.compile_batches()
+
+    def _batch(self) -> int:
+        """Number of records that decide."""
+        return self.likelihood.n_records if self.batch_size is None else self.batch_size
+
+    @property
+    def sampling_probability(self) -> float:
+        """Probability that a record is in the batch; 1 if all records decide."""
+        return self._batch() / self.likelihood.n_records
 
     def estimated_log_ratio(self, move: Move) -> tuple[float, float]:
-        r"""Log-ratio estimated from a batch, and the estimated variance of its error.
-
-        With ``r_i`` the clipped changes of the ``m`` records drawn and ``k = N T / m``: ``k sum r``
-        and ``k**2 (N - m) / (N - 1) (sum r**2 - (sum r)**2 / m)``.
-        """
-        assert self.batch_size is not None
-        n, m = self.likelihood.n_records, self.batch_size
+        """Log-ratio estimated from a new batch, and the estimated variance of its error."""
+        if math.isnan(move.prior):
+            return math.nan, 0.0  # without a look at the records, as in log_ratio()
+        n, m = self.likelihood.n_records, self._batch()
         r = self.changes(move, without_replacement(n, m, self._bits))
         total, scale = float(r.sum()), n * self.temperature / m
         squares = max(0.0, float(r @ r) - total**2 / m)
         return scale * total + move.prior, scale**2 * (n - m) / (n - 1) * squares
 
-    def _batch_sensitivities(self) -> tuple[float, float]:
-        """What a record of the batch can do: to the estimate per distance, to the variance per square of it.
+    def _batch_decisions(
+        self,
+        rule: AcceptanceRule | None,
+        noise_multiplier: float | None,
+        slopes: tuple[float, float],
+    ) -> PerProposalDecision | None:
+        """Cost of decisions; on batches ``slopes`` bound how they depend on estimate and variance."""
+        batch = {}
+        if self.batch_size is not None:
+            n, m = self.likelihood.n_records, self.batch_size
+            largest = n * self.temperature * self.clip_bound / m
+            variance = 4 * largest**2 * (n - m) / (n - 1) * (m - 1) / m
+            batch = {
+                "sensitivity_per_distance": slopes[0] * 2 * largest,
+                "sensitivity_per_square": slopes[1] * variance,
+                "sampling_probability": self.sampling_probability,
+            }
+        return self._decisions(rule, noise_multiplier, self.typical_distances(), **batch)
 
-        Replacing one of ``m`` values in ``[-c, c]`` changes their sum of squared deviations by at
-        most ``4 c**2 (m - 1) / m``.
-        """
-        assert self.batch_size is not None
-        n, m = self.likelihood.n_records, self.batch_size
-        largest = n * self.temperature * self.clip_bound / m
-        return 2 * largest, 4 * largest**2 * (n - m) / (n - 1) * (m - 1) / m
+
+def follows_sensitivity(
+    name: str, value: Any, noise_multiplier: float | None, clip_bound: float
+) -> bool:
+    """Whether the noise of the penalty rule follows the sensitivity; ValueError if that cannot be."""
+    if noise_multiplier is None:
+        return False
+    if value is not None:
+        raise ValueError(f"Give {name} or noise_multiplier, not both.")
+    if as_float(clip_bound) == math.inf:
+        raise ValueError("noise_multiplier needs a finite clip_bound.")
+    return True

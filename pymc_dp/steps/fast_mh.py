@@ -1,121 +1,28 @@
-"""DP-Fast MH and TunaMH: exact acceptance tests on batches."""
+"""DP-Fast MH: exact acceptance tests on random batches; without a budget and with Metropolis' rule, TunaMH."""
 
 from __future__ import annotations
 
 import math
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
-from pymc_dp.privacy.batches import poisson_count, uniforms, with_replacement
-from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.families import DecisionFamily, Family, PoissonMinibatchFamily
-from pymc_dp.privacy.mechanisms import Decision, real, whole
-from pymc_dp.steps.accept_reject import AcceptRejectStep, Move
+from pymc_dp.acceptance import AcceptanceRule, Barker, Penalty, check_rule
+from pymc_dp.arguments import as_integer, as_positive_float
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalPoissonMinibatch
+from pymc_dp.privacy.randomness.batches import poisson_count, uniforms, with_replacement
+from pymc_dp.steps.accept_reject import Move, ProposalStep, Uncharged
+from pymc_dp.steps.base import StepOptions
 from pymc_dp.steps.proposals import Proposal
 
-__all__ = ["DPFastMH", "TunaMH"]
+__all__ = ["DPFastMH"]
 
 
-class _PoissonMinibatchStep(AcceptRejectStep):
-    """The acceptance test that both samplers share; see :class:`DPFastMH` for what it does."""
-
-    settled = (*AcceptRejectStep.settled, "rule", "batch_rate", "full_batch_at")
-
-    def __init__(
-        self,
-        vars: Sequence[Any] | None,
-        *,
-        batch_rate: float | None,
-        full_batch_at: int | None,
-        full_batch: bool,
-        rule: AcceptanceRule,
-        **options: Any,
-    ):
-        if full_batch and not (batch_rate is None and full_batch_at is None):
-            raise ValueError(
-                f"full_batch=True lets all records decide always, so batch_rate={batch_rate!r} and full_batch_at={full_batch_at!r} would have "
-                "no effect: leave them out, or leave out full_batch."
-            )
-        super().__init__(vars, **options)
-        if not math.isfinite(self.clip_bound) and not full_batch:
-            raise ValueError("Batches need a finite clip_bound: it decides how large they must be.")
-        self.rule = rule if self.laziness == 1 else Lazy(rule, self.laziness)
-        self.full_batch_at = (
-            None if full_batch_at is None else whole("full_batch_at", full_batch_at, 1)
-        )
-        distances = self._typical_distances()
-        if batch_rate is None and not full_batch:
-            typical = self._slope * math.sqrt(float(np.mean(np.square(distances))))
-            batch_rate = max(1.0, (self.likelihood.n_records * typical) ** 2 / 10)
-        if batch_rate is not None and not 0 < real(batch_rate) < math.inf:
-            raise ValueError(f"batch_rate must be positive and finite, got {batch_rate!r}.")
-        #: Part of the expected batch that does not depend on the proposal; None if all records decide.
-        self.batch_rate = None if batch_rate is None else float(batch_rate)
-        self.family = None if self.budget is None else self._decisions(distances)
-        if not full_batch:
-            self._compile_batches()
-        self._register()
-
-    @property
-    def _slope(self) -> float:
-        """Largest contribution of a record to the log-ratio, per unit of distance."""
-        return self.temperature * self.clip_bound
-
-    def _decisions(self, distances: tuple[float, ...]) -> Family:
-        if self.batch_rate is None:
-            return DecisionFamily(self._sides * self._slope, self.rule, None, 1.0, distances)
-        return PoissonMinibatchFamily(
-            self._slope, self.rule, self.batch_rate, self.likelihood.n_records, self.full_batch_at, distances,
-        )  # fmt: skip
-
-    def expected_batch(self, distance: npt.ArrayLike) -> np.ndarray:
-        """Records that an iteration is expected to look at, given the public distance of its proposal.
-
-        Parameters
-        ----------
-        distance : array_like
-            Distances ``M``, such as the statistic ``step_distance``; 0 where nothing was proposed.
-
-        Returns
-        -------
-        ndarray
-            Expected places of the batch, or all records. (How many were drawn is secret.)
-        """
-        distance = np.asarray(distance, dtype=float)
-        n = self.likelihood.n_records
-        if self.batch_rate is None:
-            return np.where(distance > 0, float(n), 0.0)
-        rate = self.batch_rate + n * self._slope * distance
-        limit = n if self.full_batch_at is None else min(n, self.full_batch_at)
-        return np.where(distance > 0, np.where(rate >= limit, n, rate), 0.0)
-
-    def accept(self, move: Move, decision: Any) -> bool:
-        """Decide from a batch whose law does not depend on the data, or from all records."""
-        n, rate = self.likelihood.n_records, self.batch_rate
-        if rate is None or isinstance(decision, Decision):
-            return self.decide(self.rule, self.log_ratio(move))
-        if decision is None:  # no budget, so nobody else has looked whether a batch makes sense
-            bound = self._slope * move.distance
-            if rate + n * bound >= min(n, self.full_batch_at or n):
-                return self.decide(self.rule, self.log_ratio(move))
-        else:
-            bound = decision.log_ratio_bound
-        most = n * bound
-        size = poisson_count(rate + most, self._bits)
-        index = with_replacement(n, size, self._bits)
-        pull = (n * self.temperature) * self.changes(move, index)  # most times u, in [-most, most]
-        # Twice lam + most (1 - u) / 2, and what the odds of keeping are for the move back.
-        here, back = 2 * rate + most - pull, 2 * rate + most + pull
-        kept = uniforms(size, self._bits) * (2 * (rate + most)) < here
-        return self.decide(self.rule, float(np.log(back[kept] / here[kept]).sum()) + move.prior)
-
-
-class DPFastMH(_PoissonMinibatchStep):
+class DPFastMH(ProposalStep):
     r"""DP-Fast MH: decides from a small random batch, and still exactly (without clipping), for any model.
 
     With ``c = T b M(theta, theta')`` the most that one record can contribute to the log-ratio, an
@@ -126,60 +33,64 @@ class DPFastMH(_PoissonMinibatchStep):
 
     ``r_i`` the clipped change of the record's log-likelihood. Each place that is kept adds
     ``log((2 lam + N c (1 + u_i)) / (2 lam + N c (1 - u_i)))`` to the log-ratio, to which the prior is
-    added. How often each record counts is then a set of auxiliary variables, and the log-ratio that
-    of the extended chain: **exact** for any rule in detailed balance, whatever the batches, if no
-    record is clipped; of clipped chains see :class:`~pymc_dp.DPPenalty`.
+    added.
 
-    This differs from the paper in four ways. One public constant ``c`` bounds all records and is
-    enforced by clipping: bounds computed for each record would show the data in the sizes and
-    contents of the batches. The rule is Barker's (or the penalty rule) in every iteration:
-    Metropolis' rule without noise, the paper's "privacy for free", is not private at any useful
-    ``delta``, and is refused. And what is charged is the exact cost of the decision
-    (:class:`~pymc_dp.privacy.PoissonMinibatchDecision`), composed over all iterations, not a claim
-    per iteration. And all records decide where the *expected* batch reaches the limit
-    ``full_batch_at``, not where the batch drawn does: given that fewer than ``K`` places were drawn,
-    the odds of what was kept, there and back, have a further factor ``P(D <= K - 1 - s) / P(D' <= K -
-    1 - s)``, with ``s`` the places kept and ``D`` the Poisson number of those dropped, whose rate
-    depends on the direction. So the paper's algorithm is not reversible (its Theorem 3 overlooks the
-    factor), while the program published with it compares the rate, as is done here.
+    **Invariance.** By the thinning of Poisson variables, record ``i`` counts ``s_i ~ Poisson(f_i)``
+    times, independently of the others, with ``f_i = (2 lam + N c (1 - u_i)) / (2 N)``. For the move
+    back ``u_i`` has the other sign and the rate is ``g_i = f_i + T r_i``. The ``s_i`` are auxiliary
+    variables of the move, drawn from the one law on the way there and from the other on the way back,
+    and with them the ratio of the extended chain is
 
-    Batches buy speed, not privacy: a decision costs about as much as one from all records.
-    Substitution only: the law of the batch size shows the number of records.
+    .. math:: \frac{p(\theta')}{p(\theta)} \prod_i e^{T r_i} \frac{e^{-g_i} g_i^{s_i}}{e^{-f_i} f_i^{s_i}}
+              = \frac{p(\theta')}{p(\theta)} \prod_i (g_i / f_i)^{s_i}:
+
+    the log-ratio above. So the chain has exactly the posterior (tempered by ``T``) under any rule in
+    detailed balance, whatever the batches, if no record is clipped; for clipping see
+    :class:`~pymc_dp.DPPenalty`.
+
+    **Privacy.** The law of the batch depends on ``c``, ``lam`` and ``N``, not on the data; which
+    places are kept does, and is secret. What is charged is the exact cost of the decision
+    (:class:`~pymc_dp.privacy.PoissonMinibatchDecision` has the proof). Batches save time, not privacy:
+    a decision costs about as much as one from all records. Substitution only: the law of the batch
+    size shows the number of records.
+
+    **Differences from the paper.** (1) One public constant ``c`` bounds all records and is enforced by
+    clipping: bounds computed for each record would show the data in the sizes and contents of the
+    batches. (2) The rule is Barker's (or the penalty rule) in every iteration: Metropolis' rule
+    without noise, the paper's "privacy for free", is not private at any useful ``delta``, and is
+    refused. (3) The exact costs are composed over all iterations; the paper claims epsilon per
+    iteration. (4) All records decide where the *expected* batch reaches the limit ``full_batch_at``,
+    not where the batch drawn does: given that fewer than ``K`` places were drawn, the odds of what was
+    kept, there and back, have a further factor ``P(D <= K - 1 - s) / P(D' <= K - 1 - s)``, with ``s``
+    the places kept and ``D`` the Poisson number of those dropped, whose rate depends on the direction.
+    So the paper's algorithm is not reversible (its Theorem 3 overlooks the factor), while the program
+    published with it compares the rate, as is done here.
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Variables to update, all by default.
-    budget : PrivacyBudget or None
-        What may be spent. None, which must be said, runs without privacy.
     clip_bound : float
         ``b``: most that one record's log-likelihood may change per unit of the proposal's distance.
-        No default, see :class:`~pymc_dp.DPPenalty`. It also decides how large batches must be.
-    proposal : Proposal
-        :class:`~pymc_dp.RandomWalk`, :class:`~pymc_dp.OneComponent` or :class:`~pymc_dp.GuidedWalk`.
+        No default, see :class:`~pymc_dp.DPPenalty`. It also decides how large batches must be, so it
+        is finite even without a budget.
     batch_rate : float, optional
         ``lam`` > 0, the part of the expected batch that does not depend on the proposal. The error
         of the log-ratio has variance of about ``(N c)**2 / lam`` times the mean of ``u**2``, so
         larger values accept more (they change the privacy of a decision by little). Default: ``(N
         c)**2 / 10`` at the root mean square distance, so that this variance is about 1 where the
-        bound is three times the typical change; the same form as TunaMH's ``chi (N c)**2``.
+        bound is three times the typical change; of the form of TunaMH's ``chi (N c)**2``.
     full_batch_at : int, optional
-        ``K``: all records decide for proposals whose expected batch ``lam + N c`` has this many places
-        or more. Default: the number of records. The paper needs a limit to bound its costs and
-        recommends ``epsilon N / 6`` for its epsilon per iteration; here it is a matter of speed only.
-    full_batch : bool
-        Let all records decide always: the full-batch version, which is :class:`~pymc_dp.DPBarker`
-        under Barker's rule.
+        ``K``: all records decide on proposals whose expected batch ``lam + N c`` has this many places
+        or more. Default: the number of records. It only changes the speed. (The paper needs a limit to
+        bound its costs, and recommends ``epsilon N / 6`` for its epsilon per iteration.)
     rule : AcceptanceRule
-        :class:`~pymc_dp.Barker` (default) or :class:`~pymc_dp.Penalty`.
+        :class:`~pymc_dp.Barker` (default) or :class:`~pymc_dp.Penalty`;
+        :class:`~pymc_dp.steps.Metropolis` only without a budget: that is TunaMH.
     laziness : float, optional
         Weight ``w`` in (0, 1] of the lazy rule. Default: 1, but 0.5 for the penalty rule on batches
-        in a private run, where it has no finite Rényi cost otherwise (its rejections can be far more
-        improbable than that a record is taken several times).
-    temperature : float
-        ``T`` in (0, 1], public. 1 targets the posterior.
-    records, public, reproducible, model, compile_kwargs
-        See :class:`~pymc_dp.steps.base.DPStep`.
+        in a private run, where it has no finite Rényi cost otherwise: its rejections can be far less
+        probable than that the batch takes a record several times.
+    **options
+        See :class:`~pymc_dp.steps.ProposalStep`.
 
     Raises
     ------
@@ -209,6 +120,7 @@ class DPFastMH(_PoissonMinibatchStep):
     """
 
     name = "dp_fast_mh"
+    has_plan = True
 
     def __init__(
         self,
@@ -219,91 +131,100 @@ class DPFastMH(_PoissonMinibatchStep):
         proposal: Proposal,
         batch_rate: float | None = None,
         full_batch_at: int | None = None,
-        full_batch: bool = False,
         rule: AcceptanceRule = Barker(),
         laziness: float | None = None,
         temperature: float = 1.0,
-        records: Any = None,
-        public: Sequence[Any] = (),
-        reproducible: bool = False,
-        model: Any = None,
-        blocked: bool = True,
-        rng: Any = None,
-        compile_kwargs: dict | None = None,
+        **options: Unpack[StepOptions],
     ):
-        if not isinstance(rule, AcceptanceRule):
-            raise TypeError(f"rule must be an acceptance rule such as Barker(), got {rule!r}.")
-        inner = rule.rule if isinstance(rule, Lazy) else rule
-        if budget is not None and isinstance(inner, Metropolis):
-            raise ValueError(
-                f"The rule {rule.name} is refused in a private run: a rejection can be impossible under one data set and likely under "
-                "its neighbour, so a decision is not (epsilon, delta)-private for any useful delta. Use Barker() or Penalty(scale); for a "
-                "run without privacy, TunaMH or budget=None."
-            )
-        if laziness is None:
-            dear = budget is not None and isinstance(rule, Penalty) and not full_batch
-            laziness = 0.5 if dear else 1.0
-        elif laziness == 1 and budget is not None and isinstance(rule, Penalty) and not full_batch:
-            raise ValueError(
-                f"The rule {rule.name} has no finite Rényi cost on batches: its rejections can be far more improbable than that a record is "
-                "taken several times. Leave out laziness (0.5 then), or use Barker(), or full_batch=True."
-            )
+        private = budget is not None
+        check_rule(rule, private)
         super().__init__(
-            vars, budget=budget, clip_bound=clip_bound, proposal=proposal, batch_rate=batch_rate,
-            full_batch_at=full_batch_at, full_batch=full_batch, rule=rule, laziness=laziness,
-            temperature=temperature, records=records, public=public, reproducible=reproducible, model=model,
-            blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
+            vars, budget=budget, clip_bound=clip_bound, proposal=proposal, temperature=temperature,
+            laziness=_checked_laziness(laziness, rule, private), **options,
         )  # fmt: skip
+        if not math.isfinite(self.clip_bound):
+            raise ValueError("Batches need a finite clip_bound: it decides how large they must be.")
+        self.rule = lazy = self.lazy(rule)
+        if full_batch_at is not None:
+            full_batch_at = as_integer("full_batch_at", full_batch_at, 1)
+        self.full_batch_at = full_batch_at
+        distances = self.typical_distances()
+        if batch_rate is None:
+            largest = self._bound(math.sqrt(float(np.mean(np.square(distances)))))
+            batch_rate = max(1.0, (self.likelihood.n_records * largest) ** 2 / 10)
+        #: Part of the expected batch that does not depend on the proposal.
+        self.batch_rate = as_positive_float("batch_rate", batch_rate)
+        self.family = None
+        if private:
+            self.family = PerProposalPoissonMinibatch(
+                bound_per_distance=self._bound(1.0),
+                rule=lazy,
+                batch_rate=self.batch_rate,
+                n_records=self.likelihood.n_records,
+                full_batch_at=self.full_batch_at,
+                distances=distances,
+            )
+        self.compile_batches()
+        self.register()
+
+    def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
+        """Propose, charge, decide from a batch whose law does not depend on the data, or from all records."""
+        move = self.propose(theta)  # public: blind to the data
+        decision = self.charge_decision(move)  # paid before any record is read
+        c = self._batch_bound(move, decision)
+        if c is None or math.isnan(move.prior):
+            return self.choose(move, decision.rule, self.log_ratio(move))
+        n, lam = self.likelihood.n_records, self.batch_rate
+        capacity = lam + n * c
+        size = poisson_count(capacity, self._bits)
+        index = with_replacement(n, size, self._bits)
+        u_total = (n * self.temperature) * self.changes(move, index)  # N c u_i, in [-N c, N c]
+        # 2 N f_i and 2 N g_i: twice the capacity times the probability to keep a place.
+        forward, backward = 2 * lam + n * c - u_total, 2 * lam + n * c + u_total
+        kept = uniforms(size, self._bits) * (2 * capacity) < forward
+        log_ratio = float(np.log(backward[kept] / forward[kept]).sum()) + move.prior
+        return self.choose(move, decision.rule, log_ratio)  # one secret Bernoulli draw
+
+    def _bound(self, distance: float) -> float:
+        """``c``: largest contribution of a record to the log-ratio of a move of this length."""
+        return self.temperature * self.clip_bound * distance
+
+    def _batch_bound(self, move: Move, decision: Any) -> float | None:
+        """``c`` of a decision from a batch, as it was charged; None where all records decide."""
+        if not isinstance(decision, Uncharged):
+            return getattr(decision, "log_ratio_bound", None)
+        c, n = self._bound(move.distance), self.likelihood.n_records
+        limit = min(n, self.full_batch_at or n)
+        return c if self.batch_rate + n * c < limit else None
+
+    def expected_batch(self, distance: npt.ArrayLike) -> np.ndarray:
+        """Records that an iteration is expected to read, given the public distance of its proposal.
+
+        Parameters
+        ----------
+        distance : array_like
+            Distances ``M``, such as the statistic ``step_distance``; 0 where nothing was proposed.
+
+        Returns
+        -------
+        ndarray
+            Expected places of the batch, or all records. (How many were drawn is secret.)
+        """
+        distance = np.asarray(distance, dtype=float)
+        n = self.likelihood.n_records
+        rate = self.batch_rate + n * self._bound(1.0) * distance
+        limit = n if self.full_batch_at is None else min(n, self.full_batch_at)
+        return np.where(distance > 0, np.where(rate >= limit, n, rate), 0.0)
 
 
-class TunaMH(_PoissonMinibatchStep):
-    r"""TunaMH: exact Metropolis-Hastings on batches, **without privacy**.
-
-    The base of :class:`DPFastMH`, for comparison and for public data: the same batches, Metropolis'
-    rule, nothing charged. Batches and decisions follow PyMC's ``random_seed``.
-
-    Parameters
-    ----------
-    vars : list of variables, optional
-        Variables to update, all by default.
-    clip_bound : float
-        ``b``: one public constant that bounds the change of every record's log-likelihood per unit
-        of the proposal's distance. Larger changes are clipped (then the chain is approximate).
-    proposal : Proposal
-        :class:`~pymc_dp.RandomWalk`, :class:`~pymc_dp.OneComponent` or :class:`~pymc_dp.GuidedWalk`.
-    batch_rate : float, optional
-        As for :class:`DPFastMH`.
-    temperature : float
-        ``T`` in (0, 1].
-    records, public, model, compile_kwargs
-        See :class:`~pymc_dp.steps.base.DPStep`.
-
-    References
-    ----------
-    Zhang, Cooper, De Sa (2020), Asymptotically optimal exact minibatch Metropolis-Hastings,
-    https://arxiv.org/abs/2006.11677.
-    """
-
-    name = "tuna_mh"
-
-    def __init__(
-        self,
-        vars: Sequence[Any] | None = None,
-        *,
-        clip_bound: float,
-        proposal: Proposal,
-        batch_rate: float | None = None,
-        temperature: float = 1.0,
-        records: Any = None,
-        public: Sequence[Any] = (),
-        model: Any = None,
-        blocked: bool = True,
-        rng: Any = None,
-        compile_kwargs: dict | None = None,
-    ):
-        super().__init__(
-            vars, budget=None, clip_bound=clip_bound, proposal=proposal, batch_rate=batch_rate,
-            full_batch_at=None, full_batch=False, rule=Metropolis(), laziness=1.0,
-            temperature=temperature, records=records, public=public, reproducible=True, model=model,
-            blocked=blocked, rng=rng, compile_kwargs=compile_kwargs,
-        )  # fmt: skip
+def _checked_laziness(laziness: float | None, rule: AcceptanceRule, private: bool) -> float:
+    """Return the laziness; by default 0.5 for the penalty rule in a private run, where 1 has no finite cost."""
+    has_no_cost = private and isinstance(rule, Penalty)
+    if laziness is None:
+        return 0.5 if has_no_cost else 1.0
+    if laziness == 1 and has_no_cost:
+        raise ValueError(
+            f"The rule {rule.name} has no finite Rényi cost on batches: its rejections can be far less probable than that a record is "
+            "taken several times. Leave out laziness (0.5 then), or use Barker(), or DPPenalty, which decides from all records."
+        )
+    return laziness

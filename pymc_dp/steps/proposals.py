@@ -1,13 +1,12 @@
-r"""Proposals: symmetric, blind to the data, with a public distance in which the clip bound lives.
+r"""Proposals: symmetric, blind to the data, with a public distance.
 
-A proposal moves a part of the parameter vector. Its distance ``M(theta, theta')`` is symmetric and
-bounds, times the clip bound, what one record may contribute to the log-ratio. Proposals draw from a
-public generator: the moves cost no privacy.
+A proposal moves a part of the parameter vector. Its distance ``M(theta, theta')`` is symmetric; the
+clip bound times this distance bounds the contribution of one record to the log-ratio. Proposals do
+not depend on the data and are drawn from a public generator: they cost no privacy.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 
 from typing import Protocol, Self, runtime_checkable
@@ -15,14 +14,14 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.privacy.mechanisms import real, reals
+from pymc_dp.arguments import as_floats, as_positive_float, cholesky
 
 __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
 
 @runtime_checkable
 class Proposal(Protocol):
-    """What a step needs from a proposal."""
+    """Methods that a step needs of a proposal."""
 
     def start(self, n_dim: int) -> Proposal:
         """Check the shapes against the number of parameters; return a proposal with a fresh state for one chain."""
@@ -33,12 +32,12 @@ class Proposal(Protocol):
         ...
 
     def decided(self, accepted: bool) -> None:
-        """Learn the outcome (public once released)."""
+        """Note the outcome, which is public once it is released."""
         ...
 
 
 def _scale_array(scale: npt.ArrayLike, n_dim: int, what: str, *, matrix: bool) -> np.ndarray:
-    array = reals(f"entries of the {what}", scale)
+    array = as_floats(f"entries of the {what}", scale)
     shapes = "a scalar, a vector of length" + (" or a covariance matrix of size" if matrix else "")
     if array.ndim > (2 if matrix else 1) or (array.ndim and array.shape != (n_dim,) * array.ndim):
         raise ValueError(
@@ -63,17 +62,19 @@ class RandomWalk:
         proposal (Mahalanobis), so that the clip bound is log-likelihood per standard deviation of
         the proposal. A vector of public parameter scales: length after division by them.
     max_distance : float, optional
-        Public cap: longer moves are redrawn, which keeps the walk symmetric.
+        Public cap: longer moves are drawn again, which keeps the walk symmetric.
 
     Notes
     -----
-    Symmetric since the density of the move depends on its length in one fixed metric only,
-    truncated or not.
+    The proposal is symmetric: the density of a move depends on its length in one fixed metric only,
+    with or without the cap.
     """
 
     n_dim: int
+    _takes_matrix = True
+    #: Scales of the steps, or Cholesky factor of their covariance; units of the distance, if it has any.
     _root: np.ndarray
-    _unit: np.ndarray | None
+    _unit: np.ndarray | None = None
 
     def __init__(
         self,
@@ -86,53 +87,45 @@ class RandomWalk:
             raise ValueError(
                 f"Unknown metric {metric!r}; choose 'euclidean', 'proposal' or a vector of parameter scales."
             )
-        if max_distance is not None and not 0 < real(max_distance) < math.inf:
-            raise ValueError(f"max_distance must be positive and finite, got {max_distance!r}.")
+        if max_distance is not None:
+            as_positive_float("max_distance", max_distance)
         self.scale, self.metric, self.max_distance = scale, metric, max_distance
 
     def start(self, n_dim: int) -> Self:
         """Check shapes; the walk itself has no state."""
         walk = type(self)(self.scale, metric=self.metric, max_distance=self.max_distance)
         walk.n_dim = n_dim
-        scale = _scale_array(self.scale, n_dim, "scale of the proposal", matrix=True)
+        scale = _scale_array(self.scale, n_dim, "scale of the proposal", matrix=self._takes_matrix)
         if scale.ndim == 2:
-            if not np.allclose(scale, scale.T):
-                raise ValueError("The covariance matrix of the proposal must be symmetric.")
-            try:
-                walk._root = np.linalg.cholesky(scale)
-            except np.linalg.LinAlgError:
-                raise ValueError(
-                    "The covariance matrix of the proposal must be positive definite."
-                ) from None
-        else:
-            walk._root = scale
-        walk._unit = (
-            None
-            if isinstance(self.metric, str)
-            else _scale_array(self.metric, n_dim, "metric", matrix=False)
-        )
+            scale = cholesky("The covariance matrix of the proposal", scale)
+        walk._root = scale if scale.ndim == 2 else np.broadcast_to(scale, n_dim)
+        if not isinstance(self.metric, str):
+            unit = _scale_array(self.metric, n_dim, "metric", matrix=False)
+            walk._unit = np.broadcast_to(unit, n_dim)
         return walk
 
     def propose(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-        """Draw a move; redraw while it exceeds the cap."""
+        """Draw a move, again while it exceeds the cap."""
+        self._choose(rng)
         with np.errstate(over="ignore", invalid="ignore"):
             for _ in range(10_000):
-                z: np.ndarray = rng.standard_normal(self.n_dim)
-                move = self._root @ z if self._root.ndim == 2 else self._root * z
+                move, z = self._draw(rng)
                 new = theta + move
                 distance = self._distance(new - theta, z)
-                if self._fits(distance):
+                if 0 < distance <= (self.max_distance or sys.float_info.max):
                     return new, distance
-        raise self._hopeless()
-
-    def _fits(self, distance: float) -> bool:
-        return 0 < distance <= (self.max_distance or sys.float_info.max)
-
-    def _hopeless(self) -> ValueError:
-        return ValueError(
+        raise ValueError(
             f"10000 proposals in a row were longer than max_distance = {self.max_distance!r} (or had length 0), "
             f"with scale = {self.scale!r} and metric = {self.metric!r}. Raise the cap or shrink the scale, or change the metric."
         )
+
+    def _choose(self, rng: np.random.Generator) -> None:
+        """Choose what moves: all parameters."""
+
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return a move, and the standard normal variables it was made from."""
+        z = rng.standard_normal(self.n_dim)
+        return self._root @ z if self._root.ndim == 2 else self._root * z, z
 
     def _distance(self, move: np.ndarray, z: np.ndarray) -> float:
         if self._unit is not None:
@@ -140,13 +133,13 @@ class RandomWalk:
         return float(np.linalg.norm(z if self.metric == "proposal" else move))
 
     def decided(self, accepted: bool) -> None:
-        """Nothing to learn."""
+        """Do nothing: the walk has no state."""
 
 
 class OneComponent(RandomWalk):
     """Random walk on one randomly chosen parameter at a time.
 
-    Moves are short, so each costs little privacy; the seeds call it one-component updates (OCU).
+    Moves are short, so each costs little privacy. The literature calls it one-component updates (OCU).
 
     Parameters
     ----------
@@ -158,40 +151,27 @@ class OneComponent(RandomWalk):
         Public cap on the length of a move.
     """
 
-    _scales: np.ndarray
-    _units: np.ndarray
-    _component: int
+    _takes_matrix = False
+    _component = 0
 
     def start(self, n_dim: int) -> Self:
         """Check shapes; the walk itself has no state."""
-        walk = type(self)(self.scale, metric=self.metric, max_distance=self.max_distance)
-        walk.n_dim = n_dim
-        walk._scales = np.broadcast_to(
-            _scale_array(self.scale, n_dim, "scale of the proposal", matrix=False), n_dim
-        )
-        if isinstance(self.metric, str):
-            walk._units = walk._scales if self.metric == "proposal" else np.ones(n_dim)
-        else:
-            walk._units = np.broadcast_to(
-                _scale_array(self.metric, n_dim, "metric", matrix=False), n_dim
-            )
-        walk._component = 0
+        walk = super().start(n_dim)
+        if isinstance(self.metric, str) and self.metric == "proposal":
+            walk._unit = walk._root
         return walk
 
-    def propose(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-        """Draw a parameter and a move along it; redraw the move while it exceeds the cap."""
-        j = self._component = int(rng.integers(self.n_dim))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for _ in range(10_000):
-                new = theta.copy()
-                new[j] += self._move(j, rng)
-                distance = float(abs(new[j] - theta[j]) / self._units[j])
-                if self._fits(distance):
-                    return new, distance
-        raise self._hopeless()
+    def _choose(self, rng: np.random.Generator) -> None:
+        """Choose the parameter that moves."""
+        self._component = int(rng.integers(self.n_dim))
+
+    def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        move = np.zeros(self.n_dim)
+        move[self._component] = self._move(self._component, rng)
+        return move, move
 
     def _move(self, j: int, rng: np.random.Generator) -> float:
-        return self._scales[j] * rng.standard_normal()
+        return self._root[j] * rng.standard_normal()
 
 
 class GuidedWalk(OneComponent):
@@ -213,20 +193,15 @@ class GuidedWalk(OneComponent):
     Gustafson (1998), A guided walk Metropolis algorithm, https://doi.org/10.1023/A:1008880707168.
     """
 
-    _signs: np.ndarray | None
-
-    def start(self, n_dim: int) -> Self:
-        """Check shapes; directions are drawn with the first proposal."""
-        walk = super().start(n_dim)
-        walk._signs = None
-        return walk
+    #: Drawn with the first proposal.
+    _signs: np.ndarray | None = None
 
     def _move(self, j: int, rng: np.random.Generator) -> float:
         if self._signs is None:
             self._signs = rng.choice([-1.0, 1.0], size=self.n_dim)
-        return self._signs[j] * self._scales[j] * abs(rng.standard_normal())
+        return self._signs[j] * self._root[j] * abs(rng.standard_normal())
 
     def decided(self, accepted: bool) -> None:
-        """Turn round after a rejection."""
+        """Reverse the direction after a rejection."""
         if not accepted and self._signs is not None:
             self._signs[self._component] *= -1

@@ -5,20 +5,120 @@ from __future__ import annotations
 import math
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.privacy.batches import poisson, without_replacement
-from pymc_dp.privacy.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms import Mechanism, real, whole
-from pymc_dp.privacy.sampled import Sampling
-from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.gradients import Coordinates, NoisyGradient, Phase, Trajectory, check_clip_bound
-from pymc_dp.steps.schedules import CubeRoot, NoiseSchedule, Schedule
+from pymc_dp.arguments import as_batch_size, as_float, as_fraction, as_integer, as_positive_float
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian, Mechanism
+from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian, Sampling
+from pymc_dp.privacy.randomness.batches import poisson, without_replacement
+from pymc_dp.steps.base import DPStep, StepOptions
+from pymc_dp.steps.hmc import Phase, Trajectory, recorded_paths
+from pymc_dp.steps.noisy_gradients import MOST_NOISE, Coordinates, NoisyGradient, as_gradient_bound
 
-__all__ = ["DPSGHMC"]
+__all__ = ["DPSGHMC", "CubeRoot", "NoiseSchedule", "Schedule"]
+
+Schedule = Callable[[int], float]
+
+#: Noise multipliers are charged as the next smaller number of a geometric grid with this ratio, so
+#: that a long schedule has few costs: this overstates the cost as 0.5 % less noise would, on average.
+_RATIO = 1.01
+
+
+@dataclass(frozen=True)
+class CubeRoot:
+    """``beta * t**(-1/3)``."""
+
+    beta: float
+
+    def __call__(self, draw: int) -> float:
+        """Step size of draw 1, 2, ..."""
+        return float(self.beta * draw ** (-1 / 3))
+
+
+@dataclass(frozen=True)
+class NoiseSchedule:
+    """Step size, noise and data accesses of each draw.
+
+    It holds no reference to the step: PyMC rebuilds a step from its arguments, among them the
+    budget, which holds this schedule and is pickled before the step exists.
+
+    Parameters
+    ----------
+    step_size : callable
+        Step size of draw 1, 2, ...
+    added : float
+        ``2 (C - B)``, variance of the noise on the momentum, per unit of time.
+    temperature : float
+        Power of the likelihood.
+    sensitivity : float
+        Of the sum over a batch, under the adjacency in use.
+    n_steps : int
+        Gradients per draw.
+    probability : float
+        ``q``, of a record to be in a batch.
+    sampling : Sampling
+        How batches are drawn.
+    adjacency : Adjacency or None
+        Of the budget, if there is one.
+    """
+
+    step_size: Schedule
+    added: float
+    temperature: float
+    sensitivity: float
+    n_steps: int
+    probability: float
+    sampling: Sampling
+    adjacency: Adjacency | None
+
+    def step_size_at(self, draw: int) -> float:
+        """Step size of a draw; ValueError unless it is positive, finite and a function of the draw."""
+        step_size, again = float(self.step_size(draw)), float(self.step_size(draw))
+        if step_size != again and not math.isnan(step_size):
+            raise ValueError(
+                f"step_size must be a function of the draw alone, as it is planned with, but gave {step_size!r} and then {again!r} "
+                f"for draw {draw}."
+            )
+        if not (math.isfinite(step_size) and step_size > 0):
+            raise ValueError(
+                f"step_size must be positive and finite, got {step_size!r} for draw {draw}."
+            )
+        return step_size
+
+    def noise_sd(self, draw: int) -> float:
+        """Standard deviation of the noise on the sum of a batch: ``sqrt(2 (C - B) / eta_t) q / T``."""
+        added = self.added / self.step_size_at(draw)
+        return math.sqrt(added) * self.probability / self.temperature
+
+    def noise_multiplier(self, draw: int) -> float:
+        """Noise relative to the sensitivity, 0 without noise or without a clip bound; ValueError if out of range."""
+        noise = self.noise_sd(draw) / self.sensitivity
+        least = 0 if self.adjacency is None else math.ulp(0.0)
+        if not least <= noise <= MOST_NOISE:
+            bound = self.sensitivity / (1 if self.adjacency is Adjacency.ADD_REMOVE else 2)
+            raise ValueError(
+                f"The noise multiplier of gradients must be positive, and at most 1e6, but is {noise:g} for draw {draw}: from friction - "
+                f"noise_estimate = {self.added / 2!r}, step_size = {self.step_size_at(draw)!r}, gradient_clip_bound = {bound!r}, "
+                f"temperature = {self.temperature!r} and a part {self.probability:g} of the records."
+            )
+        return noise
+
+    def __call__(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
+        """Accesses of draw 1, 2, ...; none without noise or without a clip bound."""
+        noise = self.noise_multiplier(draw)
+        if noise == 0:
+            return ()
+        noise = min(noise, _RATIO ** math.floor(math.log(noise) / math.log(_RATIO)))
+        release: Mechanism = Gaussian(noise)
+        if self.probability < 1:
+            adjacency = Adjacency.SUBSTITUTE if self.adjacency is None else self.adjacency
+            release = SampledGaussian(noise, self.probability, self.sampling, adjacency)
+        return ((release, self.n_steps),)
 
 
 class DPSGHMC(DPStep):
@@ -31,32 +131,28 @@ class DPSGHMC(DPStep):
               \theta \leftarrow \theta + \eta_t v,
 
     each on a new batch ``B``, in coordinates in which the mass matrix is the identity (friction and
-    noise are ``C Mass`` in others). Friction takes energy out, at the rate at which the noise, and the
-    randomness of batches, puts it in; so it must *slow* the momentum down.
+    noise are ``C Mass`` in others). Friction removes energy at the rate at which the noise and the
+    randomness of batches add it; so it must *slow* the momentum down.
 
     The posterior is approximated, with a bias from four sources: clipping, which changes the target
     (gradients clipped to ``b`` are those of another posterior); the step size; the noise of batches,
-    unless `noise_estimate` is right; and steps that are few: if each draw begins with a new momentum, its
-    variance tends to ``J / (J + 1)`` of the posterior's as ``eta_t`` falls, so let ``J`` grow or keep the
-    momentum. For exact draws use :class:`~pymc_dp.DPHMC`.
+    unless `noise_estimate` is right; and the number of steps: if each draw begins with a new momentum,
+    the variance of draws tends to ``J / (J + 1)`` of the posterior's as ``eta_t`` falls, so let ``J``
+    grow or keep the momentum. For exact draws use :class:`~pymc_dp.DPHMC`.
 
-    **Privacy** comes from the noise that the sampler has anyway. As a Gaussian mechanism on the sum of
-    the clipped gradients of a batch it has standard deviation ``sqrt(2 (C - B) / eta_t) q / T``, so its
-    noise multiplier is
+    **Privacy** comes from the noise that the sampler needs anyway. As a Gaussian mechanism on the sum
+    of the clipped gradients of a batch it has standard deviation ``sqrt(2 (C - B) / eta_t) q / T``, so
+    its noise multiplier is
 
     .. math:: z_t = \sqrt{2 (C - \hat B) / \eta_t} \; q / (T b)
 
-    for add/remove, and half of that for substitution, where a record moves the sum by up to ``2 b``. All
-    ``J`` gradients of all draws count as released. Small steps and large batches make ``z_t`` large; it
-    is a statistic of each draw, ``noise_multiplier``. The noise is drawn from secret randomness, on the
-    grid of the sum, see :mod:`~pymc_dp.privacy.gaussian_noise`.
+    for add/remove, and half of that for substitution, where a record changes the sum by up to ``2 b``.
+    All ``J`` gradients of all draws count as released. Small steps and large batches make ``z_t``
+    large; it is a statistic of each draw, ``noise_multiplier``. The noise is drawn from secret
+    randomness, on the grid of the sum, see :mod:`~pymc_dp.privacy.randomness.rounded_gaussian`.
 
     Parameters
     ----------
-    vars : list of variables, optional
-        Variables to update, all by default.
-    budget : PrivacyBudget or None
-        What may be spent. None, which must be said, runs without privacy.
     step_size : float or callable
         ``beta`` of the default schedule ``eta_t = beta * t**(-1/3)``, with ``t = 1, 2, ...`` the number
         of the draw; or a function of ``t``, such as ``lambda t: 0.01``. Public.
@@ -82,8 +178,8 @@ class DPSGHMC(DPStep):
         ``T`` in (0, 1], public. 1 targets the posterior.
     record_trajectories : bool
         Keep every path in :attr:`trajectories`, for teaching; only without a budget.
-    records, public, reproducible, model, compile_kwargs
-        See :class:`~pymc_dp.steps.base.DPStep`.
+    **options
+        See :class:`~pymc_dp.steps.DPStep`.
 
     Raises
     ------
@@ -95,8 +191,8 @@ class DPSGHMC(DPStep):
     ----------
     Chen, Fox, Guestrin (2014), Stochastic gradient Hamiltonian Monte Carlo,
     https://arxiv.org/abs/1402.4102. Lode, Sub-sampled and differentially private Hamiltonian Monte
-    Carlo, which has friction with the other sign, clips the gradient of the batch where one record can
-    turn it, and draws batches without replacement but accounts for Poisson sampling.
+    Carlo, which has friction with the other sign, clips the gradient of the whole batch, whose direction
+    one record can change, and draws batches without replacement but accounts for Poisson sampling.
 
     Examples
     --------
@@ -120,10 +216,6 @@ class DPSGHMC(DPStep):
         **DPStep.stats_dtypes_shapes,
         "noise_multiplier": (np.float64, []),
     }
-    settled = (
-        *DPStep.settled, "step_size", "n_steps", "gradient_clip_bound", "batch_size", "sampling_probability",
-        "friction", "noise_estimate", "temperature", "coordinates",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -141,47 +233,33 @@ class DPSGHMC(DPStep):
         refresh_momentum: bool = True,
         temperature: float = 1.0,
         record_trajectories: bool = False,
-        records: Any = None,
-        public: Sequence[Any] = (),
-        reproducible: bool = False,
-        model: Any = None,
-        blocked: bool = True,
-        rng: Any = None,
-        compile_kwargs: dict | None = None,
+        **options: Unpack[StepOptions],
     ):
         private = budget is not None
-        if not (callable(step_size) or 0 < real(step_size) < math.inf):
-            raise ValueError(f"step_size must be positive and finite, got {step_size!r}.")
-        n_steps = whole("n_steps", n_steps, 1)
-        check_clip_bound(
-            "gradient_clip_bound", gradient_clip_bound, private, "without it one record could move a gradient anywhere."
-        )  # fmt: skip
-        if not 0 <= real(noise_estimate) <= real(friction) <= 1e100:
-            raise ValueError(
-                f"friction must be at most 1e100 and noise_estimate from 0 to friction, got {friction!r} and {noise_estimate!r}."
-            )
-        if private and noise_estimate == friction:
-            raise ValueError(
-                f"With friction = {friction:g} and noise_estimate = {noise_estimate:g} no noise is added, which is not private at any "
-                "epsilon. Give more friction, or budget=None for a run without privacy (without friction: the naive variant)."
-            )
-        if not 0 < real(temperature) <= 1:
-            raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
-        if record_trajectories and private:
-            raise ValueError(
-                "record_trajectories shows gradients and momenta, for data that need no protection: it needs budget=None."
-            )
-        super().__init__(
-            vars, budget=budget, records=records, public=public, reproducible=reproducible, model=model, blocked=blocked,
-            rng=rng, compile_kwargs=compile_kwargs,
-        )  # fmt: skip
-        self.step_size: Schedule = step_size if callable(step_size) else CubeRoot(float(step_size))
-        self.n_steps, self.temperature = n_steps, float(temperature)
-        self.gradient_clip_bound = float(gradient_clip_bound)
+        if not callable(step_size):
+            step_size = CubeRoot(as_positive_float("step_size", step_size))
+        self.step_size: Schedule = step_size
+        self.n_steps = as_integer("n_steps", n_steps, 1)
+        self.gradient_clip_bound = as_gradient_bound(gradient_clip_bound, private)
+        _check_friction(friction, noise_estimate, private)
         self.friction, self.noise_estimate = float(friction), float(noise_estimate)
+        self.temperature = as_fraction("temperature", temperature)
+        #: Paths in the order they were made, if `record_trajectories`.
+        self.trajectories = recorded_paths(record_trajectories, private)
         self.refresh_momentum = bool(refresh_momentum)
-        self.batch_size, self.sampling_probability = self._checked_batch(
-            batch_size, sampling_probability
+        super().__init__(vars, budget=budget, **options)
+        self.batch_size, self.sampling_probability = _batch_law(
+            batch_size, sampling_probability, self.likelihood.n_records
+        )
+        self._schedule = NoiseSchedule(
+            step_size=self.step_size,
+            added=2 * (self.friction - self.noise_estimate),
+            temperature=self.temperature,
+            sensitivity=self.sensitivity_factor * self.gradient_clip_bound,
+            n_steps=self.n_steps,
+            probability=self.sampling_probability,
+            sampling=Sampling.WITHOUT_REPLACEMENT if self.batch_size else Sampling.POISSON,
+            adjacency=None if budget is None else budget.adjacency,
         )
         self.noise_multiplier(1)  # refused before anything is compiled or charged
         self.coordinates = Coordinates(mass_matrix, self.part, self.likelihood.n_dim)
@@ -189,44 +267,9 @@ class DPSGHMC(DPStep):
             self.likelihood, self.coordinates, self.gradient_clip_bound, self.temperature
         )
         self._gradient.compile(np.zeros(1, dtype=int))
-        #: Paths in the order they were made, if `record_trajectories`.
-        self.trajectories: list[Trajectory] | None = [] if record_trajectories else None
-        self._register()
+        self.register()
 
-    def _checked_batch(
-        self, size: int | None, probability: float | None
-    ) -> tuple[int | None, float]:
-        """Fixed size (None for Poisson sampling or all records) and probability to be looked at."""
-        if (size is None) == (probability is None):
-            raise ValueError(
-                "Give batch_size, for batches of fixed size without replacement, or sampling_probability, for Poisson sampling."
-            )
-        if probability is not None:
-            if not 0 < real(probability) <= 1:
-                raise ValueError(f"sampling_probability must lie in (0, 1], got {probability!r}.")
-            return None, float(probability)
-        n_records = self.likelihood.n_records
-        size = whole("batch_size", size)
-        if not 1 <= size <= n_records:
-            raise ValueError(
-                f"batch_size must be from 1 to the number of records, {n_records}, got {size!r}."
-            )
-        return (None, 1.0) if size == n_records else (size, size / n_records)
-
-    def _step_size_at(self, draw: int) -> float:
-        return self._terms().step_size_at(draw)
-
-    # ------------------------------------------------------------------ what it costs
-
-    def _noise_sd(self, draw: int) -> float:
-        return self._terms().noise_sd(draw)
-
-    def noise_multiplier(self, draw: int) -> float:
-        """Noise of a draw (1, 2, ...) relative to the sensitivity of a batch's sum, under the budget's adjacency.
-
-        0 where there is no noise or no clip bound.
-        """
-        return self._terms().noise_multiplier(draw)
+    # ------------------------------------------------------------------ cost
 
     def mechanisms(self) -> tuple[tuple[Mechanism, int], ...]:
         """One noisy gradient of a batch for each step of the first draw."""
@@ -234,31 +277,31 @@ class DPSGHMC(DPStep):
 
     def schedule(self) -> Callable[[int], tuple[tuple[Mechanism, int], ...]]:
         """The noise multiplier follows the step size."""
-        return self._terms()
+        return self._schedule
 
-    def _terms(self) -> NoiseSchedule:
-        return NoiseSchedule(
-            self.step_size, 2 * (self.friction - self.noise_estimate), self.temperature, self._sides * self.gradient_clip_bound,
-            self.n_steps, self.sampling_probability, Sampling.WITHOUT_REPLACEMENT if self.batch_size else Sampling.POISSON,
-            self.budget.adjacency if self.budget is not None else None,
-        )  # fmt: skip
+    def noise_multiplier(self, draw: int) -> float:
+        """Noise of a draw (1, 2, ...) relative to the sensitivity of a batch's sum, under the budget's adjacency.
+
+        0 without noise or without a clip bound.
+        """
+        return self._schedule.noise_multiplier(draw)
 
     def public_stats(self) -> dict[str, Any]:
         """Noise multiplier of the draw: a function of the schedule."""
         return {"noise_multiplier": self.noise_multiplier(max(self._n_steps, 1))}
 
-    # ------------------------------------------------------------------ how it moves
+    # ------------------------------------------------------------------ transition
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
         self._momentum: np.ndarray | None = None
 
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
-        """Pay for a draw's gradients, and take its steps; accepted unless they leave the numbers."""
+        """Charge for the gradients of a draw, and take its steps; accepted if the end is finite."""
         draw = self._n_steps + 1
         if self.budget is not None:
             self.charge(self.schedule()(draw))
-        step_size, noise_sd = self._step_size_at(draw), self._noise_sd(draw)
+        step_size, noise_sd = self._schedule.step_size_at(draw), self._schedule.noise_sd(draw)
         if self._momentum is None or self.refresh_momentum:
             self._momentum = self.rng.standard_normal(len(self.part))
         path = [Phase(theta, self._momentum, np.full(len(self.part), np.nan))]
@@ -269,16 +312,16 @@ class DPSGHMC(DPStep):
         if self.trajectories is not None:
             self.trajectories.append(Trajectory(path, step_size, True))
         if not (np.isfinite(end.theta).all() and np.isfinite(end.momentum).all()):
-            # Far too long steps. Everything is released with its noise, so that stopping short of
-            # what is no number shows nothing that was not paid for.
+            # The steps are far too long. All gradients are released with their noise, so this outcome
+            # shows nothing that was not paid for.
             self._momentum = None
             return theta, False, 0.0
         with np.errstate(over="ignore"):
             return end.theta, True, self.coordinates.distance(theta, end.theta)
 
     def _step(self, phase: Phase, step_size: float, noise_sd: float) -> Phase:
+        """One step on a new batch. The noise on its sum is, times ``eta T / q``, the noise on the momentum."""
         with np.errstate(over="ignore", invalid="ignore"):
-            # The noise of the momentum comes with the gradient: eta T / q times the noise of the sum.
             gradient = self._gradient(
                 phase.theta,
                 noise_sd,
@@ -291,9 +334,36 @@ class DPSGHMC(DPStep):
         return Phase(theta, momentum, gradient)
 
     def _batch(self) -> np.ndarray | None:
+        """Records of a new batch; None for all."""
         n_records = self.likelihood.n_records
         if self.batch_size is not None:
             return without_replacement(n_records, self.batch_size, self._bits)
         if self.sampling_probability < 1:
             return poisson(n_records, self.sampling_probability, self._bits)
         return None
+
+
+def _batch_law(
+    size: int | None, probability: float | None, n_records: int
+) -> tuple[int | None, float]:
+    """Fixed size (None for Poisson sampling or all records) and probability of a record to be read."""
+    if (size is None) == (probability is None):
+        raise ValueError(
+            "Give batch_size, for batches of fixed size without replacement, or sampling_probability, for Poisson sampling."
+        )
+    if probability is not None:
+        return None, as_fraction("sampling_probability", probability)
+    size = as_batch_size(size, 1, n_records)
+    return size, (size or n_records) / n_records
+
+
+def _check_friction(friction: float, noise_estimate: float, private: bool) -> None:
+    if not 0 <= as_float(noise_estimate) <= as_float(friction) <= 1e100:
+        raise ValueError(
+            f"friction must be at most 1e100 and noise_estimate from 0 to friction, got {friction!r} and {noise_estimate!r}."
+        )
+    if private and noise_estimate == friction:
+        raise ValueError(
+            f"With friction = {friction:g} and noise_estimate = {noise_estimate:g} no noise is added, which is not private at any "
+            "epsilon. Give more friction, or budget=None for a run without privacy (without friction: the naive variant)."
+        )

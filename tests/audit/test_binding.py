@@ -1,4 +1,4 @@
-"""Starts, surrogates, plans, steps and draws belong to the budget that paid for them."""
+"""Starts, plans, steps and draws belong to the budget that paid for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 
 import pymc_dp as dp
 
-from pymc_dp import DPControlVariate, DPPenalty, PrivacyBudget, PrivacyLeak, RandomWalk, release
+from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, release
+from pymc_dp.errors import PrivacyLeak
 from pymc_dp.model.identity import model_token
-from pymc_dp.privacy.binding import TOKEN, check_draws, new_token
-from pymc_dp.privacy.mechanisms import Gaussian, from_json, to_json
+from pymc_dp.privacy.budget.binding import TOKEN, check_draws, new_token
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian, from_json, to_json
 from pymc_dp.steps import base
-from tests.audit.samplers import SAMPLERS, build, sample
-from tests.steps.targets import compiled_once
+from tests.audit.audited_samplers import SAMPLERS, build, sample
+from tests.exactness.targets import compiled_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -45,11 +46,10 @@ def model():
 
 @pytest.fixture(scope="module")
 def bought():
-    """A start and a surrogate, and the budget that paid for both."""
-    model, budget = one_mean(20_000), budget_of(4.0, 1)
-    start = dp.private_start(budget=budget, model=model, random_seed=1)
-    surrogate = dp.private_surrogate(budget=budget, start=start, model=model, random_seed=2)
-    return model, budget, start, surrogate
+    """A start, and the budget that paid for it."""
+    simulator, budget = dp.Simulator(one_mean(20_000)), budget_of(4.0, 1)
+    start = dp.planning.private_start(simulator, budget=budget, random_seed=1)
+    return simulator, budget, start
 
 
 def penalty(model, budget, **options):
@@ -71,85 +71,52 @@ def nothing_spent(budget):
 
 
 class TestBought:
-    """A start or surrogate that one budget paid for is refused with another one, at no cost."""
+    """A start that one budget paid for is refused with another one, at no cost."""
 
-    def test_they_know_who_paid(self, bought):
-        _, budget, start, surrogate = bought
-        assert start.budget_id == surrogate.budget_id == budget.id
-        assert pickle.loads(cloudpickle.dumps(surrogate)).budget_id == budget.id
-        assert pickle.loads(pickle.dumps(start)).budget_id == budget.id
+    def test_it_has_the_id_of_the_budget(self, bought):
+        _, budget, start = bought
+        assert start.budget_id == pickle.loads(pickle.dumps(start)).budget_id == budget.id
 
-    @pytest.fixture
-    def not_compiled(self, monkeypatch):
+    def test_a_start_paid_by_another_budget(self, bought, monkeypatch):
+        simulator, _, start = bought
+
         def refuse(*args, **kwargs):
             raise AssertionError("something was compiled")
 
         monkeypatch.setattr(base, "RecordLikelihood", refuse)
-        monkeypatch.setattr("pymc_dp.preparation.RecordLikelihood", refuse)
-
-    def test_a_surrogate_paid_by_another_budget(self, bought, not_compiled):
-        """It used to be released as epsilon = 0.1, at a true cost of 3.7 more."""
-        model, _, _, surrogate = bought
+        monkeypatch.setattr("pymc_dp.planning.simulator.RecordLikelihood", refuse)
         other = budget_of(0.1, 1)
-        with pytest.raises(PrivacyLeak, match="This surrogate was paid for by another budget"):
-            DPControlVariate(budget=other, surrogate=surrogate, model=model)
-        assert nothing_spent(other)
-
-    def test_a_start_paid_by_another_budget(self, bought, not_compiled):
-        model, _, start, _ = bought
-        other = budget_of(0.1, 1)
-        for refused in (
-            lambda: dp.private_surrogate(budget=other, start=start, model=model),
-            lambda: dp.plan_surrogate(budget=other, at=start, model=model),
-            lambda: dp.plan(budget=other, at=start, model=model),
-        ):
+        for given in ({"model": simulator.model}, {"simulator": simulator}):
             with pytest.raises(PrivacyLeak, match="This private start was paid for by another"):
-                refused()
+                dp.plan(budget=other, start=start, step=DPPenalty, **given)
         assert nothing_spent(other)
 
     def test_an_account_in_common_does_not_help(self, bought, tmp_path):
         """The account adds both up, but the report of the second budget would not."""
-        model = bought[0]
+        simulator = bought[0]
         ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=8.0, delta=1e-6)
         one, two = budget_of(2.0, 1, ledger=ledger), budget_of(2.0, 1, ledger=ledger)
-        start = dp.private_start(budget=one, model=model, random_seed=1)
+        start = dp.planning.private_start(simulator, budget=one, random_seed=1)
         with pytest.raises(PrivacyLeak, match="another budget"):
-            dp.private_surrogate(budget=two, start=start, model=model)
+            dp.plan(budget=two, start=start, step=DPPenalty, simulator=simulator)
 
-    def test_plans_made_at_a_start(self, bought):
-        """What a plan has chosen follows from where the start has led to."""
-        model, budget, start, _ = bought
-        choice = dp.plan_surrogate(budget=budget, at=start, model=model, random_seed=3).chosen
-        assert choice.budget_id == budget.id
-        other = budget_of(0.1, 1)
-        guess = replace(start, budget_id=None)
-        with pytest.raises(PrivacyLeak, match="This choice"):
-            dp.private_surrogate(budget=other, start=guess, choice=choice, model=model)
-        made = dp.plan(budget=budget, at=start, model=model, random_seed=3, max_draws=50)
-        with pytest.raises(PrivacyLeak, match="This plan"):
-            made.build(other, model)
-        assert nothing_spent(other)
-
-    def test_the_budget_that_paid_may_use_them(self, bought):
-        model, budget, _, surrogate = bought
-        step = DPControlVariate(budget=budget, surrogate=surrogate, model=model)
-        idata = sample(model, step, budget, draws=10)
-        report = dp.PrivacyReport.of(release(idata, model, budget))
-        assert set(report.once) == {"private start", "sum of gradients"}
-
-    def test_without_a_budget_it_runs_and_is_not_released(self, bought):
-        model, budget, _, surrogate = bought
-        step = DPControlVariate(budget=None, surrogate=surrogate, model=model)
-        idata = sample(model, step, None, draws=10)
-        for other in (budget, budget_of(0.1, 1)):
-            with pytest.raises(PrivacyLeak, match="budget=None"):
-                release(idata, model, other)
+    def test_the_budget_that_paid_may_use_it(self, bought):
+        simulator, budget, start = bought
+        made = dp.plan(
+            budget=budget, start=start, step=DPPenalty, simulator=simulator, random_seed=1
+        )
+        assert made.budget is budget
+        idata = sample(simulator.model, made.build(), budget, draws=10)
+        report = dp.PrivacyReport.of(release(idata, simulator.model, budget))
+        assert set(report.one_off_accesses) == {"private start"}
 
     def test_what_is_made_by_hand_has_no_budget(self, bought):
         """It is of public things; that is for the user to keep to, as with initvals."""
-        model, _, start, _ = bought
+        simulator, _, start = bought
         public = replace(start, budget_id=None)
-        dp.plan_surrogate(budget=budget_of(4.0, 1), at=public, model=model, random_seed=1)
+        dp.plan(
+            budget=budget_of(4.0, 1), start=public, step=DPPenalty, simulator=simulator, random_seed=1
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------- draws
@@ -176,7 +143,7 @@ class TestDraws:
         """Metropolis' rule on raw log-likelihoods used to be released as epsilon = 3."""
         step = DPPenalty(budget=None, model=model, clip_bound=np.inf, proposal=RandomWalk(0.05), noise_scale=0.0)  # fmt: skip
         idata = draw(model, step, cores=cores)
-        with pytest.raises(PrivacyLeak, match="budget=None, which nobody has paid for"):
+        with pytest.raises(PrivacyLeak, match="budget=None, for which no budget has paid"):
             release(idata, model, paid[0])
 
     @pytest.mark.parametrize("cores", [1, 2])
@@ -189,7 +156,10 @@ class TestDraws:
             release(idata, model, paid[0])
         release(idata, model, large)
 
-    @pytest.mark.parametrize("name", SAMPLERS)
+    @pytest.mark.parametrize(
+        "name",
+        [pytest.param(n, marks=[pytest.mark.slow] if "batches" in n else []) for n in SAMPLERS],
+    )
     def test_every_sampler_is_bound(self, model, paid, name):
         budget = budget_of(50.0, 1, accountant="rdp")
         idata = sample(model, build(name, model, budget, "binding"), budget, draws=5)
@@ -312,7 +282,7 @@ class TestClaims:
         budget.spend("sum", iter(self.SOLD))
         again = budget_of(9.0)
         again.spend("sum", self.SOLD)
-        assert budget.outside["sum"] == self.SOLD
+        assert budget.one_off_accesses["sum"] == self.SOLD
         assert budget.spent() == again.spent() > 0
 
     @pytest.mark.parametrize("count", [0.5, 1.5])

@@ -1,4 +1,4 @@
-"""Audit of DP penalty from outside: what one decision really tells about a record, against what was charged for it.
+"""Audit of DP penalty from outside: what one decision reveals about a record, against what was charged for it.
 
 A step is built on neighbouring data sets. State and proposal are forced, and the probability of accepting is taken from
 the only place where randomness enters, the Bernoulli draw. The Rényi divergences between the two decisions, both
@@ -10,29 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import subprocess
 import sys
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 import numpy as np
 import pymc as pm
 import pytest
 
-from scipy import stats
+import pymc_dp.privacy.randomness.bits as noise
 
-import pymc_dp.privacy.noise as noise
-
-from pymc_dp import DPPenalty, GuidedWalk, Metropolis, Penalty, PrivacyBudget, RandomWalk
-from pymc_dp.privacy import mechanisms
-from pymc_dp.privacy.allowance import Allowance
-from pymc_dp.privacy.binding import TOKEN
-from pymc_dp.privacy.families import DecisionFamily
-from pymc_dp.privacy.noise import OperatingSystemBits, SeededBits, bernoulli
-from pymc_dp.steps import accept_reject
-from tests.steps.targets import compiled_once
+from pymc_dp import DPPenalty, GuidedWalk, Penalty, PrivacyBudget, RandomWalk
+from pymc_dp.privacy.budget.allocation import Allocation
+from pymc_dp.privacy.budget.binding import TOKEN
+from pymc_dp.privacy.mechanisms import mechanism as mechanisms
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
+from pymc_dp.steps import Metropolis, accept_reject
+from tests.exactness.targets import compiled_once
 
 ORDERS = np.array([1.1, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0])
 #: What the data sets do not share with chance: tests on secret randomness fail by chance with this probability.
@@ -45,14 +39,14 @@ UNDERFLOW = 1e-290
 
 
 class Leak(AssertionError):
-    """A decision tells more than was charged."""
+    """A decision reveals more than was charged."""
 
 
 # ---------------------------------------------------------------- the audit
 
 
 class Forced:
-    """A proposal that goes where it is told, and calls it as long as it is told."""
+    """A proposal of given moves, with given distances."""
 
     def __init__(self, typical):
         self.new, self.distance = None, typical
@@ -79,7 +73,7 @@ def observe(step, moves, distance):
     """The exact law of each decision, and what it was charged."""
     law, charges = [], []
     drawn, charged = [], []
-    pay = Allowance.charge
+    pay = Allocation.charge
 
     def record_draw(p, bits):
         drawn.append(p)
@@ -91,7 +85,7 @@ def observe(step, moves, distance):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise, "bernoulli", record_draw)
-        patch.setattr(Allowance, "charge", record_charge)
+        patch.setattr(Allocation, "charge", record_charge)
         step.set_rng(np.random.default_rng(0))
         step.stop_tuning()
         for old, new in moves:
@@ -255,6 +249,7 @@ def persons(values=(1e6, -1e6, 0.0)):
     return [np.where(PERSON == 3, v, OTHERS) for v in values]
 
 
+@pytest.mark.slow
 def test_person_with_several_rows():
     share = audit(on(records=PERSON), persons())
     assert np.all(share[ORDERS <= 16] > 0.98)
@@ -431,7 +426,7 @@ FAULTS = {
     "rows of the wrong person": {"build_on": on(records=np.roll(PERSON, 1)), "data_sets": persons()},
     "temperature in the charge only": {"build_on": with_sum(forgets_temperature, temperature=0.3)},
     "charge for adding or removing": {"build_on": half_the_charge},
-    "charge rounded down": {"plant": patched(DecisionFamily, "at", charges_the_cell_below)},
+    "charge rounded down": {"plant": patched(PerProposalDecision, "at", charges_the_cell_below)},
     "no charge": {"build_on": on(step=ChargesNothing)},
     "charge by the data": {"build_on": on(step=ChargesByTheData), "data_sets": substitute((1e6, 0.4))},
 }  # fmt: skip
@@ -474,237 +469,3 @@ def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
         assert history[-1][-1]  # the allowance was used up
         results.append(history)
     assert results[0] == results[1] == results[2]
-
-
-# ---------------------------------------------------------------- two chains do not share randomness
-
-
-def joint_outcomes(step, n):
-    """Outcomes of two chains of one step object that make the same n moves, and the probability of accepting."""
-    old, new = np.array([0.1, 0.0]), np.array([0.4, 0.0])
-    (accept, _), *_ = observe(step, [(old, new)], DISTANCE).law
-    point = step.likelihood.unravel(old)
-    outcomes = np.empty((2, n), dtype=bool)
-    step.proposal.new, step.proposal.distance = new, DISTANCE
-    for chain in outcomes:
-        step.set_rng(np.random.default_rng(5))  # public, and the same
-        step.stop_tuning()
-        for i in range(n):
-            chain[i] = step.step(point)[1][0]["accepted"]
-    return outcomes, math.exp(accept)
-
-
-def check_independent(outcomes, p):
-    """Exact binomial tests of each chain, and of how often both accept and both reject."""
-    one, two = outcomes
-    counts = {
-        "first": (one, p),
-        "second": (two, p),
-        "both": (one & two, p * p),
-        "neither": (~one & ~two, (1 - p) ** 2),
-    }
-    for name, (events, chance) in counts.items():
-        if stats.binomtest(int(events.sum()), len(events), chance).pvalue < LIMIT:
-            raise Leak(f"{name}: {events.mean():.3f} in place of {chance:.3f}")
-
-
-class SharedBits(DPPenalty):
-    """Keys every chain alike."""
-
-    def _reset_chain(self):
-        super()._reset_chain()
-        self._bits = SeededBits(np.random.default_rng(12345))
-
-
-class BitsOfTheProposals(DPPenalty):
-    """Draws decisions from the generator of the proposals, which the user seeds."""
-
-    def _reset_chain(self):
-        super()._reset_chain()
-        self._bits = SeededBits(self.rng)
-
-
-def two_chains(step):
-    def build_on(y):
-        with pm.Model() as model:
-            mu = pm.Normal("mu", 0, 2)
-            pm.Normal("nuisance", 0, 1)
-            pm.Normal("y", mu, 1.0, observed=y)
-        with compiled_once("nuisance", y.tobytes()):
-            return step(
-                budget=PrivacyBudget(math.inf, 1e-6, chains=3),
-                model=model,
-                clip_bound=BOUND,
-                proposal=Forced(DISTANCE),
-            )
-
-    return joint_outcomes(build_on(OTHERS), 1500)
-
-
-def test_chains_do_not_share_randomness():
-    outcomes, p = two_chains(DPPenalty)
-    assert 0.2 < p < 0.8
-    check_independent(outcomes, p)
-
-
-@pytest.mark.parametrize("fault", [SharedBits, BitsOfTheProposals])
-def test_shared_randomness_is_found(fault):
-    outcomes, p = two_chains(fault)
-    with pytest.raises(Leak):
-        check_independent(outcomes, p)
-
-
-def runs(reproducible, seed, n=120):
-    """Two runs of a sampler with the same random_seed: outcomes and distances of each."""
-    results = []
-    for _ in range(2):
-        with compiled_once("one variable", OTHERS.tobytes()), pm.Model():
-            mu = pm.Normal("mu", 0, 2)
-            pm.Normal("y", mu, 1.0, observed=OTHERS)
-            budget = PrivacyBudget(math.inf, 1e-6, chains=1)
-            step = DPPenalty(
-                budget=budget, clip_bound=BOUND, proposal=RandomWalk(0.7), reproducible=reproducible
-            )
-            idata = pm.sample(
-                draws=n, tune=0, chains=1, cores=1, step=step, random_seed=seed, callback=budget,
-                progressbar=False, compute_convergence_checks=False,
-            )  # fmt: skip
-        results.append(
-            [np.asarray(idata["sample_stats"][k]).ravel() for k in ("accepted", "step_distance")]
-        )
-    return results
-
-
-def test_decisions_do_not_follow_the_seed():
-    """Proposals are public and repeat with random_seed; decisions do not."""
-    (first, distances), (second, again) = runs(False, 77)
-    assert 5 < first.sum() < 115  # 28 expected, standard deviation 4.5
-    assert not np.array_equal(first, second)
-    assert np.allclose(distances, again, rtol=1e-9)
-
-
-def test_reproducible_decisions_do():
-    (first, distances), (second, again) = runs(True, 77)
-    assert np.array_equal(first, second)
-    assert np.array_equal(distances, again)
-
-
-# ---------------------------------------------------------------- bits
-
-
-class Words:
-    """Given words, then zeros; and how many were asked for."""
-
-    secret = False
-
-    def __init__(self, *words):
-        self.words, self.used = words, 0
-
-    def word(self):
-        self.used += 1
-        return self.words[self.used - 1] if self.used <= len(self.words) else 0
-
-
-def threshold(p):
-    """Number of first words, of 2**64, that give True for certain: by bisection, from outside."""
-    low, high = 0, 2**64
-    while low < high:
-        middle = (low + high) // 2
-        # The later word decides only where the first one ties.
-        if bernoulli(p, Words(middle, 2**64 - 1)):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@pytest.mark.parametrize(
-    "p", [0.5, 0.25, 1 / 3, 0.1, 1e-3, 2.0**-53, 1e-18, 1 - 2.0**-53, 0.7, 2.0**-64]
-)
-def test_bernoulli_counts_words_exactly(p):
-    exact = Fraction(p) * 2**64
-    assert threshold(p) == math.floor(exact)
-    digit, rest = math.floor(exact), exact - math.floor(exact)
-    if digit < 2**64 and rest:  # a tie is broken by the next word, with the rest of p
-        second = math.floor(rest * 2**64)
-        assert bernoulli(p, Words(digit, second - 1))
-        assert not bernoulli(p, Words(digit, second + 1))
-
-
-def test_bernoulli_of_tiny_probabilities():
-    """Far below the resolution of one word: True only after as many zero words as p says."""
-    p = 3 * 2.0**-190
-    bits = Words(0, 0, 3 * 2**2 - 1)
-    assert bernoulli(p, bits)
-    assert bits.used == 3
-    assert not bernoulli(p, Words(0, 0, 3 * 2**2))
-    assert not bernoulli(p, Words(0, 1))
-    assert not bernoulli(5e-324, Words(*[0] * 16, 2**63))
-    assert bernoulli(5e-324, Words(*[0] * 16, 2**14 - 1))
-
-
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_certain_outcomes_need_no_bits(p):
-    bits = Words()
-    assert bernoulli(p, bits) is (p == 1)
-    assert bits.used == 0
-
-
-@pytest.mark.parametrize("p", [0.5, 0.031, 0.97, 1e-4, 1 - 1e-4, 1e-12])
-@pytest.mark.parametrize("source", ["operating system", "seeded"])
-def test_bernoulli_frequencies(p, source):
-    bits = (
-        OperatingSystemBits()
-        if source == "operating system"
-        else SeededBits(np.random.default_rng(1))
-    )
-    n = 20_000
-    assert stats.binomtest(sum(bernoulli(p, bits) for _ in range(n)), n, p).pvalue > LIMIT
-
-
-@pytest.mark.parametrize("rule", [Penalty(1.4), Penalty(0.2), Metropolis()], ids=lambda r: r.name)
-@pytest.mark.parametrize("x", [-30.0, -2.0, -1e-3, 0.0, 0.3, 4.0, 12.0])
-def test_decide_has_the_probability_of_its_rule(rule, x):
-    """By bisection over the first word."""
-    low, high = 0, 2**64
-    first = noise.decide(rule, x, Words())
-    while low < high:
-        middle = (low + high) // 2
-        same = noise.decide(rule, x, Words(middle, 2**63, 2**63)) is first
-        low, high = (middle + 1, high) if same else (low, middle)
-    accepted = low / 2**64 if first else 1 - low / 2**64
-    assert accepted == pytest.approx(rule.probability(x), rel=1e-12, abs=2.0**-63)
-
-
-def test_words_of_the_operating_system():
-    """Uniform in every bit."""
-    bits = OperatingSystemBits()
-    words = np.array([bits.word() for _ in range(4000)], dtype=np.uint64)
-    assert len(np.unique(words)) == len(words)
-    ones = [int(((words >> np.uint64(k)) & np.uint64(1)).sum()) for k in range(64)]
-    assert min(stats.binomtest(k, len(words)).pvalue for k in ones) > LIMIT
-
-
-FORK = """
-import os
-from pymc_dp.privacy.noise import OperatingSystemBits
-bits = OperatingSystemBits()
-print(bits.word(), flush=True)
-for _ in range(2):
-    if os.fork() == 0:
-        print(*(bits.word() for _ in range(4)), flush=True)
-        os._exit(0)
-    os.wait()
-print(*(bits.word() for _ in range(4)), flush=True)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-def test_forked_processes_have_their_own_bits():
-    """There is no state to copy: processes that were one go on differently."""
-    result = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=120
-    )
-    words = result.stdout.split()
-    assert len(words) == 13
-    assert len(set(words)) == 13

@@ -1,4 +1,4 @@
-"""Errors and warnings outside draws: they say where, and never what; they do not depend on a record."""
+"""Errors and warnings outside of draws: they show where, never private values, and do not depend on a record."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pytensor.compile.mode import Mode
 from pytensor.scalar.basic import BinaryScalarOp, upgrade_to_float
 from pytensor.tensor.elemwise import Elemwise
 
 import pymc_dp as dp
 
-from pymc_dp.errors import ModelError, PerformanceWarning
-from pymc_dp.model import RecordLikelihood, batches, gradients
+from pymc_dp.errors import ModelError
+from pymc_dp.model import RecordLikelihood
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # that Numba cannot compile the user's operation
 
@@ -23,8 +24,8 @@ SECRET = 77.125
 Y = np.append(np.random.default_rng(4).normal(3.0, 1.0, size=400), SECRET)
 
 
-class Telling(BinaryScalarOp):
-    """A likelihood of the user's own, or its slope, with a check that shows the record it fails on."""
+class RaisesWithValues(BinaryScalarOp):
+    """A likelihood of the user, or its slope, with a check whose message shows the record."""
 
     __module__ = "pytensor.scalar.told"  # an operation of the user's own would be refused
 
@@ -38,13 +39,13 @@ class Telling(BinaryScalarOp):
         return value - mu if self.is_slope else -((value - mu) ** 2) / 2
 
     def grad(self, inputs, output_gradients):
-        slope = Telling(self.tolerates, is_slope=True)(*inputs)
+        slope = RaisesWithValues(self.tolerates, is_slope=True)(*inputs)
         (g,) = output_gradients
         return [-g * slope, g * slope]
 
 
 def model_of(tolerates):
-    operation = Elemwise(Telling(tolerates))
+    operation = Elemwise(RaisesWithValues(tolerates))
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 10)
         pm.CustomDist("y", mu, logp=lambda y, mu: operation(y, mu), observed=Y,
@@ -53,7 +54,7 @@ def model_of(tolerates):
 
 
 def words_of(error):
-    """Everything that a traceback of an error could show."""
+    """All text that a traceback of an error could show."""
     words, seen = "", set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -77,25 +78,35 @@ def test_where_the_model_is_built(caplog):
     assert budget.spent() == 0
 
 
-def test_in_the_private_start(caplog):
-    with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
-        dp.private_start(budget=dp.PrivacyBudget(3.0, 1e-6, chains=1), random_seed=1)
+@pytest.mark.parametrize("method", ["logp", "logp_at", "clipped_grad", "gradients"])
+def test_in_an_evaluation(method, caplog):
+    likelihood = RecordLikelihood(model_of(1.0), compile_kwargs={"mode": Mode("py", None)})
+    more = {"logp_at": ([400],), "clipped_grad": (1.0,)}.get(method, ())
+    with pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
+        getattr(likelihood, method)(np.array([8.0]), *more)
     check_withheld(raised, caplog)
 
 
-def test_in_the_sum_of_gradients(caplog):
-    model, budget = model_of(6.0), dp.PrivacyBudget(30.0, 1e-6, chains=1)
-    with model:
-        start = dp.private_start(budget=budget, random_seed=1)
-        far = dp.PrivateStart(**{**vars(start), "theta": np.array([8.0]), "point": {"mu": 8.0}})
-        with pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
-            dp.private_surrogate(budget=budget, start=far)
+@pytest.mark.slow
+def test_in_the_private_start(caplog):
+    with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
+        budget = dp.PrivacyBudget(3.0, 1e-6, chains=1)
+        dp.planning.private_start(dp.Simulator(), budget=budget, random_seed=1)
+    check_withheld(raised, caplog)
+
+
+@pytest.mark.slow
+def test_in_the_noisy_scores(caplog):
+    """Of any release: the one at the guess is the first that reads the data."""
+    with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
+        dp.sample(epsilon=3.0, delta=1e-6, guess={"mu": 8.0}, random_seed=1, progressbar=False)
+    assert raised.value.budget.epsilon == 3.0
     check_withheld(raised, caplog)
 
 
 @pytest.mark.parametrize("kind", ["parameters", "columns"])
 def test_a_group_that_does_not_exist(kind, caplog):
-    """Compiled code would read memory there; what is folded on the way is logged by PyTensor."""
+    """Compiled code would read other memory; PyTensor logs errors of constant folding."""
     group = np.random.default_rng(1).integers(3, size=len(Y))
     group[5] = 12345
     with pm.Model() as model:
@@ -121,7 +132,7 @@ def test_observed_rows_that_do_not_exist(caplog):
 
 
 def test_without_a_budget_the_words_are_shown():
-    """On public data, to find out what is wrong."""
+    """On public data, to show the user what is wrong."""
     with model_of(-1.0), pytest.raises(Exception, match=r"record has 77\.125"):
         dp.DPPenalty(budget=None, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
 
@@ -131,7 +142,7 @@ def test_without_a_budget_the_words_are_shown():
 
 @pytest.mark.parametrize("value", [0.0, np.inf, 1e300])
 def test_no_warning_depends_on_a_record(value):
-    """Gradients and batches were compared with differences of private log-likelihoods, and a record decided."""
+    """In an earlier version batches were compared with private log-likelihoods, and one record decided on a warning."""
     y = Y.copy()
     y[7] = value
     with pm.Model() as model:
@@ -142,20 +153,3 @@ def test_no_warning_depends_on_a_record(value):
         likelihood.clipped_grad(np.zeros(1), 1.0)
         likelihood.logp_at(np.zeros(1), [7, 3])
         likelihood.logp(np.zeros(1))
-
-
-def test_nothing_is_tried_out_on_private_records(monkeypatch):
-    def tried(*_):
-        raise AssertionError("private records were tried out")
-
-    monkeypatch.setattr(batches.BatchLikelihood, "_agrees", tried)
-    monkeypatch.setattr(gradients.RecordGradients, "_agrees", tried)
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("m"), 1.0, observed=Y)
-    likelihood = RecordLikelihood(model)
-    likelihood.clipped_grad(np.zeros(1), 1.0)
-    likelihood.logp_at(np.zeros(1), [7, 3])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", PerformanceWarning)
-        assert likelihood._batch._tables and likelihood._gradients._tables

@@ -13,7 +13,14 @@ import pytest
 import xarray as xr
 
 from pymc_dp import release
-from tests.audit.samplers import SAMPLERS, budget_for, build, everything_logged, listened, sample
+from tests.audit.audited_samplers import (
+    SAMPLERS,
+    budget_for,
+    build,
+    everything_logged,
+    listened,
+    sample,
+)
 
 __all__ = ["everything_logged"]  # a fixture
 
@@ -100,6 +107,7 @@ def ward():
     return model, Secrets([*age, *weight], visits, names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] if "batches" in n else []) for n in SAMPLERS]
 )
@@ -168,7 +176,7 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("place", HIDDEN)
-def test_what_is_hidden_in_a_file_is_found(place, ward, tmp_path):
+def test_private_values_hidden_in_a_file_are_found(place, ward, tmp_path):
     """Control: one value in an otherwise clean, compressed file."""
     model, secrets = ward
     budget = budget_for()

@@ -14,11 +14,12 @@ import pytest
 
 import pymc_dp as dp
 
-from pymc_dp import Ledger, PrivacyBudget, PrivacyReport, RandomWalk, StartNotFound, release, sample
+from pymc_dp import Ledger, PrivacyBudget, PrivacyReport, RandomWalk, release, sample
 from pymc_dp.errors import PrivacyLeakWarning, WeakGuaranteeWarning
 from pymc_dp.model.data_keys import data_keys
-from pymc_dp.privacy import Gaussian, memory
-from tests.steps.targets import compiled_once
+from pymc_dp.privacy import Gaussian
+from pymc_dp.privacy.budget import memory
+from tests.exactness.targets import compiled_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
@@ -110,7 +111,7 @@ def test_it_warns_once(model):
     assert [str(w.message)[:14] for w in caught].count("1 other budget") == 1
 
 
-def test_what_has_claimed_nothing_is_no_budget(model):
+def test_budgets_without_claims_are_not_counted(model):
     for _ in range(3):
         budget, _ = step_on(model)
     assert budget.report().other_budgets == 0 and budget.report().total_epsilon is None
@@ -169,12 +170,12 @@ def test_covariates_are_data_too():
     outcomes = np.random.default_rng(9).normal(size=(4, len(Y)))
     assert not model_of(outcomes[0])
     assert any("1 other budget" in message for message in model_of(outcomes[1]))
-    # Control: covariates that are public recognise nobody.
+    # Control: public covariates do not identify a data set.
     memory.forget()
     assert not model_of(outcomes[2], [Y]) and not model_of(outcomes[3], [Y])
 
 
-def test_patterns_are_no_data():
+def test_patterns_are_not_data():
     """Models that observe zeros, as a trick, have nothing in common."""
     assert data_keys(one_mean(np.zeros(50))) == ()
 
@@ -198,7 +199,7 @@ def test_infinite_and_incomparable_budgets(model):
     assert second.report().other_budgets == 1 and second.report().total_epsilon is None
     memory.forget()
     run(model, *(endless := step_on(model, math.inf)))
-    with pytest.warns(PrivacyLeakWarning, match="without a bound"):
+    with pytest.warns(PrivacyLeakWarning, match="there is no bound on the cost"):
         third, _ = step_on(model)
     report = third.report()
     assert endless[0].report().protected is False
@@ -209,12 +210,12 @@ def test_a_ledger_that_was_removed_is_still_spent(model, tmp_path):
     budget, step = step_on(model, ledger=tmp_path / "a.ledger")
     run(model, budget, step)
     (tmp_path / "a.ledger").unlink()
-    with pytest.warns(PrivacyLeakWarning, match="without a bound"):
+    with pytest.warns(PrivacyLeakWarning, match="there is no bound on the cost"):
         other, _ = step_on(model)
     assert other.report().total_epsilon == math.inf
 
 
-def test_a_budget_that_is_gone_is_remembered(model):
+def test_deleted_budgets_are_counted(model):
     """Its temporary ledger lasts as long as the program."""
     budget = PrivacyBudget(1.0, 1e-6, chains=1)
     budget.spend("first", SOLD, data_keys(model))
@@ -248,34 +249,18 @@ def test_an_interruption_in_sample_leaves_its_budget(model, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(pm, "sample", interrupted)
         with pytest.raises(KeyboardInterrupt) as caught:
-            sample(epsilon=1.0, delta=1e-6, chains=1, model=model, **STEP, **QUIET)
+            sample(step=step_on(model)[1], **QUIET)
     assert 0.7 < caught.value.budget.spent() <= 1.0
     with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
-        public = sample(epsilon=1.0, delta=1e-6, chains=1, model=model, **STEP, **QUIET)
+        public = sample(step=step_on(model)[1], **QUIET)
     report = PrivacyReport.of(public)
     assert report.other_budgets == 1
     assert max(report.epsilon, caught.value.budget.spent()) < report.total_epsilon < 2.0
 
 
-def test_a_start_that_was_not_found_leaves_its_budget():
-    y = np.random.default_rng(3).normal(12.0, 3.0, 3000)
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mu", 0, 1e8), 1.0, observed=1e6 + y)
-    with (
-        pytest.warns(UserWarning, match="not come to rest"),
-        pytest.raises(StartNotFound) as caught,
-    ):
-        sample(epsilon=3.0, delta=1e-6, chains=1, model=model, **QUIET)
-    budget = caught.value.budget
-    assert set(budget.report().once) == {"private start"} and 0 < budget.spent() < 3.0
-    assert caught.value.start.budget_id == budget.id
-    with pytest.warns(PrivacyLeakWarning, match="^1 other budget"):
-        step_on(model)
-
-
 def test_wrong_arguments_leave_their_budget(model):
     with pytest.raises(ValueError, match="pays for") as caught:
-        sample(epsilon=1.0, delta=1e-6, draws=10**6, model=model, **STEP)
+        sample(step=step_on(model)[1], draws=10**6)
     assert caught.value.budget.epsilon == 1.0 and caught.value.budget.spent() == 0.0
 
 

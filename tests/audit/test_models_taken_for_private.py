@@ -1,7 +1,7 @@
-"""Models in which a record acts beside its own term: refused by every door before anything is spent.
+"""Models in which a record changes more than its own term: each entry point refuses them before anything is spent.
 
-All models that are accepted or refused are in tests/model/test_model_table.py; here are those that were
-found from outside, through the public interface, and what they released.
+The table of models is in tests/model/test_model_table.py. Here are those that reviewers found through
+the public interface, and what they released.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from pymc.distributions.dist_math import check_parameters
 
 import pymc_dp as dp
 
-from pymc_dp.model import RecordLikelihood, compiling, exposed
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs import compiling, exposed
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -65,11 +66,11 @@ DOORS = {
     "step": lambda model, budget: dp.DPPenalty(
         budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1), model=model
     ),
-    "private start": lambda model, budget: dp.private_start(
-        budget=budget, model=model, public_covariates=True
+    "private start": lambda model, budget: dp.planning.private_start(
+        dp.Simulator(model, covariates="public"), budget=budget
     ),
     "plan": lambda model, budget: dp.plan(
-        step=dp.DPPenalty, budget=budget, model=model, public_covariates=True
+        step=dp.DPPenalty, budget=budget, model=model, covariates="public"
     ),
 }
 
@@ -88,7 +89,7 @@ def test_refused_before_anything_is_spent(name, door):
 def test_refused_by_sample(name):
     make, data, cure = MODELS[name]
     with pytest.raises(dp.UnsupportedModel, match=cure) as refused:
-        dp.sample(epsilon=4.0, delta=1e-6, model=make(data), public_covariates=True)
+        dp.sample(epsilon=4.0, delta=1e-6, model=make(data), covariates="public")
     assert refused.value.budget.spent() == 0.0
 
 
@@ -109,12 +110,18 @@ def acts_elsewhere(make, data):
     return False
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_fault_is_found_if_it_is_planted_back(name, monkeypatch):
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] if n in ("survival", "HSGP") else [])
+        for n in MODELS
+    ],
+)
+def test_the_fault_is_found_without_the_checks(name, monkeypatch):
     """With the checks switched off, these models are accepted, and one record moves what is not charged."""
     make, data, _ = MODELS[name]
     monkeypatch.setattr(exposed, "_check_priors", lambda *_: None)
-    monkeypatch.setattr("pymc_dp.model.records.prove_independence", lambda *_: None)
+    monkeypatch.setattr("pymc_dp.model.likelihood.prove_independence", lambda *_: None)
     assert acts_elsewhere(make, data)
 
 
@@ -168,15 +175,17 @@ def moved_by_the_last(name):
     return not np.array_equal(one, two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
 def test_one_record_does_not_choose_the_formula_for_all(name):
     assert not moved_by_the_last(name)
 
 
+@pytest.mark.slow
 def test_the_formula_is_seen_to_change(monkeypatch):
     """Control: with private arrays as constants, one record's count makes others' terms infinite."""
     freeze = compiling.freeze
-    monkeypatch.setattr("pymc_dp.model.records.freeze", lambda rows, private=(): freeze(rows))
+    monkeypatch.setattr("pymc_dp.model.compiled_model.freeze", lambda rows, *_: freeze(rows))
     assert any(map(moved_by_the_last, EQUAL))
 
 

@@ -13,10 +13,11 @@ import pytest
 
 import pymc_dp as dp
 
-from pymc_dp import PrivacyBudget, PrivacyLeak, PrivacyReport, RandomWalk, release
-from pymc_dp.privacy import coverage
-from pymc_dp.privacy.coverage import covered_by, uncovered
-from tests.audit.samplers import sample
+from pymc_dp import PrivacyBudget, PrivacyReport, RandomWalk, release
+from pymc_dp.errors import PrivacyLeak
+from pymc_dp.privacy.budget import coverage
+from pymc_dp.privacy.budget.coverage import covered_by, uncovered
+from tests.audit.audited_samplers import sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -56,8 +57,9 @@ FORMS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_a_file_that_data_were_added_to_says_so_first(run, released, form, tmp_path):
+def test_the_report_names_data_added_to_a_file(run, released, form, tmp_path):
     """It used to state the guarantee, with the data in it."""
     there = FORMS[form](with_data(released, run[1]), tmp_path)
     report = PrivacyReport.of(there)

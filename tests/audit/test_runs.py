@@ -6,8 +6,7 @@ best test there is, as far as it can be calculated. Its errors in many short run
 privacy, from below: the bounds must not exceed what the budget allows. They come within a factor of three of it for samplers that
 look at all records, so the attack is worth something, and exceed it where a fault is planted.
 
-Single decisions are audited exactly, for smaller faults, in ``test_decisions`` and ``test_batches``; DPControlVariate in
-``test_surrogate``.
+Single decisions are audited exactly, for smaller faults, in ``test_decisions`` and ``test_batches``.
 """
 
 from __future__ import annotations
@@ -26,20 +25,13 @@ import pytest
 from scipy import stats
 from scipy.special import expit, ndtr
 
-from pymc_dp import (
-    DPHMC,
-    DPSGHMC,
-    DPBarker,
-    DPFastMH,
-    DPPenalty,
-    Penalty,
-    PrivacyBudget,
-    RecordLikelihood,
-)
+from pymc_dp import DPHMC, DPSGHMC, DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget
 from pymc_dp import release as dp_release
-from pymc_dp.privacy import memory
-from pymc_dp.privacy.noise import SeededBits
-from pymc_dp.steps import accept_reject, base, gradients, sghmc
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.privacy.budget import memory
+from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.steps import accept_reject, base, sghmc
+from pymc_dp.steps import noisy_gradients as gradients
 from tests.audit.lower_bounds import lower_bounds, mu_allowed
 
 pytestmark = [
@@ -195,7 +187,7 @@ PENALTY = Case(DPPenalty, {"noise_scale": 2.0}, by_decisions, penalty_law(2.0))
 HMC = Case(
     DPHMC,
     {
-        "step_size": 0.05, "leapfrog_steps": 1, "gradient_clip_bound": 1.0, "gradient_noise_multiplier": 3.0,
+        "step_size": 0.05, "n_leapfrog": 1, "gradient_clip_bound": 1.0, "gradient_noise_multiplier": 3.0,
         "rule": Penalty(0.5), "clip_bound": 0.3,
     },
     by_first_gradients, step_size=0.05, runs=400,
@@ -207,7 +199,7 @@ CASES = {
         DPPenalty, {"noise_scale": 2.0}, by_decisions, penalty_law(2.0), rows=4, by_person=True
     ),
     "Barker, lazy": Case(DPBarker, {"laziness": 0.5}, by_decisions, lazy_barker_law),
-    "fast MH, full batches": Case(DPFastMH, {"full_batch": True}, by_decisions, expit),
+    "fast MH, full batches": Case(DPFastMH, {"full_batch_at": 1}, by_decisions, expit),
     "fast MH": Case(DPFastMH, {"batch_rate": 4.0}, by_decisions, expit, n=41, runs=40, tight=False),
     "penalty, batches": Case(
         DPPenalty, {"noise_scale": 2.0, "batch_size": 10}, by_decisions, penalty_law(2.0), n=40, part=0.25, length=0.1,
@@ -296,7 +288,7 @@ def attack(case, n, seed, epsilon, release=release, **options):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_runs_tell_no_more_than_allowed(name, seed=1):
+def test_lower_bounds_of_runs_stay_below_epsilon(name, seed=1):
     epsilon = 4.0
     found, mu = attack(CASES[name], CASES[name].runs, seed, epsilon)
     assert found <= epsilon and mu <= mu_allowed(epsilon, DELTA)
@@ -304,7 +296,7 @@ def test_runs_tell_no_more_than_allowed(name, seed=1):
         assert mu > mu_allowed(epsilon, DELTA) / 3
 
 
-def test_what_pymc_releases_tells_no_more_than_allowed(seed=1):
+def test_lower_bound_of_a_pymc_release_stays_below_epsilon(seed=1):
     epsilon = 4.0
     found, mu = attack(PENALTY, 100, seed, epsilon, release_by_pymc)
     assert found <= epsilon and mu_allowed(epsilon, DELTA) / 3 < mu <= mu_allowed(epsilon, DELTA)

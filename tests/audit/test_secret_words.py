@@ -14,10 +14,10 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from pymc_dp import RecordLikelihood
-from pymc_dp.privacy.binding import TOKEN
-from pymc_dp.privacy.noise import OperatingSystemBits
-from tests.audit.samplers import SAMPLERS, budget_for, build, normal_model, sample
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.privacy.budget.binding import TOKEN
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from tests.audit.audited_samplers import SAMPLERS, budget_for, build, normal_model, sample
 
 
 class Shared(AssertionError):
@@ -57,8 +57,8 @@ def check_all_different(path, least):
 
 
 MODEL = normal_model(0.4)
-#: Costs of batches take long to plan; one of three is enough for each day.
-SLOW = ("Barker on batches", "SGHMC on batches")
+#: Costs of batches take long to plan.
+SLOW = ("penalty on batches", "Barker on batches", "SGHMC on batches")
 NAMES = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in SAMPLERS]
 
 

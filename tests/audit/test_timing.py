@@ -16,7 +16,7 @@ import pytest
 
 from scipy import stats
 
-from tests.audit.samplers import SAMPLERS, budget_for, build, normal_model, same_releases
+from tests.audit.audited_samplers import SAMPLERS, budget_for, build, normal_model, same_releases
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def step_on(name, last):
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_time_does_not_tell_about_a_record(name):
+def test_time_does_not_depend_on_a_record(name):
     plain = step_on(name, 0.4)
     for last in VALUES:
         low, high = compare((plain, step_on(name, last)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import DPHMC, DPSGHMC, DPControlVariate
+from pymc_dp import DPHMC, DPSGHMC
 from tests.benchmarks.regression import Problem
 from tests.benchmarks.test_minibatch_cost import SCALE
 
@@ -97,7 +97,7 @@ def hmc_by_hand(p: Problem, step: DPHMC) -> Iteration:
     def iterate() -> None:
         q, g, old = state
         first = momentum = rng.standard_normal(p.d)
-        for _ in range(step.leapfrog_steps):
+        for _ in range(step.n_leapfrog):
             momentum = momentum + size / 2 * g
             q = q + size * momentum
             g, z = gradient(q)
@@ -125,39 +125,5 @@ def sghmc_by_hand(p: Problem, step: DPSGHMC) -> Iteration:
             v = v + size * (g - friction * v) + noise
             theta = theta + size * v
         state[0] = theta
-
-    return iterate
-
-
-def control_variate_by_hand(p: Problem, step: DPControlVariate) -> Iteration:
-    """All of an iteration: the chain on the surrogate, the mean of what is cut off, and all records."""
-    known, rng = step.surrogate, np.random.default_rng(4)
-    few, many = len(known.features._few[0]), len(known.features._many)
-    sample = rng.standard_normal((many, p.d))  # in place of simulated records
-    values, least = sample / 2, rng.standard_normal((p.d, few)) / few
-    place, basis = int(0.999 * few) - 1, known._root
-    lengths = np.linalg.norm(p.x, axis=1)
-    z = p.sign * (p.x @ p.truth)
-    weight = p.sign * np.minimum(1 / (1 + np.exp(z)), p.bound / lengths)
-    features, base = weight[:, None] * p.x, logp(z)
-    state = [p.truth]
-
-    def expansion(theta: np.ndarray) -> tuple[np.ndarray, float, float]:
-        ratios = logp(sample[:few] @ theta) - base[0]
-        slope = least @ ratios
-        left = np.abs(ratios - values[:few] @ slope)
-        return slope, float(np.partition(left, place)[place]), float(slope @ known._covariance @ slope)  # fmt: skip
-
-    def iterate() -> None:
-        theta = state[0]
-        for _ in range(known.n_steps):
-            proposed = p.truth + 0.9 * (theta - p.truth) + 0.4 * (basis @ rng.standard_normal(p.d))
-            slope, bound, density = expansion(proposed)
-            theta = proposed if decided(density, rng) else theta
-        left = logp(sample @ theta) - base[0] - values @ slope
-        cut = np.mean(left - np.clip(left, -bound, bound))
-        left = logp(p.sign * (p.x @ theta)) - base - features @ slope
-        if decided(np.clip(left, -bound, bound).sum() + cut, rng):
-            state[0] = theta
 
     return iterate

@@ -4,7 +4,7 @@ One chain of each sampler and model, until the budget is spent or it has as many
 out. Settings are those of the thesis's program where it has any (https://github.com/oraisa/masters-thesis); nothing is tuned here.
 Rho of the whole budget is that of the Gaussian release with its epsilon and delta; a chain has spent the part of it that its filter
 has granted, or its count. (Not all of epsilon: its conversion has a constant, which short chains would seem to pay.) Seeds decide,
-so that a run can be repeated, but for the noise of a surrogate; that breaks the guarantee.
+so that a run can be repeated; that breaks the guarantee.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ import pymc_dp as dp
 from pymc_dp.privacy import Gaussian, SampledGaussian, calibrate
 from tests.benchmarks.cost import Table
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXPERIMENTS_FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 EPSILON = 4.0
 #: Draws of SGHMC, which its noise is planned for.
 PLANNED = 200
 
 
 def thesis() -> Any:
-    """The module with the thesis's models and settings, which lies among the examples."""
-    if str(EXAMPLES) not in sys.path:
-        sys.path.append(str(EXAMPLES))
+    """The module with the thesis's models and settings, which lies among the experiments."""
+    if str(EXPERIMENTS_FOLDER) not in sys.path:
+        sys.path.append(str(EXPERIMENTS_FOLDER))
     return importlib.import_module("comparison_experiments")
 
 
@@ -63,7 +63,7 @@ def hmc(e: Any, budget: dp.PrivacyBudget, model: pm.Model, start: dict) -> dp.DP
     tau, tau_g, steps, size, bound, gradient_bound = thesis().HMC[e.name]
     root = math.sqrt(e.n_records)
     return dp.DPHMC(
-        budget=budget, model=model, step_size=size, leapfrog_steps=steps, clip_bound=bound, gradient_clip_bound=gradient_bound,
+        budget=budget, model=model, step_size=size, n_leapfrog=steps, clip_bound=bound, gradient_clip_bound=gradient_bound,
         gradient_noise_multiplier=tau_g * root, noise_multiplier=tau * root, temperature=e.temperature, reproducible=True,
     )  # fmt: skip
 
@@ -86,19 +86,6 @@ def sghmc(e: Any, budget: dp.PrivacyBudget, model: pm.Model, start: dict) -> dp.
     )  # fmt: skip
 
 
-def control_variate(
-    e: Any, budget: dp.PrivacyBudget, model: pm.Model, start: dict
-) -> dp.DPControlVariate:
-    """With a start and a surrogate that the budget pays for."""
-    known: dict[str, Any] = {"public_covariates": True}
-    if e.name == "circle":  # a loss, from which no records can be drawn
-        known = {"stand_in": e.model(e.data(1000)[:20_000])}
-    common = {"budget": budget, "model": model, "temperature": e.temperature, **known}
-    private = dp.private_start(start=start, random_seed=1, **common)
-    surrogate = dp.private_surrogate(start=private, random_seed=2, max_draws=PLANNED, **common)
-    return dp.DPControlVariate(budget=budget, surrogate=surrogate, model=model, reproducible=True)
-
-
 SAMPLERS: dict[str, Callable] = {
     "DPPenalty, published": published,
     "DPPenalty, noise 2, lazy": deciding(dp.DPPenalty, laziness=0.5),
@@ -106,7 +93,6 @@ SAMPLERS: dict[str, Callable] = {
     "DPFastMH": deciding(dp.DPFastMH),
     "DPHMC": hmc,
     "DPSGHMC": sghmc,
-    "DPControlVariate": control_variate,
 }
 
 
@@ -115,7 +101,7 @@ def limit(e: Any, name: str, small: bool) -> int:
     if small:
         return 20
     most = int(np.clip(2e9 / (e.n_records * e.n_dim), 300, 1000))
-    return {"DPHMC": most // 5, "DPSGHMC": PLANNED, "DPControlVariate": PLANNED}.get(name, most)
+    return {"DPHMC": most // 5, "DPSGHMC": PLANNED}.get(name, most)
 
 
 def chain(e: Any, name: str, most: int) -> dict[str, float | None]:
@@ -123,7 +109,7 @@ def chain(e: Any, name: str, most: int) -> dict[str, float | None]:
     data = e.data(thesis().FIRST_SEED.get(e.name, 1))
     budget = dp.PrivacyBudget(EPSILON, e.delta, chains=1)
     model = e.model(data)
-    likelihood = dp.RecordLikelihood(e.model(data[:10]))  # of the same parameters
+    likelihood = dp.model.RecordLikelihood(e.model(data[:10]))  # of the same parameters
     point = likelihood.unravel(e.starts(data, 1, np.random.default_rng(1))[0])
     step = SAMPLERS[name](e, budget, model, point)
     step.set_rng(np.random.default_rng(2))
@@ -139,7 +125,7 @@ def chain(e: Any, name: str, most: int) -> dict[str, float | None]:
     exact = e.exact(data, 1000, np.random.default_rng(3))
     return {
         "effective draws per unit of rho": effective(kept) / (part * whole(e.delta)),
-        f"MMD within epsilon = {EPSILON:g}": dp.mmd(kept, exact) if kept.std(axis=0).min() > 0 else None,
+        f"MMD within epsilon = {EPSILON:g}": thesis().mmd(kept, exact) if kept.std(axis=0).min() > 0 else None,
         "draws": float(len(draws)),
         "part of the budget spent": part,
     }  # fmt: skip
@@ -152,10 +138,8 @@ def whole(delta: float) -> float:
 
 
 def spent(step: Any) -> float:
-    """Part of the budget; a surrogate has had most of it before the chain began."""
-    allowance = step._allowance
-    if isinstance(step, dp.DPControlVariate):
-        return 1.0
+    """Part of the budget."""
+    allowance = step._allocation
     if allowance.filter is not None:
         return float(allowance.filter.spent / allowance.filter.share.rho)
     if allowance.progress:

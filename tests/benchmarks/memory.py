@@ -54,7 +54,7 @@ def memory(small: bool = False) -> dict[str, Table]:
 
 
 def main() -> int:
-    """For one sampler: compilers and libraries are loaded by a small model, and are not counted (a surrogate is, with the first)."""
+    """For one sampler: compilers and libraries are loaded by a small model, and are not counted."""
     name, sizes = sys.argv[1], json.loads(sys.argv[2])
     extra(name, 1000, sizes[0][1])
     print(json.dumps([extra(name, n, d) for n, d in sizes]))

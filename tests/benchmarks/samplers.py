@@ -5,7 +5,6 @@ Batches are tempered to 100 records, so that they are about as large as asked fo
 
 from __future__ import annotations
 
-import functools
 import math
 
 from collections.abc import Callable
@@ -14,31 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import (
-    DPHMC,
-    DPSGHMC,
-    DPBarker,
-    DPControlVariate,
-    DPFastMH,
-    DPPenalty,
-    PrivacyBudget,
-    Surrogate,
-)
-from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.steps.features import Features
-from pymc_dp.steps.gradients import Coordinates
+from pymc_dp import DPHMC, DPSGHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget
 from tests.benchmarks.by_hand import (
     Iteration,
     batch_by_hand,
-    control_variate_by_hand,
     decision_by_hand,
     hmc_by_hand,
     sghmc_by_hand,
 )
-from tests.benchmarks.regression import Problem, problem
+from tests.benchmarks.regression import Problem
 from tests.benchmarks.test_minibatch_cost import Circle
-
-STAND_IN = 20_000
 
 
 def budget() -> PrivacyBudget:
@@ -59,7 +43,7 @@ def deciding(kind: type, batches: str | None = None, **options: Any) -> Callable
 
 def hmc(steps: int) -> Callable[[Problem], DPHMC]:
     return lambda p: DPHMC(
-        budget=budget(), model=p.model, step_size=0.2 / math.sqrt(p.n), leapfrog_steps=steps,
+        budget=budget(), model=p.model, step_size=0.2 / math.sqrt(p.n), n_leapfrog=steps,
         clip_bound=p.bound, gradient_clip_bound=p.bound, gradient_noise_multiplier=0.1 * math.sqrt(p.n),
     )  # fmt: skip
 
@@ -70,22 +54,6 @@ def sghmc(p: Problem) -> DPSGHMC:
         budget=budget(), model=p.model, step_size=lambda t: size, n_steps=5, gradient_clip_bound=p.bound,
         friction=0.5 / size, batch_size=p.batch,
     )  # fmt: skip
-
-
-@functools.lru_cache
-def surrogate(d: int, stand_in: int = STAND_IN) -> Surrogate:
-    """One for all numbers of records: time does not depend on how narrow the surrogate is."""
-    made_up, rng = problem(stand_in, d, seed=7), np.random.default_rng(8)
-    simulated = SimulatedRecords(made_up.model, public_covariates=True)
-    coordinates = Coordinates(np.eye(d) / 5, np.arange(d), d)
-    features = Features(simulated, made_up.truth, coordinates, 3 * math.sqrt(d), 0.999, rng)
-    n = 100_000
-    return Surrogate(features, features.expected(n), 10 * math.sqrt(d), n, 1.0, rng)
-
-
-def control_variate(p: Problem) -> DPControlVariate:
-    known = surrogate(p.d, min(STAND_IN, 10 * p.n))
-    return DPControlVariate(budget=budget(), model=p.model, surrogate=known)
 
 
 @dataclass(frozen=True)
@@ -101,11 +69,10 @@ SAMPLERS = {
     "DPPenalty, batch": Sampler(deciding(DPPenalty, "batch_size"), lambda p, _: batch_by_hand(p, False)),
     "DPBarker": Sampler(deciding(DPBarker), decision_by_hand),
     "DPFastMH, batch": Sampler(deciding(DPFastMH, "batch_rate"), lambda p, _: batch_by_hand(p, True)),
-    "DPFastMH, full batch": Sampler(deciding(DPFastMH, full_batch=True), decision_by_hand),
+    "DPFastMH, full batch": Sampler(deciding(DPFastMH, full_batch_at=1), decision_by_hand),
     "DPHMC, L = 1": Sampler(hmc(1), hmc_by_hand),
     "DPHMC, L = 5": Sampler(hmc(5), hmc_by_hand),
     "DPSGHMC, 5 batches": Sampler(sghmc, sghmc_by_hand),
-    "DPControlVariate": Sampler(control_variate, control_variate_by_hand),
 }  # fmt: skip
 
 

@@ -16,7 +16,6 @@ KINDS = {
     "DPHMC, L = 1": ("DPHMC, L = 1",),
     "DPHMC, L = 5": ("DPHMC, L = 5",),
     "DPSGHMC, 5 batches": ("DPSGHMC, 5 batches",),
-    "DPControlVariate": ("DPControlVariate",),
 }
 
 

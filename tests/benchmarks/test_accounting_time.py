@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pymc_dp import Barker, Lazy, Penalty
+from pymc_dp import Barker, Penalty
 from pymc_dp.privacy import (
     Decision,
     Gaussian,
@@ -23,13 +23,13 @@ from pymc_dp.privacy import (
     SampledDecision,
     SampledGaussian,
     calibrate,
-    composition,
-    decisions,
     epsilon_of,
     max_draws,
-    minibatch,
-    pld,
 )
+from pymc_dp.privacy.accounting import composition, pld
+from pymc_dp.privacy.mechanisms import decision_suprema as decisions
+from pymc_dp.privacy.mechanisms import poisson_minibatch as minibatch
+from pymc_dp.steps import Lazy
 
 
 def batch(z: float, q: float) -> SampledGaussian:
@@ -54,7 +54,7 @@ QUESTIONS: dict[str, Callable[[], object]] = {
         [(SampledDecision(Penalty(1.4), 1.0, 0.01), 1)], 4.0, 1e-6
     ),
     "draws of DP-Fast MH": lambda: max_draws(
-        [(PoissonMinibatchDecision(Barker(), 0.01, 500, 50_000, 2000), 1)], 4.0, 1e-6
+        [(PoissonMinibatchDecision(Barker(), 0.01, 500, 50_000), 1)], 4.0, 1e-6
     ),
     "epsilon of 1000 Poisson batches": lambda: epsilon_of([(poisson(1.1, 0.01), 1000)], 1e-6),
     "noise multiplier of Gaussians": lambda: calibrate(lambda z: [(Gaussian(z), 100)], 1.0, 1e-6),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.privacy.batches import (
+from pymc_dp.privacy.randomness.batches import (
     poisson,
     poisson_count,
     uniforms,

@@ -65,7 +65,7 @@ def flat_banana() -> Case:
             [-t[0] / 1000 - second * 2 * bend * t[0], -second]
         )
 
-    settings = {"step_size": 5e-4, "leapfrog_steps": 10, "clip_bound": 2.0, "gradient_clip_bound": 1.0,
+    settings = {"step_size": 5e-4, "n_leapfrog": 10, "clip_bound": 2.0, "gradient_clip_bound": 1.0,
                 "gradient_noise_multiplier": 0.4 * math.sqrt(len(x)), "noise_multiplier": 0.1 * math.sqrt(len(x))}  # fmt: skip
     return Case(model, gradients, logp, prior, np.array([0.0, 3.0]), settings, 8.0)
 
@@ -91,7 +91,7 @@ def gaussian() -> Case:
     def prior(t):
         return -(t @ t) / 2000, -t / 1000
 
-    settings = {"step_size": 2.5e-4, "leapfrog_steps": 5, "clip_bound": 2.5, "gradient_clip_bound": 6.0,
+    settings = {"step_size": 2.5e-4, "n_leapfrog": 5, "clip_bound": 2.5, "gradient_clip_bound": 6.0,
                 "gradient_noise_multiplier": 0.1 * math.sqrt(len(y)), "noise_multiplier": 0.05 * math.sqrt(len(y)),
                 "public": [scale]}  # fmt: skip
     start = np.zeros(30)
@@ -137,7 +137,7 @@ def by_hand(case: Case) -> Callable[[], None]:
         theta, g, logp = state
         first = p = rng.standard_normal(len(theta))
         q = theta
-        for _ in range(s["leapfrog_steps"]):
+        for _ in range(s["n_leapfrog"]):
             p = p + eta / 2 * g
             q = q + eta * p
             g = gradient(q)
@@ -169,7 +169,7 @@ def timed(call: Callable, spent: list[float]) -> Callable:
 
 def parts(step: DPHMC, iterate: Callable[[], None], rounds: int) -> dict[str, float]:
     """Seconds per iteration: sums of clipped gradients, noise on them, decision (with its likelihood), and the rest."""
-    from pymc_dp.steps import gradients
+    from pymc_dp.steps import noisy_gradients as gradients
 
     spent = {name: [0.0] for name in ("gradients", "noise", "decision")}
     likelihood, whole = step.likelihood, [0.0]
@@ -183,7 +183,8 @@ def parts(step: DPHMC, iterate: Callable[[], None], rounds: int) -> dict[str, fl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step._gradient, "_likelihood", Timed())
         patch.setattr(gradients, "noisy_sum", timed(gradients.noisy_sum, spent["noise"]))
-        patch.setattr(step, "accept", timed(step.accept, spent["decision"]), raising=False)
+        for name in ("log_ratio", "decide"):
+            patch.setitem(step.__dict__, name, timed(getattr(step, name), spent["decision"]))
         run = timed(iterate, whole)
         for _ in range(rounds):
             run()

@@ -19,7 +19,7 @@ import pytest
 
 from threadpoolctl import threadpool_limits
 
-from pymc_dp import RecordLikelihood
+from pymc_dp.model import RecordLikelihood
 
 BATCH = 500
 SIZES = (10_000, 100_000, 1_000_000)

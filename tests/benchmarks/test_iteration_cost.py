@@ -87,7 +87,7 @@ def measure(make: Callable[[], tuple[pm.Model, float]], rounds: int = 400) -> Me
     """Interleaved: an iteration, then the bare compiled function, then the sum over records, and again."""
     step, iterate, build = prepare(make)
     bare, theta = (
-        step.likelihood._logp,
+        step.likelihood._batch.full,
         step.likelihood.ravel(step.likelihood.unravel(step._current.theta)),
     )
     old = bare(theta)
@@ -121,7 +121,7 @@ def test_iteration(make, benchmark):
 def test_bare_likelihood(make, benchmark):
     step, _, _ = prepare(make)
     theta = step._current.theta
-    assert benchmark.pedantic(step.likelihood._logp, args=(theta,), rounds=300).shape == (N,)
+    assert benchmark.pedantic(step.likelihood._batch.full, args=(theta,), rounds=300).shape == (N,)
 
 
 def main() -> int:

@@ -20,7 +20,8 @@ import pytest
 
 from threadpoolctl import threadpool_limits
 
-from pymc_dp import DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget, TunaMH
+from pymc_dp import DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget
+from pymc_dp.steps import Metropolis
 
 BATCH = 1000
 SIZES = (10_000, 100_000, 1_000_000)
@@ -64,7 +65,9 @@ SAMPLERS: dict[str, Callable] = {
     "DPBarker, batch": charged(DPBarker, batch_size=BATCH),
     "DPFastMH, Barker": charged(DPFastMH, batch_rate=BATCH),
     "DPFastMH, lazy penalty": charged(DPFastMH, batch_rate=BATCH, rule=Penalty(2.0)),
-    "TunaMH, not private": lambda **common: TunaMH(batch_rate=BATCH, **common),
+    "TunaMH, not private": lambda **common: DPFastMH(
+        budget=None, rule=Metropolis(), batch_rate=BATCH, **common
+    ),
     "DPPenalty, all records": charged(DPPenalty),
 }
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.privacy.gaussian_noise import noisy_sum, rounded_gaussian
-from pymc_dp.privacy.noise import OperatingSystemBits
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum, rounded_gaussian
 from tests.benchmarks.test_batches_cost import measure
 
 SIZES = (1, 20, 300, 3000)

@@ -59,7 +59,7 @@ def test_second_run_marks_what_has_changed(store, capsys):
     assert rows["DPPenalty, published"]["easy-2d"] == known
 
 
-def test_what_counts_as_a_change():
+def test_definition_of_a_change():
     assert not changed("ratio", "c", 1.24, 1.0)
     assert changed("ratio", "c", 1.26, 1.0)
     assert changed("ratio", "c", 1.0, 1.26)
@@ -78,7 +78,7 @@ def test_page_has_what_is_stored(capsys):
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     mark = r"<!-- [^\n]*: python -m tests.benchmarks --print -->\n(.*?)\n<!-- end"
     (stored,) = re.findall(mark, page, flags=re.DOTALL)
-    assert [line for line in stored.splitlines() if line] == printed
+    assert stored.split() == " ".join(printed).split()  # prose is wrapped on the page
 
 
 def test_small_runs_do_not_replace_the_last_one(monkeypatch, capsys, tmp_path):
@@ -103,15 +103,13 @@ def test_both_compute_the_same():
 
 
 @pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
-@pytest.mark.parametrize(
-    "name", [name for name in SAMPLERS if name not in ("DPHMC, L = 5", "DPControlVariate")]
-)
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "DPHMC, L = 5"])
 def test_iterations_by_hand(name):
-    """They run; that of a surrogate takes long to prepare."""
+    """They run."""
     p = problem(500, 2)
     step, iterate = under_way(name, p)
     by_hand = SAMPLERS[name].by_hand(p, step)
     for _ in range(3):
         iterate()
         by_hand()
-    assert step._allowance.used > 0
+    assert step._allocation.used > 0

@@ -29,7 +29,7 @@ SEQUENCES, TURNS, MOVES = 300, 2, 10
 def hmc_reusing_gradients(scales, **options):
     """Noise as large as the gradient, kept with the state."""
     return DPHMC(
-        step_size=0.8, leapfrog_steps=1, clip_bound=np.inf, gradient_clip_bound=0.3,
+        step_size=0.8, n_leapfrog=1, clip_bound=np.inf, gradient_clip_bound=0.3,
         gradient_noise_multiplier=2.0, mass_matrix=1 / np.square(scales), **FREE, **options,
     )  # fmt: skip
 
@@ -37,14 +37,14 @@ def hmc_reusing_gradients(scales, **options):
 class ForgetsMomenta(DPHMC):
     """Fault: the kinetic energy is that of the start, as if momenta did not change on a path."""
 
-    def _decide_on(self, old, path, records=None):
+    def _move_along(self, old, path, records=None):
         path[-1] = path[-1]._replace(momentum=path[0].momentum)
-        return super()._decide_on(old, path, records)
+        return super()._move_along(old, path, records)
 
 
 def forgets_momenta(scales, **options):
     return ForgetsMomenta(
-        step_size=0.8, leapfrog_steps=1, clip_bound=np.inf, gradient_clip_bound=0.3,
+        step_size=0.8, n_leapfrog=1, clip_bound=np.inf, gradient_clip_bound=0.3,
         gradient_noise_multiplier=2.0, mass_matrix=1 / np.square(scales), **FREE, **options,
     )  # fmt: skip
 

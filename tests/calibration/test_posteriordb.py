@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import DPHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget, RandomWalk
-from tests.steps.test_exactness import HUGE, N_BATCHES, batch_means
+from tests.exactness.test_exactness import HUGE, N_BATCHES, batch_means
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "posteriordb"
 pytestmark = [
@@ -91,7 +91,7 @@ def p_values(chain, reference):
 
 def hmc(covariance, **options):
     return DPHMC(
-        mass_matrix=np.linalg.inv(covariance), step_size=0.6, leapfrog_steps=3, clip_bound=HUGE,
+        mass_matrix=np.linalg.inv(covariance), step_size=0.6, n_leapfrog=3, clip_bound=HUGE,
         gradient_clip_bound=HUGE, gradient_noise_multiplier=1e-3 / (2 * HUGE), **options,
     )  # fmt: skip
 

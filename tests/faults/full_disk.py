@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 
 
 def claim(ledger):

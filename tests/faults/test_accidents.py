@@ -20,12 +20,13 @@ from pymc_dp.errors import (
     PrivacyLeak,
     PrivacyLeakWarning,
 )
-from tests.steps.test_hosting import QUIET, make_step, record_charges, run
+from tests.hosting.test_hosting import QUIET, make_step, record_charges, run
 
 
 class TestUncoveredVariable:
     """PyMC silently gives NUTS, on the raw likelihood, to variables without a step."""
 
+    @pytest.mark.slow
     def test_refused_before_any_data_are_touched(self, two_variable_model):
         budget = PrivacyBudget(2.0, 1e-5, chains=1)
         step = make_step(two_variable_model, budget, vars=[two_variable_model["mu"]])
@@ -40,6 +41,7 @@ class TestUncoveredVariable:
             run(two_variable_model, budget, step, chains=2, cores=2, mp_ctx="fork")
         assert not budget.ledger.claims()
 
+    @pytest.mark.slow
     def test_callback_aborts_on_foreign_statistics(self, two_variable_model):
         """Should a foreign step slip in all the same, no draw is returned."""
         budget = PrivacyBudget(2.0, 1e-5, chains=1)
@@ -65,7 +67,7 @@ class TestUncoveredVariable:
 
 
 class TestTooManyChains:
-    """The number of chains is never told to a step, and PyMC's default depends on the machine."""
+    """A step does not get the number of chains, and PyMC's default depends on the machine."""
 
     @pytest.mark.parametrize(
         "parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=["sequential", "parallel"]
@@ -80,7 +82,7 @@ class TestTooManyChains:
         )  # nothing was touched: the right number of chains still runs
         run(normal_model, budget, step, chains=2, **parallel)
 
-    def test_the_ledger_refuses_even_if_nobody_counts(self, normal_model):
+    def test_the_ledger_refuses_without_the_callback(self, normal_model):
         budget = PrivacyBudget(2.0, 1e-5, chains=2)
         step = make_step(normal_model, budget)
         for _ in range(2):
@@ -115,7 +117,7 @@ class TestTuneDraws:
     def test_more_than_a_chain_has_are_refused_at_no_cost(
         self, two_variable_model, parallel, compound
     ):
-        """PyMC 5 makes 1000 unless it is told otherwise."""
+        """PyMC 5 makes 1000 by default."""
         model, budget = two_variable_model, PrivacyBudget(4.0, 1e-5, chains=2)
         own = [[v] for v in model.free_RVs] if compound else [None]
         steps = [make_step(model, budget, vars=vars) for vars in own]
@@ -126,7 +128,7 @@ class TestTuneDraws:
         run(model, budget, steps, **parallel)
 
     def test_a_budget_that_goes_up_in_tuning_is_an_error(self, normal_model):
-        """Where nobody says how many there will be."""
+        """Without a number of chains."""
         budget = PrivacyBudget(1.0, 1e-5, chains=1)
         step, point = make_step(normal_model, budget), normal_model.initial_point()
         step.set_rng(np.random.default_rng(1))
@@ -152,7 +154,7 @@ class TestSecondRun:
     def test_new_step_on_a_spent_budget(self, normal_model):
         budget = PrivacyBudget(2.0, 1e-5, chains=2)
         run(normal_model, budget, make_step(normal_model, budget), chains=1)
-        with pytest.raises(PrivacyBudgetExhausted, match="settled"):
+        with pytest.raises(PrivacyBudgetExhausted, match="cannot be changed"):
             make_step(normal_model, budget, clip_bound=1.0)
 
     def test_new_budget_on_the_same_ledger(self, normal_model, tmp_path):
@@ -269,7 +271,7 @@ class TestPublishing:
         with pytest.raises(ValueError, match=r"not free variables or Deterministics.*nonsense"):
             release(idata, model, budget, keep=["nonsense"])
 
-    def test_the_report_travels(self, result, tmp_path):
+    def test_the_report_is_kept_in_files(self, result, tmp_path):
         import arviz as az
 
         idata, model, budget = result

@@ -11,10 +11,10 @@ from contextlib import closing
 import pytest
 
 from pymc_dp import DPSGHMC, Ledger, PrivacyBudget
-from pymc_dp.privacy.accounting import epsilon_of
-from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.accounting.calibration import epsilon_of
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.faults.watching import Program, accesses, check_penalty_chains, held, watched
-from tests.steps.test_hosting import make_step, run
+from tests.hosting.test_hosting import make_step, run
 
 DELTA = 1e-5
 FORKED = {"chains": 2, "cores": 2, "mp_ctx": "fork"}
@@ -128,7 +128,8 @@ def test_restart_that_cannot_be_paid_for_in_full(model, tmp_path):
     assert check_account(ledger) == 2
 
 
-def test_restart_on_what_is_left(model, tmp_path):
+@pytest.mark.slow
+def test_restart_on_the_remaining_account(model, tmp_path):
     """An account for two slices: one is lost with the program, the second runs to its end, a third is refused."""
     ledger, logs = tmp_path / "a.ledger", [tmp_path / f"accesses {i}" for i in range(3)]
     Ledger(ledger, epsilon=5.0, delta=DELTA)

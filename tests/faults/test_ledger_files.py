@@ -19,10 +19,10 @@ import pytest
 
 from pymc_dp import Ledger, PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy import ledger as ledger_module
-from pymc_dp.privacy.mechanisms import Gaussian
+from pymc_dp.privacy.budget import ledger as ledger_module
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.faults.watching import Program, accesses, watched
-from tests.steps.test_hosting import make_step, run
+from tests.hosting.test_hosting import make_step, run
 
 ROOT = Path(__file__).parents[2]
 TERMS = {"epsilon": 5.0, "delta": 1e-5}
@@ -76,6 +76,7 @@ def refused(*arguments):
 class TestFullDisk:
     """The claim fails, so nothing is read; the account can be read, and goes on when there is room again."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("room", [0, 600])
     def test_no_room_for_the_claim(self, model, path, tmp_path, room):
         """Neither in the ledger nor, with less room than a page, in its journal."""
@@ -89,6 +90,7 @@ class TestFullDisk:
         claim(Ledger(path))
         assert len(Ledger(path).claims()) == 2
 
+    @pytest.mark.slow
     def test_no_page_left(self, model, path, monkeypatch):
         """As SQLite says it of a full disk: in the middle of a transaction."""
         connect, left = sqlite3.connect, [0]
@@ -121,6 +123,7 @@ class TestFullDisk:
         assert len(Ledger(path).claims()) == before
         assert run(model, budget, step, chains=1).posterior.sizes["draw"] > 0
 
+    @pytest.mark.slow
     def test_a_file_system_that_is_full(self, tmp_path):
         """A real one, of 48 KiB, in which claims are made until it has no page left; then it grows."""
         mount = f"mount -t tmpfs -o size=48k none {tmp_path}"
@@ -134,7 +137,7 @@ class TestFullDisk:
             [*alone, f"{mount} && {python}"], cwd=ROOT, check=True, capture_output=True, text=True
         )
         message, made, kept, later = found.stdout.splitlines()
-        assert "database or disk is full" in message and "no data are touched" in message
+        assert "database or disk is full" in message and "no data are accessed" in message
         assert 10 < int(made) == int(kept) == int(later) - 1
 
     def test_no_room_for_a_new_ledger(self, tmp_path):
@@ -320,7 +323,7 @@ class Jumping(datetime):
 
 
 @pytest.mark.parametrize("hosting", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=str)
-def test_clock_jumps(model, tmp_path, monkeypatch, hosting):
+def test_the_clock_jumps(model, tmp_path, monkeypatch, hosting):
     """What is granted does not depend on the time, and dates put no claim before or after its turn."""
     real, ticks = time.time, iter(np.random.default_rng(5).uniform(-1e9, 1e9, size=100_000))
     monkeypatch.setattr(ledger_module, "datetime", Jumping)

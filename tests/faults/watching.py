@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from pymc_dp.acceptance import Penalty
-from pymc_dp.privacy.filters import RenyiShare
-from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.privacy.mechanisms import Decision
+from pymc_dp.privacy.accounting.filters import RenyiShare
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.mechanisms.mechanism import Decision
 from pymc_dp.steps import base
 
 FORK = multiprocessing.get_context("fork")

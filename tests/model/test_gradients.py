@@ -22,15 +22,14 @@ from numba.core.event import install_recorder
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 
-from pymc_dp.errors import PerformanceWarning
-from pymc_dp.model import RecordLikelihood, gradients
-from pymc_dp.model.clipping import grid
-from pymc_dp.model.indexing import Blocked
-from pymc_dp.model.simulated import SimulatedRecords
-from pymc_dp.model.table_gradients import TableGradients
-from tests.model import test_indexing
-from tests.model.families import FAMILIES, N
-from tests.model.test_records import PYTHON, linear, thetas
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs.row_subsets import Blocked
+from pymc_dp.model.sums import gradients
+from pymc_dp.model.sums.exact_sums import grid
+from tests.model import test_row_subsets as test_indexing
+from tests.model.example_models import FAMILIES, N
+from tests.model.test_likelihood import PYTHON, linear, thetas
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -114,18 +113,24 @@ def check_family(family, mode):
     theta, expected = single_gradients(family.name)
     likelihood = RecordLikelihood(family.build(), compile_kwargs={"mode": mode})
     check(likelihood, theta, expected)
-    assert likelihood._gradients._tables
+    assert likelihood._gradients._groups
 
 
 def one_in_six(cases):
-    """The others with the slow tests."""
-    slow = pytest.mark.slow
-    return [pytest.param(c, marks=[slow] if k % 6 else []) for k, c in enumerate(cases)]
+    """Five of six cases are slow tests, and those that take seconds."""
+    long = {"multivariate_normal_with_covariances_of_their_own"}
+    return [
+        pytest.param(
+            c, marks=pytest.mark.slow if k % 6 or getattr(c, "__name__", "") in long else []
+        )
+        for k, c in enumerate(cases)
+    ]
 
 
 LONG = {"mixture of regressions", "multivariate normal, LKJ"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family", one_in_six([f for f in FAMILIES if f.name not in LONG]), ids=lambda f: f.name
 )
@@ -140,8 +145,8 @@ def test_every_record_of_long_graphs(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(  # each takes half a minute to compile
-    "family", [f for f in FAMILIES if f.name not in LONG][::2], ids=lambda f: f.name
+@pytest.mark.parametrize(  # each takes half a minute to compile; all are in Python
+    "family", [f for f in FAMILIES if f.name not in LONG][::4], ids=lambda f: f.name
 )
 def test_every_record_as_if_it_were_alone_compiled(family):
     check_family(family, "NUMBA")
@@ -155,7 +160,7 @@ def check_model(fill, mode):
     for theta in thetas(likelihood, model, 2):
         expected = differences(likelihood, theta)
         check(likelihood, theta, expected, rtol=1e-5, indices=[(3, 0, 59, 59)])
-    assert likelihood._gradients._tables
+    assert likelihood._gradients._groups
 
 
 @pytest.mark.parametrize(
@@ -167,15 +172,15 @@ def test_models(fill):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*test_indexing.MODELS][::4]
+    "name", [*test_indexing.MODELS][::8]
 )  # each takes half a minute to compile
 def test_models_compiled(name):
     check_model(test_indexing.MODELS[name], "NUMBA")
 
 
 def test_the_comparison_of_these_tests_finds_a_wrong_record():
-    theta, expected = single_gradients("hierarchical")
-    likelihood = RecordLikelihood(BY_NAME["hierarchical"].build(), compile_kwargs={"mode": PYTHON})
+    theta, expected = single_gradients("logistic")
+    likelihood = RecordLikelihood(BY_NAME["logistic"].build(), compile_kwargs={"mode": PYTHON})
     check(likelihood, theta, expected)
     expected = expected.copy()
     expected[2] += 1e-4
@@ -200,13 +205,6 @@ def test_where_softplus_was_rewritten_with_kinks(mode):
         pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=4), observed=y)
     likelihood = RecordLikelihood(model, compile_kwargs={"mode": mode})
     found = likelihood.clipped_grad(np.zeros(4), math.inf)
-    np.testing.assert_allclose(found, (y - 0.5) @ x, rtol=1e-12)
-    # The way round, too.
-    likelihood._gradients._tables.clear()
-    copy = RecordLikelihood(model, compile_kwargs={"mode": mode})
-    with pytest.MonkeyPatch.context() as patch, pytest.warns(PerformanceWarning):
-        patch.setattr(gradients, "row_gradients", None)
-        found = copy.clipped_grad(np.zeros(4), math.inf)
     np.testing.assert_allclose(found, (y - 0.5) @ x, rtol=1e-12)
 
 
@@ -235,7 +233,7 @@ def test_persons_with_rows_in_several_tables(mode):
     theta = thetas(likelihood, model, 1)[0]
     indices = [(3, 0, 11, 3, 5), (1, 2), (9,), np.arange(12)[::-1]]
     check(likelihood, theta, differences(likelihood, theta), rtol=1e-6, indices=indices)
-    assert len(likelihood._gradients._tables) == 3
+    assert len(likelihood._gradients._groups) == 3
 
 
 def test_clipping_is_for_records_and_not_for_rows():
@@ -272,20 +270,24 @@ def free(vectors: np.ndarray) -> RecordLikelihood:
 
 
 def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
-    (table,) = likelihood._gradients._tables
+    (table,) = likelihood._gradients._groups
     ((data, _),) = table._function.data
     data[:] = vectors.reshape(data.shape)
 
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 BOUNDS = st.floats(1e-290, 1e300)
-SHARED = free(np.random.default_rng(2).normal(size=(6, 5)))
+
+
+@cache
+def shared() -> RecordLikelihood:
+    return free(np.random.default_rng(2).normal(size=(6, 5)))
 
 
 def steps_of(vectors: np.ndarray, bound: float, index=None) -> tuple[np.ndarray, int]:
     """Through all that comes after compiled code, which is the same for any data."""
-    overwrite(SHARED, vectors)
-    return SHARED.clipped_grad_steps(np.zeros(5), bound, index)
+    overwrite(shared(), vectors)
+    return shared().clipped_grad_steps(np.zeros(5), bound, index)
 
 
 def squared(steps: np.ndarray, exponent: int) -> Fraction:
@@ -357,6 +359,7 @@ def test_without_a_bound_vectors_that_are_not_finite_count_as_none_either():
     assert likelihood.clipped_grad(np.zeros(2), math.inf, [3, 1, 3]).tolist() == [8.0, -16.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2, 2**9, 2**16])
 def test_chunks_do_not_matter(monkeypatch, chunk):
     vectors = np.random.default_rng(3).standard_cauchy(size=(1000, 4))
@@ -370,6 +373,7 @@ def test_chunks_do_not_matter(monkeypatch, chunk):
     assert np.array_equal(free(vectors[order]).clipped_grad_steps(np.zeros(4), 0.7)[0], expected)
 
 
+@pytest.mark.slow
 def test_more_records_than_a_float_can_add_up():
     # Sums of int64 beyond 2**53, where floats would leave out every other step.
     likelihood = free(np.ones((20, 1)))
@@ -389,7 +393,7 @@ def test_without_the_margin_some_records_would_be_too_long():
     assert too_long > 400
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_impossible_records_count_as_none(mode):
     def logp(value, a):
         return pt.sqrt(a * value)
@@ -406,54 +410,19 @@ def test_impossible_records_count_as_none(mode):
 # --- where the walk is blocked ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("mode", "records"),
-    [
-        (PYTHON, None),
-        (PYTHON, np.arange(60) // 5),
-        pytest.param("NUMBA", None, marks=pytest.mark.slow),
-    ],
-)
-def test_full_price_with_one_warning(monkeypatch, mode, records):
+def test_a_model_whose_gradients_cannot_be_computed_by_row_is_refused(monkeypatch):
     def blocked(*_):
         raise Blocked("Twist")
 
     monkeypatch.setattr(gradients, "row_gradients", blocked)
-    with pm.Model() as model:
-        test_indexing.sorting()
-    likelihood = RecordLikelihood(model, records=records, compile_kwargs={"mode": mode})
-    theta = thetas(likelihood, model, 1)[0]
-    with pytest.warns(PerformanceWarning, match="the operation Twist,") as record:
-        likelihood.clipped_grad_steps(theta, 1.0)
-        check(likelihood, theta, differences(likelihood, theta), rtol=1e-6)
-    assert len(record) == 1
-    assert record[0].filename == __file__
-    assert likelihood.clipped_grad(theta, 1.0, []) == [0.0]
+    likelihood = regression()
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="the operation Twist,"):
+            likelihood.clipped_grad_steps(np.full(5, 0.2), 1.0)
 
 
-def simulated_regression():
-    with pm.Model() as model:
-        b = pm.Normal("b", shape=4)
-        pm.Normal("y", test_indexing.X @ b, pm.HalfNormal("s"), observed=test_indexing.Y)
-    return SimulatedRecords(model, public_covariates=True)
-
-
-def test_a_wrong_gradient_is_found_on_simulated_records(monkeypatch):
-    """And nothing is tried out on private ones, as the warning would depend on their values."""
-
-    def wrong(self, theta, values, rows):
-        return original(self, theta, values, (rows + 1) % 60)
-
-    original = TableGradients._gradients
-    simulated_regression()
-    regression().clipped_grad(np.full(5, 0.2), 1.0, [0, 1])
-    monkeypatch.setattr(TableGradients, "_gradients", wrong)
-    with pytest.warns(PerformanceWarning, match="other values when it is alone"):
-        simulated_regression()
-    regression().clipped_grad(np.full(5, 0.2), 1.0, [0, 1])
-
-
-def test_a_missing_part_is_found_on_simulated_records(monkeypatch):
+def test_a_missing_part_is_found_by_the_comparison(monkeypatch):
+    """Control: `check` finds gradients without the derivative of one quantity."""
     original = gradients.row_gradients
 
     def wrong(*args):
@@ -464,8 +433,26 @@ def test_a_missing_part_is_found_on_simulated_records(monkeypatch):
         return replace(rows, gradients=parts)
 
     monkeypatch.setattr(gradients, "row_gradients", wrong)
-    with pytest.warns(PerformanceWarning, match="other values when it is alone"):
-        simulated_regression()
+    likelihood, theta = regression(), np.full(5, 0.2)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        check(likelihood, theta, differences(likelihood, theta), rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
+def test_all_rows_of_one_record(mode):
+    """A time series of one person: the gradient of the sum."""
+    with pm.Model() as model:
+        rho = pm.Normal("rho", shape=1)
+        y = np.cumsum(test_indexing.Y)
+        pm.Normal("y", rho * np.append(0.0, y[:-1]), pm.HalfNormal("s"), observed=y)
+    options = {"records": np.zeros(60, dtype=int), "compile_kwargs": {"mode": mode}}
+    likelihood, theta = RecordLikelihood(model, **options), np.array([0.7, 0.1])
+    assert likelihood.n_records == 1
+    expected = differences(likelihood, theta)
+    check(likelihood, theta, expected, rtol=1e-5, indices=((), (0,), (0, 0)))
+    np.testing.assert_allclose(
+        likelihood.logp_at(theta, [0, 0]), likelihood.logp(theta)[[0, 0]], rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("power", [2, 3, 4, 5, -3, 2.5])
@@ -521,7 +508,7 @@ def test_wrong_arguments():
 # --- the prior ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [PYTHON, "NUMBA"])
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_gradient_of_the_prior(mode):
     model = BY_NAME["potential without data"].build()
     likelihood = RecordLikelihood(model, compile_kwargs={"mode": mode})
@@ -583,7 +570,7 @@ def test_read_only_and_strided_arguments_are_not_compiled_for_again():
     assert not recorder.buffer
 
 
-@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("used", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_pickling(used):
     likelihood = linear(50, mode="NUMBA", records=np.arange(50) // 5)
     if used:
@@ -604,7 +591,7 @@ def test_compiled_code_holds_no_data():
         pm.Normal("y", mu, 1.0, observed=test_indexing.Y)
     likelihood = RecordLikelihood(model)
     likelihood.clipped_grad(np.zeros(1), 1.0)
-    (table,) = likelihood._gradients._tables
+    (table,) = likelihood._gradients._groups
     for function in (table._function.function, table._quantities._function):
         for root in function.maker.fgraph.variables:
             if root.owner is None:
@@ -617,7 +604,7 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
     likelihood = regression(records=persons)
     theta, index = np.full(5, 0.2), [11, 2]
     before = likelihood.clipped_grad(theta, 1.0, index)
-    (table,) = likelihood._gradients._tables
+    (table,) = likelihood._gradients._groups
     for data, axis in table._function.data:
         assert axis == 0
         data[~np.isin(persons, index)] = np.nan
@@ -627,6 +614,6 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
 
 def test_nothing_is_compiled_before_the_first_use(monkeypatch):
     compiled = []
-    monkeypatch.setattr(gradients, "TableGradients", lambda *a: compiled.append(a))
+    monkeypatch.setattr(gradients, "RecordGroupGradients", lambda *a: compiled.append(a))
     regression()
     assert not compiled

@@ -1,4 +1,4 @@
-"""Which models are accepted, and which are refused; in those accepted no record acts on another one's term."""
+"""The table of accepted and refused models; in accepted ones no record changes the term of another."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pytensor.compile.mode import Mode
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
-from tests.model.model_table import TABLE, N
+from tests.model import accepted_models, refused_models  # noqa: F401 (they fill the table)
+from tests.model.table_entries import TABLE, N
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
@@ -20,24 +21,49 @@ pytestmark = [
 ]
 OPTIONS = {"mode": Mode("py", None)}
 ACCEPTED = [e for e in TABLE if e.refused is None]
+#: Accepted models in the default suite, one of each kind; the others are slow tests.
+QUICK = {
+    "logistic regression with pm.Data",
+    "softmax of three classes",
+    "lags within a person",
+    "rows of a longer container",
+    "a custom likelihood that captures a column",
+    "two observed variables",
+    "centred by public numbers",
+    "numbers from 0 upwards, as an index",
+}
 
 
 def test_size_of_the_table():
-    assert len(TABLE) >= 60 and len({e.name for e in TABLE}) == len(TABLE)
+    assert len(TABLE) >= 133 and len({e.name for e in TABLE}) == len(TABLE)
+    assert {e.name for e in ACCEPTED} > QUICK
 
 
-@pytest.mark.parametrize("entry", [e for e in TABLE if e.refused], ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(e, id=e.name, marks=[pytest.mark.slow] if "two dimensions" in e.name else [])
+        for e in TABLE
+        if e.refused
+    ],
+)
 def test_refused(entry):
     model = entry.build()
     with pytest.raises(UnsupportedModel, match=re.compile(entry.refused, re.S)) as refused:
         RecordLikelihood(model, records=entry.records, public=entry.public, compile_kwargs=OPTIONS)
-    for array in entry.data.values():  # what is private is in no message
+    for array in entry.data.values():  # messages show no private value
         assert not any(f"{v:.4f}" in str(refused.value) for v in np.ravel(array).astype(float))
 
 
-@pytest.mark.parametrize("entry", ACCEPTED, ids=lambda e: e.name)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(e, id=e.name, marks=[] if e.name in QUICK else pytest.mark.slow)
+        for e in ACCEPTED
+    ],
+)
 def test_no_record_moves_another_ones_term(entry):
-    """Not by a bit, near the start and far from it, whatever the record becomes."""
+    """Bit by bit, near the initial point and far from it, for several other values of the record."""
 
     def terms(data):
         likelihood = RecordLikelihood(
@@ -69,8 +95,8 @@ def points(likelihood):
 
 
 def test_the_comparison_finds_a_dependence(monkeypatch):
-    """Control: with the proof switched off, refused models are found by it."""
-    monkeypatch.setattr("pymc_dp.model.records.prove_independence", lambda *_: None)
+    """Control: with the proof switched off, the comparison finds a model that would be refused."""
+    monkeypatch.setattr("pymc_dp.model.likelihood.prove_independence", lambda *_: None)
     (entry,) = (e for e in TABLE if e.name == "centred pm.Data")
     with pytest.raises(AssertionError, match="not equal"):
         test_no_record_moves_another_ones_term(entry)

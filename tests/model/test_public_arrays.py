@@ -8,8 +8,8 @@ import scipy.sparse
 
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.model.public_arrays import PublicArrays, is_structural
-from pymc_dp.model.roots import is_array_root
+from pymc_dp.model.graphs.data_variables import is_array_root
+from pymc_dp.model.graphs.public_arrays import PublicArrays, is_structural
 
 PATTERNS = {
     "a scalar": np.array(3.7),
@@ -57,7 +57,7 @@ def test_patterns_are_made_without_data(name):
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_data_are_no_pattern(name):
+def test_data_are_not_patterns(name):
     assert not is_structural(DATA[name])
 
 
@@ -117,6 +117,6 @@ def test_what_is_observed_is_not_public(model):
         PublicArrays(model, [model["y_data"].get_value()])
 
 
-def test_a_single_name_is_no_sequence(model):
-    with pytest.raises(ValueError, match="put it in a list"):
+def test_a_single_name_is_refused(model):
+    with pytest.raises(ValueError, match="pass a list"):
         PublicArrays(model, "x")

@@ -1,0 +1,1 @@
+"""PyTensor graphs: which arrays they contain, subsets of their rows, gradients by row."""

@@ -1,0 +1,118 @@
+"""Compiled functions that draw random variables from generators that the caller passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+import pytensor.tensor.random.basic as ptr
+
+from pymc.pytensorf import collect_default_updates, find_rng_nodes
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.link.vm import VMLinker
+
+from pymc_dp.model.graphs.compiling import NumbaFunction, freeze, with_constants
+from pymc_dp.model.graphs.data_variables import rebuilt
+
+__all__ = ["Drawing"]
+
+FEW = (
+    30  # up to this number of categories, one comparison for each is written out: it compiles fast
+)
+
+
+def _category(u: Variable, p: Variable) -> Variable:
+    """Inverse of the cumulative probabilities: how many of them, without the last, are at most `u`."""
+    n = p.type.shape[-1]
+    if n is None or n > FEW:
+        return (u[..., None] >= pt.cumsum(p, -1)[..., :-1]).sum(-1)
+    below = [sum(p[..., i] for i in range(k + 1)) for k in range(n - 1)]
+    return sum((u >= c).astype("int64") for c in below) if below else pt.zeros_like(u)
+
+
+# A NumPy method that draws without parameters, and the function of its draw and of the parameters.
+_STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
+    ptr.NormalRV: ("standard_normal", lambda z, mu, sigma: mu + sigma * z),
+    ptr.HalfNormalRV: ("standard_normal", lambda z, mu, sigma: mu + sigma * pt.abs(z)),
+    ptr.LogNormalRV: ("standard_normal", lambda z, mu, sigma: pt.exp(mu + sigma * z)),
+    ptr.ExponentialRV: ("standard_exponential", lambda e, scale: scale * e),
+    ptr.UniformRV: ("random", lambda u, low, high: low + (high - low) * u),
+    ptr.BernoulliRV: ("random", lambda u, p: u < p),
+    ptr.CategoricalRV: ("random", _category),
+}
+
+# For all others NumPy draws, node by node. In Numba, PyTensor 2.38 draws Cauchy variables with
+# location and scale exchanged.
+_INTERPRETED = Mode(
+    VMLinker(use_cloop=False, c_thunks=False),
+    RewriteDatabaseQuery(include=["canonicalize", "random_make_inplace"]),
+)
+
+
+class Drawing:
+    """Function that draws the random variables in graphs; the states of their own generators do not change."""
+
+    def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
+        self._n_outputs = len(outputs)
+        graphs, drawn = _standardized(with_constants(outputs))
+        #: Names of methods of a generator, and shapes.
+        self._standard = [(kind, v.type.shape) for v, kind in drawn.items()]
+        self._n_generators = 0
+        if drawn and not find_rng_nodes(graphs):
+            self._function: Callable = NumbaFunction([*drawn, *inputs], freeze(graphs))
+        else:
+            self._standard = []
+            shared = find_rng_nodes(outputs)
+            generators = [pt.random.type.random_generator_type() for _ in shared]
+            self._n_generators = len(generators)
+            graphs = graph_replace(outputs, dict(zip(shared, generators, strict=True)))
+            updates = collect_default_updates(graphs, inputs=generators, must_be_shared=False)
+            self._function = pytensor.function(
+                [*(pytensor.In(g, mutable=True) for g in generators), *inputs],
+                [*graphs, *(updates[g] for g in generators)],
+                mode=_INTERPRETED,
+                on_unused_input="ignore",
+                trust_input=True,
+            )
+
+    def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
+        """Generators for a sequence of draws."""
+        return rng.spawn(max(self._n_generators, 1))
+
+    def __call__(
+        self, generators: list[np.random.Generator], arguments: Sequence[np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        """Draw once. The generators in the list may be replaced."""
+        if self._standard:
+            (rng,) = generators
+            standard = (getattr(rng, kind)(shape) for kind, shape in self._standard)
+            return self._function(*standard, *arguments)
+        results = self._function(*generators, *arguments)
+        generators[:] = results[self._n_outputs :]
+        return results[: self._n_outputs]
+
+
+def _standardized(graphs: Sequence[Variable]) -> tuple[list[Variable], dict[Variable, str]]:
+    """Graphs in which random variables are functions of standard draws, where `_STANDARD` has one.
+
+    The second value is the NumPy method that draws each of the new inputs.
+    """
+    drawn: dict[Variable, str] = {}
+
+    def standard(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
+        if type(node.op) not in _STANDARD or None in node.outputs[1].type.shape:
+            return None
+        state, draw = node.outputs
+        kind, function = _STANDARD[type(node.op)]
+        variable = pt.tensor(dtype="float64", shape=draw.type.shape)
+        drawn[variable] = kind
+        parameters = [new.get(v, v) for v in node.op.dist_params(node)]
+        return [state, function(variable, *parameters).astype(draw.dtype)]
+
+    new: dict[Variable, Variable] = {}
+    return rebuilt(graphs, new, standard), drawn

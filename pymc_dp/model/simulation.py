@@ -1,0 +1,243 @@
+"""Records drawn from a model, their log-likelihoods and gradients: for plans that use no private data."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+
+from pymc.logprob.utils import replace_rvs_by_values
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compilers
+from pymc_dp.model.graphs.data_variables import (
+    observed_arrays,
+    observed_values,
+    stored,
+    upstream,
+)
+from pymc_dp.model.graphs.drawing import Drawing
+from pymc_dp.model.graphs.exposed import Exposed, expose
+from pymc_dp.model.graphs.public_arrays import PublicArrays
+from pymc_dp.model.privacy_unit import per_record
+from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
+
+__all__ = ["SimulatedRecords", "differences"]
+
+
+class SimulatedRecords(CompiledModel):
+    """Data sets drawn from a model: as many records as the model has, with the same covariates.
+
+    The observed values are not used, and may differ. `records` and `public` are those of
+    :class:`~pymc_dp.model.RecordLikelihood`.
+
+    Parameters
+    ----------
+    public_covariates : bool
+        Whether `records`, and the model's arrays with rows that are not observed, may be used. False
+        by default.
+    public_data : bool
+        Whether the observed values may be used, too: they are the data set if the model cannot be
+        drawn from. False by default.
+
+    Attributes
+    ----------
+    has_parent : array of bool, shape (n_dim,)
+        Whether the prior of a parameter depends on other parameters.
+
+    Raises
+    ------
+    ValueError
+        If the model has covariates that are not public, or `records` is given and not public.
+    UnsupportedModel
+        If an observed variable cannot be drawn from, or its data enter the parameters of another.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model,
+        *,
+        records: np.ndarray | Mapping[str, np.ndarray] | None = None,
+        public: Sequence[Any] = (),
+        public_covariates: bool = False,
+        public_data: bool = False,
+    ) -> None:
+        if records is not None and not public_covariates:
+            raise ValueError(
+                "records= shows which rows belong together, and a plan may use that only if it is public: pass "
+                'covariates="public", or covariates=stand_in_model, a model with data that are public or invented.'
+            )
+        labels = self._assign_records(model, records)
+        factors = [v.name for v in (*model.free_RVs, *model.potentials)]
+        declared = PublicArrays(model, factors if public_data else public)
+        where = "when its log-likelihood was derived"
+        with no_log_of_rewrites():  # the model may be that of the private data
+            exposed = evaluate(where, expose, model, declared, private=not public_data)
+        derived = self._derive(model, exposed)
+        self.has_parent = np.repeat(
+            _have_parents(model), [math.prod(shape) for shape, _ in self._layout]
+        )
+        arrays = observed_arrays(model)
+        self._data = arrays if public_data else None
+        self._shared = [pytensor.shared(np.zeros_like(a), shape=a.shape) for a in arrays]
+        rows, log_prior = derived.of_theta(dict(zip(exposed.values, self._shared, strict=True)))
+        draws = graph_replace(_draws(model), derived.parts, strict=False)
+        in_rows = set(exposed.private) & upstream(rows, set(self._shared))
+        in_draws = [v for v in exposed.arrays_of(draws) if v not in declared]
+        _check_public([*in_rows, *in_draws], exposed, model, public_covariates)
+        self._loaded: Sequence[np.ndarray] | None = None
+        #: For each observed variable the record of each row.
+        self.labels = labels
+        self._sum_graphs = derived.theta, rows, labels
+        self._sum: Callable | None = None
+        with quiet_compilers():  # Numba compiles at the first call
+            self._drawing: Drawing | None = Drawing([derived.theta], draws)
+            self._load(self._first_draw())
+            self._compile(derived.theta, rows, log_prior, labels, changing=self._shared)
+            two = np.zeros(2, dtype=np.int64)
+            self._log_prior(self._start)
+            self._batch.all_records(self._start)
+            self._batch([self._start], two)
+            self._gradients.each(self._start, two)
+
+    def _first_draw(self) -> Sequence[np.ndarray]:
+        """A data set at the initial point, or the observed one if it is public and none can be drawn."""
+        try:
+            return self.draw(self._start, np.random.default_rng(0))
+        except NotImplementedError as error:
+            if self._data is None:
+                raise UnsupportedModel(
+                    f"records cannot be drawn from the model ({error}): give its pm.CustomDist a random=, or "
+                    "pass covariates=stand_in_model, a model of the same parameters with public or invented data."
+                ) from None
+            self._drawing = None
+            return self._data
+
+    def _load(self, data: Sequence[np.ndarray]) -> None:
+        """Make these the data of the compiled functions."""
+        if data is self._loaded:
+            return
+        for variable, array in zip(self._shared, data, strict=True):
+            variable.set_value(np.array(array, variable.dtype, order="C"), borrow=True)
+        if self._loaded is not None:
+            self._batch.refresh()
+            self._gradients.refresh()
+        self._loaded = data
+
+    @property
+    def can_simulate(self) -> bool:
+        """Whether records are drawn from the model."""
+        return self._drawing is not None
+
+    def some(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Numbers of `n` random records, or of all records if there are fewer."""
+        return np.sort(rng.permutation(self.n_records)[:n])
+
+    def draw(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draw a data set given the parameters: values of the observed variables, in their order."""
+        if self._drawing is None:
+            assert self._data is not None
+            return self._data
+        drawn = self._drawing(self._drawing.generators(rng), [self._checked(theta)])
+        return [np.array(y, v.dtype, order="C") for y, v in zip(drawn, self._shared, strict=True)]
+
+    def logp(
+        self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Log-likelihood of the records of a data set, of all or by number, shape ``(n,)``."""
+        self._load(data)
+        theta = self._checked(theta)
+        return self._batch.all_records(theta) if index is None else self._batch([theta], index)[0]
+
+    def gradients(
+        self,
+        theta: np.ndarray,
+        data: Sequence[np.ndarray],
+        index: np.ndarray | None = None,
+        directions: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Gradients of the log-likelihoods of these records, shape ``(n, n_dim)``, or ``(n, k)`` along `k` directions."""
+        self._load(data)
+        return self._gradients.each(self._checked(theta), index, directions)
+
+    def weighted_sum(
+        self, theta: np.ndarray, data: Sequence[np.ndarray], weights: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Sum of the weighted log-likelihoods of all records, and its gradient, shape ``(n_dim,)``.
+
+        Compiled at the first use.
+        """
+        self._load(data)
+        if self._sum is None:
+            variable, rows, labels = self._sum_graphs
+            factors = pt.vector("weights", dtype="float64", shape=(self.n_records,))
+            logp = per_record(freeze(rows, self._shared), labels, self.n_records)
+            total = pt.sum(pt.switch(pt.neq(factors, 0), factors * logp, 0.0))
+            outputs = [total, pt.grad(total, variable, disconnected_inputs="ignore")]
+            with quiet_compilers():
+                self._sum = compile_frozen([variable, factors], outputs, {"mode": "NUMBA", "on_unused_input": "ignore"})  # fmt: skip
+                self._sum(self._start, weights)
+        value, gradient = self._sum(self._checked(theta), weights)
+        return float(value), gradient
+
+    def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
+        """Minus the Hessian of the log-likelihood of all records, by differences of gradients, shape ``(n_dim, n_dim)``."""
+        self._load(data)
+        return -differences(
+            lambda t: self._gradients.plain_sum(t, None, None), self._checked(theta)
+        )
+
+
+def differences(gradient: Callable[[np.ndarray], np.ndarray], theta: np.ndarray) -> np.ndarray:
+    """Symmetric matrix of second derivatives, by central differences of a gradient."""
+    rows = []
+    for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
+        rows.append((gradient(theta + h * e) - gradient(theta - h * e)) / (2 * h))
+    hessian = np.array(rows)
+    return (hessian + hessian.T) / 2
+
+
+def _have_parents(model: pm.Model) -> list[bool]:
+    free = set(model.free_RVs)
+    return [not free.isdisjoint(upstream(rv.owner.inputs)) for rv in model.free_RVs]
+
+
+def _draws(model: pm.Model) -> list[Variable]:
+    """The observed variables as random variables, given the values of the free variables."""
+    free = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
+    return replace_rvs_by_values(
+        list(model.observed_RVs), rvs_to_values=free, rvs_to_transforms=model.rvs_to_transforms
+    )
+
+
+def _check_public(
+    left: Sequence[Variable], exposed: Exposed, model: pm.Model, public_covariates: bool
+) -> None:
+    """Raise if the graphs hold private arrays that are not the replaced observations."""
+    inside = upstream([*exposed.values, *observed_values(model)])
+    arrays = observed_arrays(model)
+    # The same NumPy array used twice makes two constants.
+    copies = [v for v in left if any(np.array_equal(stored(v), a) for a in arrays)]
+    if copies or not inside.isdisjoint(left):
+        raise UnsupportedModel(
+            "what is observed also enters the parameters of an observed variable, where it cannot be drawn anew: "
+            "write these with the random variable itself instead of its data (and keep covariates in another "
+            "pm.Data than what is observed), or pass covariates=stand_in_model, a model of the same parameters that is "
+            "written so."
+        )
+    if left and not public_covariates:
+        names = sorted({v.name for v in left} - {None}) or [f"{len(left)} without a name"]
+        raise ValueError(
+            f"the model has covariates ({', '.join(names)}), and a plan may use them only if they "
+            'are public: pass covariates="public", or covariates=stand_in_model, a model of the same '
+            "parameters with covariates that are public or invented."
+        )

@@ -1,0 +1,1 @@
+"""Sums over records: log-likelihoods of batches, clipped gradients, exact whole numbers."""

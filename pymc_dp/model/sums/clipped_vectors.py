@@ -1,0 +1,160 @@
+"""Sums of vectors, each clipped and truncated to whole units: the inner loops of `gradients`."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable
+from functools import cache
+
+import numba
+import numpy as np
+
+from pymc_dp.model.sums.row_functions import compiled_loop
+
+__all__ = [
+    "add_columns",
+    "add_rows",
+    "columns_times_matrix",
+    "no_callback",
+    "sum_of_blocks",
+    "times_matrix",
+    "times_scales",
+    "unchanged",
+]
+
+# The operations are the same for each vector, so that its term does not depend on its place. Several
+# simple passes over data in the cache are vectorized better than one. The compiler may regroup sums
+# and products, in the same way for all vectors; `unit` must therefore not be close to the limits of
+# float64.
+_compiled = numba.njit(nogil=True, error_model="numpy", fastmath={"reassoc"})
+_FEW = 8  # vectors per pass: a multiple of the length of a vector instruction
+
+
+@_compiled
+def _to_factors(squares: np.ndarray, unit: float, length: float) -> None:
+    """Replace squared norms by factors that convert vectors to units, of norm `length` at most; 0 if not finite."""
+    for i in range(len(squares)):
+        norm = math.sqrt(squares[i])
+        squares[i] = unit * (length / max(norm, length)) if norm < math.inf else 0.0
+
+
+@_compiled
+def add_rows(
+    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+) -> None:
+    """Add the rows of a matrix to `total`, clipped, in whole units; `factors` is a work array."""
+    n, width = vectors.shape
+    for begin in range(0, n, _FEW):
+        end = min(begin + _FEW, n)
+        for i in range(begin, end):
+            square = 0.0
+            for j in range(width):
+                square += (vectors[i, j] * unit) ** 2
+            factors[i] = square
+        _to_factors(factors[begin:end], unit, length)
+        for i in range(begin, end):
+            factor = factors[i]
+            if factor == 0.0:
+                continue
+            for j in range(width):
+                total[j] += np.trunc(vectors[i, j] * factor)
+
+
+@_compiled
+def add_columns(
+    vectors: np.ndarray, unit: float, length: float, factors: np.ndarray, total: np.ndarray
+) -> None:
+    """Add the columns of a matrix, as `add_rows` does: faster for short vectors."""
+    width, n = vectors.shape
+    factors[:] = 0.0
+    for j in range(width):
+        for i in range(n):
+            factors[i] += (vectors[j, i] * unit) ** 2
+    _to_factors(factors, unit, length)
+    for j in range(width):
+        part = 0.0
+        for i in range(n):
+            part += np.trunc(vectors[j, i] * factors[i]) if factors[i] != 0.0 else 0.0
+        total[j] += part
+
+
+# `sum_of_blocks` uses one of the next four to convert gradients to vectors.
+
+
+@compiled_loop
+def unchanged(gradients: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """The gradients themselves."""
+    return gradients
+
+
+@compiled_loop
+def times_scales(gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """For a diagonal matrix."""
+    vectors = np.empty_like(gradients)
+    for i in range(len(vectors)):
+        for j in range(len(scales)):
+            vectors[i, j] = gradients[i, j] * scales[j]
+    return vectors
+
+
+@compiled_loop
+def times_matrix(gradients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """For any matrix."""
+    return np.dot(gradients, matrix)
+
+
+@compiled_loop
+def columns_times_matrix(gradients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """For short gradients that are columns, where loops are faster than BLAS."""
+    vectors = np.empty((matrix.shape[1], gradients.shape[1]))
+    for k in range(matrix.shape[1]):
+        for i in range(gradients.shape[1]):
+            vectors[k, i] = matrix[0, k] * gradients[0, i]
+        for j in range(1, len(matrix)):
+            for i in range(gradients.shape[1]):
+                vectors[k, i] += matrix[j, k] * gradients[j, i]
+    return vectors
+
+
+@compiled_loop
+def no_callback(begin: int, end: int) -> None:
+    """For `sum_of_blocks`: do nothing."""
+
+
+@cache
+def sum_of_blocks(convert: Callable, add_vectors: Callable, callback: Callable) -> Callable:
+    """Make a compiled loop that sums the vectors of rows in steps, for `RowFunction.loop`.
+
+    `convert` makes vectors from gradients and a matrix, `add_vectors` is `add_rows` or `add_columns`.
+    `callback` is called with the limits of each block, while its data are in the cache. The loop's further
+    arguments are the matrix; a tuple of the length of vectors and the `unit` and `length` of `add_vectors`;
+    and a tuple of further arguments of `callback`.
+    """
+
+    @compiled_loop
+    def loop(
+        function: Callable,
+        inputs: tuple,
+        limits: tuple,
+        matrix: np.ndarray,
+        clipping: tuple,
+        arguments: tuple,
+    ) -> np.ndarray:
+        before, after = inputs
+        begin, end, length = limits
+        n_columns, unit, bound = clipping
+        steps, total = np.zeros(n_columns, dtype=np.int64), np.empty(n_columns)
+        factors = np.empty(length)
+        for a in range(begin, end, length):
+            b = min(a + length, end)
+            (gradients,) = function(*before, np.array(a), np.array(b), *after)
+            vectors = convert(np.ascontiguousarray(gradients), matrix)
+            total[:] = 0.0
+            add_vectors(vectors, unit, bound, factors[: b - a], total)
+            for j in range(n_columns):
+                steps[j] += np.int64(total[j])
+            callback(a, b, *arguments)
+        return steps
+
+    return loop

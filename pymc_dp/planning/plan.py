@@ -1,0 +1,303 @@
+"""Plans: settings of a private sampler, chosen by their expected error on records drawn from the model."""
+
+from __future__ import annotations
+
+import html
+import math
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_dp.acceptance import AcceptanceRule
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.ledger import Accesses
+from pymc_dp.privacy.mechanisms.mechanism import Decision, Mechanism
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
+from pymc_dp.steps.base import DPStep
+
+__all__ = [
+    "MIN_DRAWS",
+    "Candidate",
+    "Forecast",
+    "Plan",
+    "Planned",
+    "PlanningProblem",
+    "affordable_draws",
+    "budget_too_small",
+    "decision_price",
+]
+
+#: Smallest expected number of draws per chain: fewer describe no posterior.
+MIN_DRAWS = 10
+#: Candidates that a printed plan shows.
+_N_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is expected of settings; errors are in posterior standard deviations.
+
+    Parameters
+    ----------
+    draws : float
+        Of each chain.
+    effective_draws : float
+        Of all chains together, approximately.
+    clipped : float
+        Fraction of the records that are clipped.
+    bias : float
+        Error of a posterior mean caused by clipping.
+    """
+
+    draws: float
+    effective_draws: float
+    clipped: float
+    bias: float
+
+    @property
+    def error(self) -> float:
+        """Expected error of a posterior mean, with Monte Carlo error."""
+        return math.sqrt(self.bias**2 + 1 / max(self.effective_draws, 1e-12))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings, and what is expected of them.
+
+    Parameters
+    ----------
+    settings : dict
+        By name, as the plan's table shows them.
+    forecast : Forecast
+    """
+
+    settings: dict[str, Any]
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class PlanningProblem:
+    """What a planner chooses settings for.
+
+    Parameters
+    ----------
+    budget : PrivacyBudget
+    simulator : Simulator
+    theta : array of shape (n_dim,)
+        Where records are drawn.
+    other_accesses : sequence of (Mechanism, int)
+        What else the budget is going to pay for, outside of chains.
+    max_draws : int
+        Largest number of draws per chain.
+    rng : numpy.random.Generator
+        Of the simulations.
+    """
+
+    budget: PrivacyBudget
+    simulator: Simulator
+    theta: np.ndarray
+    other_accesses: Accesses
+    max_draws: int
+    rng: np.random.Generator
+
+    @cached_property
+    def remaining(self) -> float:
+        """Sum of prices that the budget still allows."""
+        return self.budget.left(self.other_accesses)
+
+    def price(self, mechanism: Mechanism) -> float:
+        """Price of an access in what the budget composes adaptively; expected, if proposals decide."""
+        price = self.budget.terms.adaptive.price
+        return (
+            mechanism.mean_price(price)
+            if isinstance(mechanism, PerProposalCost)
+            else price(mechanism)
+        )
+
+
+class Planned(NamedTuple):
+    """Answer of a planner.
+
+    Parameters
+    ----------
+    candidates : list of Candidate
+        All that the budget pays for.
+    chosen : Candidate
+    settings : dict
+        Arguments of the step.
+    summary : str
+        The settings in words.
+    notes : list of str
+        What the user should know.
+    builder : callable
+        Builds the step from options of its constructor.
+    """
+
+    candidates: list[Candidate]
+    chosen: Candidate
+    settings: dict[str, Any]
+    summary: str
+    notes: list[str]
+    builder: Callable[..., DPStep]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings for a step whose draws access the data, with the alternatives; print it, or plot it with :func:`~pymc_dp.plots.plot_plan`.
+
+    Parameters
+    ----------
+    step : type
+        Class of the step.
+    budget : PrivacyBudget
+        Of this plan, and of the run.
+    simulator : Simulator
+        The model, compiled.
+    candidates : tuple of Candidate
+        All possible settings, by expected error. Printing shows the best eight.
+    chosen : Candidate
+    settings : dict
+        Arguments of the step.
+    position : dict of str to array
+        Where records were drawn.
+    summary : str
+        The settings in words.
+    notes : tuple of str
+        What the user should know.
+    builder : callable
+        Builds the step; use :meth:`build`.
+    max_draws : int
+        Largest number of draws per chain.
+    """
+
+    step: type[DPStep]
+    budget: PrivacyBudget
+    simulator: Simulator = field(repr=False, compare=False)
+    candidates: tuple[Candidate, ...] = field(repr=False)
+    chosen: Candidate
+    settings: dict[str, Any]
+    position: dict[str, np.ndarray] = field(repr=False, compare=False)
+    summary: str = field(repr=False)
+    notes: tuple[str, ...]
+    builder: Callable[..., DPStep] = field(repr=False, compare=False)
+    max_draws: int = 1000
+
+    def build(self, **options: Any) -> DPStep:
+        """Build the step on the plan's budget and compiled model.
+
+        Parameters
+        ----------
+        **options
+            Further arguments of the step, such as ``reproducible``.
+
+        Returns
+        -------
+        DPStep
+            For ``sample(step=...)``.
+        """
+        return self.builder(**options)
+
+    @property
+    def n_records(self) -> int:
+        """Public number of records."""
+        return self.simulator.n_records
+
+    def __str__(self) -> str:
+        """The settings, what is expected of them, and alternatives."""
+        return "\n".join([self._head(), "", *self._table(), *self._foot()])
+
+    def _repr_html_(self) -> str:
+        """The same, with an HTML table."""
+        header, *rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
+        cells = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
+        cells += ["".join(f"<td>{html.escape(value)}</td>" for value in row) for row in rows]
+        table = "".join(f"<tr>{row}</tr>" for row in cells)
+        foot = "".join(f"<p>{html.escape(line)}</p>" for line in self._foot())
+        return f"<pre>{html.escape(self._head())}</pre><table>{table}</table>{foot}"
+
+    def _head(self) -> str:
+        budget, expected = self.budget, self.chosen.forecast
+        means = f"{expected.bias:.2f} for clipping ({expected.clipped:.2%} of records)"
+        return "\n".join(
+            [
+                f"Plan for epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, {self.n_records} records, {budget.chains} chain(s)",
+                "made on records drawn from the model: private data were not looked at",
+                "",
+                f"{self.step.__name__}: {self.summary}",
+                f"expected:  {expected.draws:.0f} draws in each chain, about {expected.effective_draws:.0f} effective draws in all;",
+                f"           means are off by {means}, in posterior standard deviations",
+            ]
+        )
+
+    def _table(self) -> list[str]:
+        rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join(value.rjust(width) for value, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+
+    def _foot(self) -> list[str]:
+        return [f"Note: {note}" for note in self.notes]
+
+
+def _columns(shown: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[list[str]]:
+    """Header and rows of a table: the settings that vary among candidates, and the forecasts."""
+    names = [
+        name
+        for name in candidates[0].settings
+        if any(c.settings[name] != candidates[0].settings[name] for c in candidates)
+    ]
+    header = [name.replace("_", " ") for name in names]
+    header += ["clipped", "bias", "draws", "effective", "error"]
+    rows = []
+    for candidate in shown:
+        expected = candidate.forecast
+        row = [_shown(candidate.settings[name]) for name in names]
+        row.append(f"{expected.clipped:.2%}")
+        row += [f"{expected.bias:.2f}", f"{expected.draws:.0f}"]
+        row += [f"{expected.effective_draws:.0f}", f"{expected.error:.2f}"]
+        rows.append(row)
+    return [header, *rows]
+
+
+def _shown(value: Any) -> str:
+    """A setting as text."""
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def budget_too_small(problem: PlanningProblem) -> PrivacyBudgetExhausted:
+    """Error for a budget that no candidate fits."""
+    budget = problem.budget
+    return PrivacyBudgetExhausted(
+        f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for ten draws in each of {budget.chains} "
+        f"chain(s) on {problem.simulator.n_records} records. Use fewer chains or a larger epsilon."
+    )
+
+
+def affordable_draws(remaining: float, price: float, chains: int, most: float) -> float:
+    """Draws per chain that a budget pays for, at most `most`."""
+    return min(most, remaining / price / chains)
+
+
+def decision_price(budget: PrivacyBudget, rule: AcceptanceRule, sensitivity: float) -> float:
+    """Price of a decision in what the budget composes adaptively, to a few per cent: to compare candidates."""
+    # Relative to the square it hardly differs within a factor of two.
+    rounded = 2.0 ** round(math.log2(min(max(2.0**-7, sensitivity), 2.0**4)))
+    return _price_per_square(budget.terms.adaptive, rule, rounded) * sensitivity**2
+
+
+@lru_cache(maxsize=256)
+def _price_per_square(
+    adaptive: AdaptiveComposition, rule: AcceptanceRule, sensitivity: float
+) -> float:
+    return adaptive.price(Decision(rule, sensitivity)) / sensitivity**2

@@ -1,0 +1,226 @@
+"""A model compiled once, and records drawn from it: what planning and a private start work with."""
+
+from __future__ import annotations
+
+import warnings
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc.initial_point import make_initial_point_fn
+
+from pymc_dp.arguments import as_float, as_integer
+from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+
+__all__ = ["Guess", "Simulator", "check_number_is_public", "notes_on_position"]
+
+#: Public values of parameters by name, "prior", or None for PyMC's initial point.
+Guess = Mapping[str, Any] | str | None
+
+
+class Simulator:
+    """A model compiled once: the log-likelihood of its records, and records drawn from it.
+
+    Planning, private starts and noisy scores use simulated records, which cost no privacy. A
+    simulator that is passed to several of them, and its `likelihood` to a step, avoids further
+    compilations.
+
+    Parameters
+    ----------
+    model : pm.Model, optional
+        The model; by default the one on the context stack.
+    covariates : "public" or pm.Model, optional
+        How records are simulated if the model has covariates (arrays with a row per record that
+        are not observed variables), or `records` is given. ``"public"``: the model's own
+        covariates, and `records`, may be used, and under add/remove its number of rows. A model:
+        a stand-in with the same parameters and public or invented data of any number of rows. Its
+        observed values are used only if they cannot be drawn (a ``pm.CustomDist`` without
+        ``random``). There is no default for models with covariates; others need none.
+    records : array of int, or dict of str to such arrays, optional
+        Privacy unit that each row belongs to, see :class:`~pymc_dp.model.RecordLikelihood`.
+    stand_in_records : array of int, or dict of str to such arrays, optional
+        The same for the rows of a stand-in; required if `records` and a stand-in are given.
+    public : sequence of str or array
+        Arrays of the model without data of records, see :class:`~pymc_dp.model.RecordLikelihood`.
+    n_records : int, optional
+        Public number of records; that of the model by default. Under add/remove the number is
+        private: then give a public guess here, and a stand-in, unless the covariates are public.
+    temperature : float
+        Power of the likelihood, in (0, 1].
+    compile_kwargs : dict, optional
+        For ``pytensor.function``, see :class:`~pymc_dp.model.RecordLikelihood`.
+
+    Attributes
+    ----------
+    model, covariates, public, temperature
+        As given.
+    likelihood : RecordLikelihood
+        Of the private records: for ``likelihood=`` of a step.
+    simulated : SimulatedRecords
+        Of the model, or of its stand-in.
+    n_records : int
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range, if the model has covariates and `covariates` is not
+        given, or if the stand-in has other parameters.
+    UnsupportedModel
+        If the model has no likelihood per record, or its records cannot be drawn.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
+    >>> y = np.random.default_rng(1).normal(30.0, 2.0, size=5000)
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 100)
+    ...     _ = pm.Normal("y", mu, 2.0, observed=y)
+    ...     simulator = dp.Simulator()
+    >>> theta = simulator.position({"mu": 20.0})
+    >>> simulator.simulated.draw(theta, np.random.default_rng(2))[0].shape
+    (5000,)
+    """
+
+    def __init__(
+        self,
+        model: pm.Model | None = None,
+        *,
+        covariates: str | pm.Model | None = None,
+        records: Any = None,
+        stand_in_records: Any = None,
+        public: Sequence[Any] = (),
+        n_records: int | None = None,
+        temperature: float = 1.0,
+        compile_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if not 0 < as_float(temperature) <= 1:
+            raise ValueError(f"temperature must lie in (0, 1], got {temperature!r}.")
+        if n_records is not None:
+            as_integer("n_records", n_records, 1)
+        _check_covariates(covariates)
+        self.model = pm.modelcontext(model)
+        self.covariates, self.public, self.temperature = covariates, tuple(public), temperature
+        self.likelihood = RecordLikelihood(
+            self.model, records=records, public=public, compile_kwargs=compile_kwargs
+        )
+        if isinstance(covariates, pm.Model):
+            _check_stand_in(self.model, covariates, records, stand_in_records)
+            self.simulated = SimulatedRecords(
+                covariates, records=stand_in_records, public_covariates=True, public_data=True
+            )
+        else:
+            self.simulated = SimulatedRecords(
+                self.model, records=records, public=public, public_covariates=covariates == "public"
+            )
+        self._given_number = n_records
+        self.n_records = n_records or self.likelihood.n_records
+
+    def check_budget(self, budget: PrivacyBudget) -> None:
+        """Raise ValueError if a plan on this budget would use the number of records, and that is private."""
+        check_number_is_public(budget, self.covariates, self._given_number)
+
+    def position(self, guess: Guess = None, random_seed: Any = None) -> np.ndarray:
+        """Parameters as a vector, on the unconstrained scale, shape ``(n_dim,)``.
+
+        Parameters
+        ----------
+        guess : dict of str to array or "prior", optional
+            Values by name, as in ``initvals``, in place of those of PyMC's initial point; or a draw
+            from the prior.
+        random_seed : int or Generator, optional
+            For a draw from the prior.
+        """
+        if isinstance(guess, str):
+            guess = self._draw_from_prior(guess, random_seed)
+        theta = self.likelihood.ravel(_initial_point(self.model, guess))
+        if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
+            raise ValueError(f"guess is where the prior is zero: {self.likelihood.unravel(theta)}.")
+        return theta
+
+    def _draw_from_prior(self, guess: str, random_seed: Any) -> dict[str, Any]:
+        if guess != "prior":
+            raise ValueError(
+                f"guess must be a dict of values by name of parameter, or 'prior', got {guess!r}."
+            )
+        rng = np.random.default_rng(random_seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # PyTensor warns if BLAS is missing
+            drawn = pm.draw(self.model.free_RVs, random_seed=int(rng.integers(2**30)))
+        return {v.name: x for v, x in zip(self.model.free_RVs, drawn, strict=True)}
+
+
+def check_number_is_public(
+    budget: PrivacyBudget, covariates: str | pm.Model | None, n_records: int | None
+) -> None:
+    """Raise ValueError if the number of records is used although neighbouring data sets differ in it."""
+    guessed = isinstance(covariates, pm.Model) and n_records is not None
+    is_public = guessed or (covariates is not None and not isinstance(covariates, pm.Model))
+    if budget.adjacency is Adjacency.ADD_REMOVE and not is_public:
+        raise ValueError(
+            "under add/remove the number of records is private: pass n_records=, a public guess, and covariates=stand_in_model, or "
+            'covariates="public" if the model\'s number of rows is public.'
+        )
+
+
+def notes_on_position(position: Any) -> list[str]:
+    """What the user of a plan should know about where its records were drawn."""
+    if position is None:
+        return [
+            "records were drawn at PyMC's initial point, which may be far from your data: guess=, public values, brings them nearer."
+        ]
+    if isinstance(position, str):
+        return [
+            "records were drawn at one draw from the prior: other values of random_seed= show how much the prior leaves open."
+        ]
+    return []
+
+
+def _check_covariates(covariates: Any) -> None:
+    """Raise unless this is one of the two ways to simulate covariates, or none."""
+    if covariates is None or isinstance(covariates, pm.Model):
+        return
+    if not (isinstance(covariates, str) and covariates == "public"):
+        raise ValueError(
+            f'covariates must be "public" (everybody may know the covariates) or covariates=stand_in_model, a model of the same parameters with '
+            f"covariates that are public or invented, got {covariates!r}."
+        )
+
+
+def _check_stand_in(
+    model: pm.Model, stand_in: pm.Model, records: Any, stand_in_records: Any
+) -> None:
+    """Raise unless a stand-in has the parameters of the model, and units where the model has them."""
+    if records is not None and stand_in_records is None:
+        raise ValueError(
+            "with records= and a stand-in, pass stand_in_records= too: the unit that each of its rows belongs to."
+        )
+    shapes = []
+    for m in (model, stand_in):
+        point = _initial_point(m, None)
+        shapes.append([(v.name, np.shape(point[v.name])) for v in m.value_vars])
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"the stand-in (covariates=) must have the parameters of the model, {shapes[0]}, but has {shapes[1]} (values on "
+            "the unconstrained scale, with their shapes, in this order)."
+        )
+
+
+def _initial_point(model: pm.Model, guess: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """PyMC's initial point, with the guessed values in place of its own."""
+    overrides = dict(guess or {})
+    unknown = sorted(overrides.keys() - {v.name for v in (*model.free_RVs, *model.value_vars)})
+    if unknown:
+        raise ValueError(f"guess has {', '.join(unknown)}, which the model does not have.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTensor warns if BLAS is missing
+        try:
+            fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
+        except TypeError:
+            raise ValueError("guess has values of other shapes than the parameters.") from None
+        return fn(0)

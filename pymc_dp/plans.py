@@ -1,0 +1,247 @@
+"""plan(): what a private posterior will cost and show, for each sampler that has a planner."""
+
+from __future__ import annotations
+
+import os
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.arguments import as_integer
+from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
+from pymc_dp.planning.random_walk import plan_random_walk
+from pymc_dp.planning.simulator import (
+    Guess,
+    Simulator,
+    check_number_is_public,
+    notes_on_position,
+)
+from pymc_dp.planning.start import PrivateStart
+from pymc_dp.privacy.budget.binding import check_paid
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.ledger import Accesses, Ledger
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.scores.private_scores import plan_scores
+from pymc_dp.scores.score_plan import ScorePlan
+from pymc_dp.scores.score_step import DPScore
+from pymc_dp.steps.barker import DPBarker
+from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.fast_mh import DPFastMH
+from pymc_dp.steps.penalty import DPPenalty
+
+__all__ = ["plan"]
+
+#: Function that chooses the settings of each step whose draws access the data.
+_PLANNERS: dict[type, Callable[[type[DPStep], PlanningProblem], Planned]] = {
+    DPPenalty: plan_random_walk,
+    DPBarker: plan_random_walk,
+    DPFastMH: plan_random_walk,
+}
+_MAX_DRAWS = 20_000
+_CHAINS = 4
+
+
+def plan(
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    budget: PrivacyBudget | None = None,
+    step: type[DPScore] | type[DPStep] = DPScore,
+    guess: Guess = None,
+    noise: str | None = None,
+    chains: int | None = None,
+    start: PrivateStart | None = None,
+    max_draws: int | None = None,
+    other_accesses: Accesses = (),
+    simulator: Simulator | None = None,
+    model: pm.Model | None = None,
+    covariates: str | pm.Model | None = None,
+    records: Any = None,
+    stand_in_records: Any = None,
+    public: Sequence[Any] = (),
+    n_records: int | None = None,
+    temperature: float = 1.0,
+    random_seed: Any = None,
+    adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
+    accountant: str = "best",
+    ledger: str | os.PathLike | Ledger | None = None,
+) -> ScorePlan | Plan:
+    r"""Choose settings without access to private data, and forecast the private posterior.
+
+    The default is a plan of noisy scores: a start, the law of the noise and the clip bound with the least
+    expected error, on records drawn from the model at a public guess. It forecasts each parameter's posterior
+    standard deviation relative to the one without privacy. Nothing is claimed, and no private record is read.
+
+    For a sampler that pays for each draw (`step`), the plan takes the candidate with the smallest expected
+    error of a posterior mean, in posterior standard deviations,
+
+    .. math:: \sqrt{\text{bias}^2 + 1 / \text{effective draws}}.
+
+    Tighter clipping causes more bias, and lets the budget pay for more draws.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        Budget. The noise of scores may have ``delta=0``.
+    budget : PrivacyBudget, optional
+        An existing budget, in place of `epsilon`, `delta`, `chains`, `adjacency`, `accountant` and
+        `ledger`; the plan is for the unspent part. Scores use up all of a budget.
+    step : type
+        :class:`~pymc_dp.DPScore`, or :class:`~pymc_dp.DPPenalty`, :class:`~pymc_dp.DPBarker` or
+        :class:`~pymc_dp.DPFastMH` (with Barker's rule).
+    guess : dict of str to array or "prior", optional
+        Where records are drawn: public values by name, as in ``initvals``; or a draw from the prior, another
+        one for each `random_seed`. By default PyMC's initial point. Must not be computed from the data.
+    noise : {"auto", "l2", "gaussian"}, optional
+        Of scores only: law of the noise; by default (``"auto"``) the one with the smaller standard deviation.
+    chains : int, optional
+        Of other steps only: number of chains that share the budget, 4 by default.
+    start : PrivateStart, optional
+        Of other steps only: where records are drawn, in place of a guess.
+    max_draws : int, optional
+        Of other steps only: largest number of draws per chain, at least 10, by default 20 000.
+    other_accesses : sequence of (Mechanism, int)
+        Of other steps only: what else the budget is going to pay for, outside of chains.
+    simulator : Simulator, optional
+        The compiled model, in place of the arguments from `model` to `temperature`.
+    model, covariates, records, stand_in_records, public, n_records, temperature
+        See :class:`~pymc_dp.Simulator`.
+    random_seed : int or Generator, optional
+        For the simulations.
+    adjacency, accountant, ledger
+        See :class:`~pymc_dp.PrivacyBudget`.
+
+    Returns
+    -------
+    ScorePlan or Plan
+        For ``sample(plan=plan)``. Print it to see what is expected.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted
+        If the budget does not pay for ten draws of each chain, whatever the settings.
+    PrivacyLeak
+        If another budget paid for the private start.
+    TypeError, ValueError
+        If an argument is out of its range, missing, or of no use for this step; as
+        :class:`~pymc_dp.Simulator`; for a step without planner; for DPFastMH under add/remove, where its cost
+        is not proved, or with accountant 'gaussian', which has no bound for it.
+
+    References
+    ----------
+    Random walks: Pasarica, Gelman (2010), Adaptively scaling the Metropolis algorithm using expected
+    squared jumped distance, Statistica Sinica 20, 343-364.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
+    >>> y = np.random.default_rng(1).poisson(3.0, size=300)
+    >>> with pm.Model() as model:
+    ...     _ = pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=y)
+    >>> found = dp.plan(epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1)
+    >>> bool(1 < found.sd_ratios["rate_log__"][0] < 1.5)
+    True
+    """
+    of_steps = {
+        "chains": chains, "start": start, "max_draws": max_draws, "other_accesses": other_accesses or None,
+    }  # fmt: skip
+    is_of_scores = step is DPScore
+    _check_use(step, of_steps if is_of_scores else {"noise": noise})
+    if budget is None:
+        if epsilon is None or delta is None:
+            raise TypeError("plan() needs epsilon= and delta=, or budget=.")
+        chains = 1 if is_of_scores else _CHAINS if chains is None else chains
+        budget = PrivacyBudget(
+            epsilon, delta, chains=chains, adjacency=adjacency, accountant=accountant, ledger=ledger
+        )
+    elif epsilon is not None or delta is not None:
+        raise TypeError("Give epsilon= and delta=, or budget=, not both.")
+    options = {
+        "model": model, "covariates": covariates, "records": records, "stand_in_records": stand_in_records,
+        "public": public, "n_records": n_records, "temperature": temperature,
+    }  # fmt: skip
+    if is_of_scores:
+        simulator = _simulator(simulator, options, budget)
+        return plan_scores(
+            simulator, budget, guess=guess, noise=noise or "auto", random_seed=random_seed
+        )
+    _check_step(step, budget)
+    max_draws = as_integer("max_draws", _MAX_DRAWS if max_draws is None else max_draws, MIN_DRAWS)
+    _check_start(start, guess, budget)
+    simulator = _simulator(simulator, options, budget)
+    theta = simulator.position(guess, random_seed) if start is None else start.theta
+    rng = np.random.default_rng(random_seed)
+    problem = PlanningProblem(budget, simulator, theta, other_accesses, max_draws, rng)
+    found = _PLANNERS[step](step, problem)
+    return Plan(
+        step=step,
+        budget=budget,
+        simulator=simulator,
+        candidates=tuple(sorted(found.candidates, key=lambda c: c.forecast.error)),
+        chosen=found.chosen,
+        settings=found.settings,
+        position=simulator.likelihood.unravel(theta),
+        summary=found.summary,
+        notes=(*found.notes, *notes_on_position(guess if start is None else start)),
+        builder=found.builder,
+        max_draws=max_draws,
+    )
+
+
+def _check_use(step: Any, unused: Mapping[str, Any]) -> None:
+    """Raise for arguments that mean nothing for this step."""
+    if given := [name for name, value in unused.items() if value is not None]:
+        hint = (
+            "a plan of noisy scores has no use for it, as draws and chains are free (give their numbers to sample())"
+            if step is DPScore
+            else f"{getattr(step, '__name__', step)} has no use for it"
+        )
+        raise TypeError(f"{', '.join(given)}: {hint}. Leave out.")
+
+
+def _check_step(step: Any, budget: PrivacyBudget) -> None:
+    """Raise unless the step has a planner, and its cost is known for the budget."""
+    if step not in _PLANNERS:
+        names = ", ".join(s.__name__ for s in (DPScore, *_PLANNERS))
+        got = getattr(step, "__name__", None) or f"a {type(step).__name__}"
+        raise ValueError(
+            f"step must be one of the classes {names}, got {got}. For other steps there is no planner: choose their settings by hand, "
+            "and pass the step to sample(step=...)."
+        )
+    if step is DPFastMH and budget.adjacency is Adjacency.ADD_REMOVE:
+        raise ValueError(
+            "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
+        )
+    if step is DPFastMH and budget.accountant == "gaussian":
+        raise ValueError(
+            "The accountant 'gaussian' has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
+        )
+
+
+def _check_start(start: Any, guess: Guess, budget: PrivacyBudget) -> None:
+    """Raise unless this is a private start that the budget paid for, or none."""
+    if start is None:
+        return
+    if isinstance(start, Mapping | str):
+        raise TypeError("start must be a PrivateStart; pass public values as guess=.")
+    if guess is not None:
+        raise TypeError("Give start= or guess=, not both.")
+    check_paid("private start", getattr(start, "budget_id", None), budget.id)
+
+
+def _simulator(
+    simulator: Simulator | None, options: dict[str, Any], budget: PrivacyBudget
+) -> Simulator:
+    """The given simulator, or a new one with these options; either may be used with this budget."""
+    if simulator is None:
+        check_number_is_public(budget, options["covariates"], options["n_records"])
+        return Simulator(**options)
+    unset = {"public": len(options["public"]) == 0, "temperature": options["temperature"] == 1.0}
+    given = [n for n, value in options.items() if not unset.get(n, value is None)]
+    if given:
+        raise TypeError(f"{', '.join(given)} are those of the simulator: leave out, or leave out simulator=.")  # fmt: skip
+    simulator.check_budget(budget)
+    return simulator

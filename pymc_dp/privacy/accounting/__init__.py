@@ -1,0 +1,1 @@
+"""What several accesses reveal together."""

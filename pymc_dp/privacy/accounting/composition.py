@@ -1,0 +1,329 @@
+r"""Composition: from mechanisms and counts to (epsilon, delta).
+
+Accountants, all upper bounds:
+
+* ``"rdp"`` adds Rényi divergences at fixed orders and converts with the best order.
+* ``"gaussian"`` is exact for Gaussian mechanisms (and valid for post-processing of them).
+* ``"pld"`` composes privacy loss distributions (needs ``dp_accounting``, the extra ``pld``): the
+  tightest for sampled Gaussians.
+* ``"pure"`` adds up the epsilons at ``delta = 0``, where they are finite, and is the only one for ``delta = 0``.
+* ``"zcdp"`` (zero-concentrated DP) and ``"moments"`` (Rényi orders with the conversion of Mironov 2017, that of
+  the moments accountant) are those of the papers, for comparison.
+
+``"best"`` is the minimum of those that apply. It holds for accesses that are planned together and claimed at
+once; :mod:`pymc_dp.privacy.accounting.adaptive` composes adaptively. Numbers are rounded to the safe side: an
+epsilon or delta is never below the proved value.
+
+References
+----------
+RDP: Mironov (2017), https://doi.org/10.1109/CSF.2017.11. Conversion: Proposition 12 of Canonne,
+Kamath, Steinke (2020), https://arxiv.org/abs/2004.00010. zCDP: Bun, Steinke (2016),
+https://doi.org/10.1007/978-3-662-53641-4_24. Gaussian: Theorem 8 of Balle, Wang (2018),
+https://proceedings.mlr.press/v80/balle18a.html; Sommer, Meiser, Mohammadi (2019),
+https://doi.org/10.2478/popets-2019-0029. Moments accountant: Abadi et al. (2016),
+https://doi.org/10.1145/2976749.2978318.
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from scipy.optimize import brentq
+
+from pymc_dp.arguments import as_float
+from pymc_dp.privacy.accounting import pld
+from pymc_dp.privacy.mechanisms.mechanism import (
+    ORDERS,
+    Accesses,
+    Gaussian,
+    Mechanism,
+    check_count,
+    gaussian_profile,
+)
+
+__all__ = ["ACCOUNTANTS", "Accountant", "Cost", "accountants_for", "check_accountant", "check_epsilon_delta", "check_pure", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
+
+ACCOUNTANTS = ("best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments")
+_SAFETY = 1 + 1e-9
+#: A name, or a function of a cost and a delta.
+Accountant = str | Callable[["Cost", float], float]
+
+
+@lru_cache(maxsize=4096)
+def _renyi(mechanism: Mechanism) -> np.ndarray:
+    cost = mechanism.renyi(ORDERS)
+    cost.flags.writeable = False
+    return cost
+
+
+@dataclass(frozen=True, eq=False)
+class Cost:
+    """Cost of a collection of accesses, in every currency; costs can be added, and multiplied by a count.
+
+    Parameters
+    ----------
+    counts : mapping of Mechanism to float
+        How often each mechanism is used, in any order. If parameters are chosen adaptively, use a filter instead.
+    """
+
+    counts: Mapping[Mechanism, float]
+
+    @classmethod
+    def of(cls, accesses: Accesses) -> Cost:
+        """Compose ``(mechanism, count)`` pairs."""
+        counts: dict[Mechanism, float] = {}
+        for mechanism, count in accesses:
+            check_count(mechanism, count)
+            if count > 0:
+                counts[mechanism] = counts.get(mechanism, 0) + count
+        if counts and not frozenset.intersection(*(m.adjacencies for m in counts)):
+            raise ValueError(
+                "These accesses are proved for different adjacencies, so they have no cost in common: "
+                + "; ".join(f"{m.name}: {' or '.join(sorted(m.adjacencies))}" for m in counts)
+            )
+        return cls(counts)
+
+    def __add__(self, other: Cost) -> Cost:
+        """Cost of both."""
+        return Cost.of([*self.counts.items(), *other.counts.items()])
+
+    def __mul__(self, count: float) -> Cost:
+        """Cost of ``count`` repetitions (a fraction is meaningful for planning only)."""
+        return Cost.of([(mechanism, k * count) for mechanism, k in self.counts.items()])
+
+    def within(self, other: Cost) -> bool:
+        """Whether the other includes these accesses."""
+        return all(count <= other.counts.get(m, 0) for m, count in self.counts.items())
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing was accessed."""
+        return not self.counts
+
+    @cached_property
+    def renyi(self) -> np.ndarray:
+        """Rényi divergence at each order of :data:`~pymc_dp.privacy.mechanisms.mechanism.ORDERS`."""
+        with np.errstate(over="ignore"):
+            return sum((k * _renyi(m) for m, k in self.counts.items()), np.zeros(len(ORDERS)))
+
+    @cached_property
+    def mu_squared(self) -> float:
+        """Square of the Gaussian-DP parameter; infinite if some access has none."""
+        mus = [(m.gaussian_mu, k) for m, k in self.counts.items()]
+        return sum((math.inf if mu is None else k * mu * mu for mu, k in mus), 0.0)
+
+    @cached_property
+    def rho(self) -> float:
+        """zCDP parameter; infinite if some access has none."""
+        rhos = [(m.zcdp, k) for m, k in self.counts.items()]
+        return sum((math.inf if rho is None else k * rho for rho, k in rhos), 0.0)
+
+    @cached_property
+    def pure_epsilon(self) -> float:
+        """Sum of the epsilons at ``delta = 0``, which also holds for adaptive choices; infinite if some access has none."""
+        return math.fsum(k * m.pure_epsilon for m, k in self.counts.items())
+
+    @property
+    def exactly_gaussian(self) -> bool:
+        """Whether the Gaussian accountant is exact, so that no other can be better."""
+        return all(isinstance(mechanism, Gaussian) for mechanism in self.counts)
+
+    def epsilon(self, delta: float, accountant: Accountant = "best") -> float:
+        """Smallest proved epsilon at this delta."""
+        return accountant(self, delta) if callable(accountant) else self.best(delta, accountant)[0]
+
+    def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
+        """Smallest proved epsilon at this delta, and the accountant that proves it."""
+        delta = _check_delta(delta)
+        check_accountant(accountant, delta)
+        check_pure(delta, self.counts)
+        if self.free:
+            return 0.0, accountant
+        names = accountants_for(self, delta, accountant)
+        return min((_EPSILON[name](self, delta), name) for name in names)
+
+    def delta(self, epsilon: float, accountant: str = "best") -> float:
+        """Smallest proved delta at this epsilon."""
+        check_accountant(accountant)
+        epsilon = _check_epsilon(epsilon)
+        if self.free or epsilon == math.inf:
+            return 0.0
+        epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
+        names = accountants_for(self, 1.0, accountant)
+        return min(1.0, *(_DELTA[name](self, epsilon) for name in names))
+
+
+def accountants_for(cost: Cost, delta: float, accountant: Any = "best") -> tuple[Any, ...]:
+    """An accountant; for "best" those of which one gives the smallest bound, fastest first ("moments" is never below "rdp")."""
+    if accountant != "best":
+        return (accountant,)
+    if delta == 0:
+        return ("pure",)
+    if cost.exactly_gaussian:
+        return ("gaussian",)
+    names = ("pure", "rdp", "gaussian", "zcdp")
+    if delta < pld.LEAST_DELTA or not pld.applies(cost.counts):
+        return names
+    return (*names, "pld")
+
+
+def check_accountant(accountant: Accountant, delta: float = math.nan) -> None:
+    """Raise ValueError if the accountant is unknown, has no bound at this delta, or needs a package that is not installed."""
+    if callable(accountant):
+        return
+    if accountant not in ACCOUNTANTS:
+        raise ValueError(
+            f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}."
+        )
+    if accountant == "pld" and not pld.AVAILABLE:
+        raise ValueError(
+            "The accountant 'pld' needs the package dp_accounting: pip install 'pymc-dp[pld]'. 'best' works without it."
+        )
+    if delta == 0 and accountant not in ("best", "pure"):
+        raise ValueError(
+            f"The accountant {accountant!r} needs delta > 0. At delta = 0 pure epsilons are added up: use 'best'."
+        )
+
+
+def check_pure(delta: float, mechanisms: Iterable[Mechanism], by: str = "The accesses include") -> None:  # fmt: skip
+    """Raise ValueError if delta is 0 and a mechanism has no finite epsilon there."""
+    for mechanism in mechanisms if delta == 0 else ():
+        if mechanism.pure_epsilon == math.inf:
+            raise ValueError(
+                f"{by} {mechanism.name}, which has no finite epsilon at delta = {delta:g}. Choose delta > 0 (usual: well below 1 / (number of "
+                "records)), or l2 noise (L2Laplace), whose epsilon is finite."
+            )
+
+
+def _check_delta(delta: float) -> float:
+    if not 0 <= as_float(delta) < 1:
+        raise ValueError(
+            f"delta must be at least 0 and below 1, got {delta!r}. Usual: well below 1 / (number of records)."
+        )
+    return as_float(delta)
+
+
+def _check_epsilon(epsilon: float) -> float:
+    if not as_float(epsilon) > 0:
+        raise ValueError(
+            f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
+        )
+    return as_float(epsilon)
+
+
+def check_epsilon_delta(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return both as floats; ValueError unless ``epsilon > 0`` and ``0 <= delta < 1``."""
+    return _check_epsilon(epsilon), _check_delta(delta)
+
+
+def renyi_to_epsilon(orders: Any, renyi: Any, delta: float) -> Any:
+    """Epsilon from each order separately (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    return renyi + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+
+
+def renyi_budget(orders: np.ndarray, epsilon: float, delta: float) -> np.ndarray:
+    """Largest Rényi divergence at each order that converts to (epsilon, delta); negative if none does."""
+    return epsilon - renyi_to_epsilon(orders, 0.0, delta)
+
+
+def _epsilon_rdp(cost: Cost, delta: float) -> float:
+    return max(0.0, float(np.min(renyi_to_epsilon(ORDERS, cost.renyi, delta)))) * _SAFETY
+
+
+def _delta_rdp(cost: Cost, epsilon: float) -> float:
+    log_delta = (ORDERS - 1) * (cost.renyi - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
+    return math.exp(min(0.0, float(np.min(log_delta)))) * _SAFETY
+
+
+def _epsilon_pure(cost: Cost, delta: float) -> float:
+    return cost.pure_epsilon
+
+
+def _delta_pure(cost: Cost, epsilon: float) -> float:
+    """Largest hockey-stick divergence of a pure mechanism: that of randomised response."""
+    pure = cost.pure_epsilon
+    return max(0.0, -math.expm1(epsilon - pure)) / (1 + math.exp(-pure)) * _SAFETY
+
+
+def _epsilon_moments(cost: Cost, delta: float) -> float:
+    return float(np.min(cost.renyi - math.log(delta) / (ORDERS - 1))) * _SAFETY
+
+
+def _delta_moments(cost: Cost, epsilon: float) -> float:
+    return math.exp(min(0.0, float(np.min((ORDERS - 1) * (cost.renyi - epsilon))))) * _SAFETY
+
+
+def _epsilon_zcdp(cost: Cost, delta: float) -> float:
+    return cost.rho + 2 * math.sqrt(-cost.rho * math.log(delta))
+
+
+def _delta_zcdp(cost: Cost, epsilon: float) -> float:
+    if cost.rho >= epsilon:
+        return 1.0
+    return math.exp(-((epsilon - cost.rho) ** 2) / (4 * cost.rho))
+
+
+def _log_delta_gaussian(cost: Cost, epsilon: float) -> float:
+    if cost.mu_squared == math.inf:
+        return 0.0
+    return float(gaussian_profile(np.array(epsilon), math.sqrt(cost.mu_squared)))
+
+
+def _delta_gaussian(cost: Cost, epsilon: float) -> float:
+    return math.exp(_log_delta_gaussian(cost, epsilon))
+
+
+def _epsilon_gaussian(cost: Cost, delta: float) -> float:
+    if cost.mu_squared == math.inf:
+        return math.inf
+
+    def excess(epsilon: float) -> float:
+        return max(_log_delta_gaussian(cost, epsilon), -1e4) - math.log(delta)
+
+    if excess(1e-12) <= 0:
+        return 1e-12
+    high = 1.0
+    while excess(high) > 0:
+        high *= 2
+        if high > 1e12:
+            return math.inf
+    root = brentq(excess, 1e-12, high, xtol=1e-12, rtol=1e-12)
+    return root * _SAFETY + 1e-12
+
+
+def _epsilon_pld(cost: Cost, delta: float) -> float:
+    if delta < pld.LEAST_DELTA or not pld.applies(cost.counts):
+        return math.inf
+    with np.errstate(over="ignore"):  # it divides by tiny probabilities
+        return float(pld.composed(cost.counts).get_epsilon_for_delta(delta)) * _SAFETY
+
+
+def _delta_pld(cost: Cost, epsilon: float) -> float:
+    if not pld.applies(cost.counts):
+        return 1.0
+    return max(pld.LEAST_DELTA, float(pld.composed(cost.counts).get_delta_for_epsilon(epsilon)))
+
+
+_EPSILON: dict[str, Callable[[Cost, float], float]] = {
+    "rdp": _epsilon_rdp,
+    "gaussian": _epsilon_gaussian,
+    "pld": _epsilon_pld,
+    "pure": _epsilon_pure,
+    "zcdp": _epsilon_zcdp,
+    "moments": _epsilon_moments,
+}
+_DELTA: dict[str, Callable[[Cost, float], float]] = {
+    "rdp": _delta_rdp,
+    "gaussian": _delta_gaussian,
+    "pld": _delta_pld,
+    "pure": _delta_pure,
+    "zcdp": _delta_zcdp,
+    "moments": _delta_moments,
+}

@@ -1,0 +1,251 @@
+"""Filters: adaptive composition of accesses whose costs are known only when they are made.
+
+Proposals of different lengths have different costs, and the next proposal depends on earlier decisions. Ordinary
+composition fixes all costs in advance; a filter does not.
+"""
+
+from __future__ import annotations
+
+import math
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from pymc_dp.arguments import as_float, as_positive_float
+from pymc_dp.privacy.mechanisms.mechanism import (
+    Accesses,
+    Gaussian,
+    Mechanism,
+    check_count,
+    concentrated,
+)
+
+__all__ = ["Filter", "GaussianFilter", "GaussianShare", "RenyiFilter", "RenyiShare", "Share"]  # fmt: skip
+
+
+class Share(Mechanism):
+    """A share of a filter: any adaptively chosen accesses whose prices add up to no more than its totals."""
+
+    @property
+    @abstractmethod
+    def totals(self) -> tuple[float, ...]:
+        """Limits on the sums of the prices, one for each currency."""
+
+    @abstractmethod
+    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """Price of one access in each currency; infinite if no bound is known."""
+
+
+@dataclass(frozen=True)
+class RenyiShare(Share):
+    r"""A share of a Rényi filter: any adaptively chosen accesses that together stay within ``rho`` at one order.
+
+    Parameters
+    ----------
+    order : float
+        The order, fixed in advance; infinite for pure epsilons.
+    rho : float
+        Bound on the sum of the Rényi divergences at this order. (It also bounds lower orders, by monotonicity,
+        but no higher ones.)
+    below, rho_below : float, optional
+        A lower order, and a second bound, on the sum of the divergences there: the cost of the share on an
+        account that uses the lower order.
+
+    References
+    ----------
+    Feldman, Zrnic (2021), Individual privacy accounting via a Rényi filter,
+    https://arxiv.org/abs/2008.11193.
+    """
+
+    order: float
+    rho: float
+    below: float | None = None
+    rho_below: float | None = None
+
+    def __post_init__(self) -> None:
+        self._set(rho=as_positive_float("share of the filter", self.rho))
+        if not as_float(self.order) > 1:
+            raise ValueError(f"A Rényi order must exceed 1, got {self.order!r}.")
+        self._set(order=as_float(self.order))
+        if (self.below is None) != (self.rho_below is None):
+            raise ValueError("Give both or none of below and rho_below.")
+        if self.below is not None:
+            if not 1 < as_float(self.below) < self.order:
+                raise ValueError(
+                    f"The lower order must lie between 1 and {self.order:g}, got {self.below!r}."
+                )
+            self._set(
+                below=as_float(self.below),
+                rho_below=as_positive_float("lower share", self.rho_below),
+            )
+
+    @property
+    def name(self) -> str:
+        """Name with order and share."""
+        return f"Rényi filter at order {self.order:.4g}, share {self.rho:.4g}"
+
+    @property
+    def pure_epsilon(self) -> float:
+        """``rho`` at infinite order."""
+        return self.rho if self.order == math.inf else math.inf
+
+    @property
+    def totals(self) -> tuple[float, ...]:
+        """``rho``, and ``rho_below`` if there is one."""
+        return (self.rho,) if self.rho_below is None else (self.rho, self.rho_below)
+
+    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
+        """Rényi divergence at the order, and at the lower one if there is one."""
+        orders = (self.order,) if self.below is None else (self.order, self.below)
+        return tuple(float(mechanism.renyi([order])[0]) for order in orders)
+
+    def _renyi(self, orders: np.ndarray) -> np.ndarray:
+        """``rho`` up to the order of the filter, infinite beyond."""
+        bound = np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
+        if self.below is None or self.rho_below is None:
+            return bound
+        below = np.where(orders <= self.below * (1 + 1e-12), self.rho_below, np.inf)
+        return np.minimum(bound, below)
+
+
+@dataclass(frozen=True)
+class GaussianShare(Share):
+    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses whose ``mu**2`` add up to ``mu**2`` at most.
+
+    All of them together are ``mu``-GDP, as one Gaussian release with this ``mu``.
+
+    Parameters
+    ----------
+    mu : float
+        Root of the bound on the sum of squares.
+
+    References
+    ----------
+    Smith, Thakurta (2022), Fully adaptive composition for Gaussian differential privacy,
+    https://arxiv.org/abs/2210.17520. Koskela, Tobaben, Honkela (2022), Individual privacy accounting
+    with Gaussian differential privacy, https://arxiv.org/abs/2209.15596.
+    """
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        self._set(mu=as_positive_float("share of the filter", self.mu))
+
+    @property
+    def name(self) -> str:
+        """Name with ``mu``."""
+        return f"Gaussian-DP filter, share mu={self.mu:.4g}"
+
+    @property
+    def totals(self) -> tuple[float]:
+        """``mu**2``."""
+        return (self.mu * self.mu,)
+
+    def prices(self, mechanism: Mechanism) -> tuple[float]:
+        """``mu**2`` of an access, infinite if it has no ``mu``."""
+        mu = mechanism.gaussian_mu
+        return (math.inf if mu is None else 2 * concentrated(mu),)  # never 0
+
+    @property
+    def gaussian_mu(self) -> float:
+        """``mu``."""
+        return self.mu
+
+    @property
+    def zcdp(self) -> float:
+        """``mu**2 / 2``."""
+        return concentrated(self.mu)
+
+    def _renyi(self, orders: np.ndarray) -> np.ndarray:
+        """That of a Gaussian release."""
+        return orders * self.zcdp
+
+    def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
+        """That of a Gaussian release."""
+        return Gaussian(1 / self.mu).privacy_profile(epsilons)
+
+
+class Filter:
+    r"""Spends a share: grants or refuses each access before it is made.
+
+    The kind of share and its total are fixed in advance; the accesses may be chosen adaptively, with full
+    knowledge of earlier releases. If each access is made only after it was granted, all of them together stay
+    within the share. A refusal is final: later, cheaper accesses are refused too, so that the number of
+    accesses reveals nothing that was not paid for.
+
+    Parameters
+    ----------
+    share : Share
+        The share.
+    prices : mapping of Mechanism to tuple of float, optional
+        Prices in its currencies that were computed before.
+    """
+
+    def __init__(
+        self, share: Share, prices: Mapping[Mechanism, tuple[float, ...]] = MappingProxyType({})
+    ):
+        self.share = share
+        self.all_spent = (0.0,) * len(share.totals)
+        self.closed = False
+        self._prices = dict(prices)
+
+    @property
+    def spent(self) -> float:
+        """Sum of the prices, in the first currency of the share."""
+        return self.all_spent[0]
+
+    @property
+    def fraction(self) -> float:
+        """Fraction of the share that is spent, in the currency in which it is largest."""
+        return max(s / t for s, t in zip(self.all_spent, self.share.totals, strict=True))
+
+    def grant(self, accesses: Accesses) -> bool:
+        """Pay for these accesses together, or refuse them and all later ones."""
+        cost = [0.0] * len(self.all_spent)
+        for mechanism, count in accesses:
+            check_count(mechanism, count)
+            if mechanism not in self._prices:
+                self._prices[mechanism] = self.share.prices(mechanism)
+            for i, price in enumerate(self._prices[mechanism]):
+                cost[i] += as_float(count) * price
+        after = tuple(s + c for s, c in zip(self.all_spent, cost, strict=True))
+        covered = all(a <= t for a, t in zip(after, self.share.totals, strict=True))
+        self.closed = self.closed or not covered
+        if not self.closed:
+            self.all_spent = after
+        return not self.closed
+
+
+class RenyiFilter(Filter):
+    r"""Spends a :class:`RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
+
+    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021); see :class:`Filter`.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+    >>> spending = RenyiFilter(RenyiShare(order=8.0, rho=1.0))
+    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    [True, True, True, True, False]
+    """
+
+    share: RenyiShare
+
+
+class GaussianFilter(Filter):
+    r"""Spends a :class:`GaussianShare`: the sum of ``mu**2`` stays within that of the share; see :class:`Filter`.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+    >>> spending = GaussianFilter(GaussianShare(mu=0.5))
+    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    [True, True, True, True, False]
+    """
+
+    share: GaussianShare

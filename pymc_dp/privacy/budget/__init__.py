@@ -1,0 +1,1 @@
+"""Budgets, the ledger, allocations to chains, reports."""

@@ -1,0 +1,348 @@
+"""Allocation of a budget: what one chain of each step may do."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.accounting.calibration import max_draws
+from pymc_dp.privacy.accounting.composition import Accountant, Cost, check_pure
+from pymc_dp.privacy.accounting.filters import Filter, Share
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Mechanism
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
+
+__all__ = ["WITH_FILTER", "Allocation", "StepAccess", "allocate", "check_proved"]
+
+#: Accountants that have a filter, for accesses whose cost is known only when they are made.
+WITH_FILTER = ("best", "rdp", "gaussian")
+
+
+@dataclass(frozen=True)
+class StepAccess:
+    """Every data access of one step, as the step registers it with its budget.
+
+    Parameters
+    ----------
+    label : str
+        Name of the step with its variables.
+    variables : tuple of str
+        Value variables it updates.
+    mechanisms : iterable of (Mechanism, int)
+        Accesses of one iteration; of the first one if there is a schedule.
+    model : int
+        Identity of the model, to distinguish models.
+    all_variables : tuple of str
+        All value variables of the model: a private step must update each of them.
+    n_records : int
+        Number of privacy units.
+    secret : bool
+        Whether the randomness of the step is secret.
+    starting : iterable of (Mechanism, int)
+        Accesses of each chain before its first iteration, such as the gradient at its first state.
+    schedule : callable, optional
+        Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
+    token : int
+        Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
+    data_keys : tuple of bytes
+        Identity of the data in this program, see :mod:`~pymc_dp.privacy.budget.memory`.
+    public : tuple
+        Names and arrays that were declared public.
+    declared : tuple of str
+        The same in words, for the report.
+    """
+
+    label: str
+    variables: tuple[str, ...]
+    mechanisms: Accesses
+    model: int
+    all_variables: tuple[str, ...]
+    n_records: int
+    secret: bool
+    starting: Accesses = ()
+    schedule: Callable[[int], Accesses] | None = None
+    token: int = 0
+    data_keys: tuple[bytes, ...] = ()
+    public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    declared: tuple[str, ...] = ()
+
+    def at(self, iteration: int) -> Accesses:
+        """Return the accesses of an iteration (1, 2, ...), without those of the start."""
+        return self.mechanisms if self.schedule is None else self.schedule(iteration)
+
+    def run(self, draws: int) -> Cost:
+        """Cost of one chain of so many draws."""
+        if self.schedule is None:
+            return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
+        every = [access for t in range(1, draws + 1) for access in self.at(t)]
+        return Cost.of([*self.starting, *every])
+
+
+@dataclass
+class Allocation:
+    """What one chain of one step may do: a number of iterations, or a share of a filter.
+
+    Parameters
+    ----------
+    iterations : float
+        Number of iterations (infinite with a filter or without protection).
+    share : Share or None
+        Share of the filter, if the cost of an iteration depends on the proposal.
+    claim : iterable of (Mechanism, float)
+        Claim of the chain: all accesses of all its iterations, or its share.
+    run, conversion : float
+        To show the epsilon spent: Rényi divergence of the whole run (all steps and chains) at one order, and
+        the difference between it and the epsilon to which it converts.
+    epsilon : float
+        Of the budget.
+    expected : float
+        Expected number of draws: exact if ``iterations`` is finite.
+    prices : dict
+        Prices in the filter that were computed before.
+    progress : tuple of float
+        Fraction of the total that is spent after iteration 1, 2, ...; empty if all iterations cost the same.
+    used : int
+        Number of iterations so far.
+    """
+
+    iterations: float
+    share: Share | None
+    claim: Accesses
+    run: float
+    conversion: float
+    epsilon: float
+    expected: float
+    prices: dict[Mechanism, tuple[float, ...]] = field(default_factory=dict, repr=False)
+    progress: tuple[float, ...] = field(default=(), repr=False)
+    used: int = 0
+
+    def __post_init__(self) -> None:
+        self.filter = None if self.share is None else Filter(self.share, self.prices)
+        self._remaining = dict(self.claim)
+
+    def fresh(self) -> Allocation:
+        """Return an unused copy."""
+        return replace(self, used=0)
+
+    def charge(self, accesses: Accesses) -> bool:
+        """Pay for one iteration; False, now and for all later calls, if the allocation does not cover it."""
+        if self.used >= self.iterations:
+            return False
+        if self.filter is not None:
+            granted = self.filter.grant(accesses)
+        else:
+            granted = self.iterations == math.inf or self._take(accesses)
+        if granted:
+            self.used += 1
+        return granted
+
+    def _take(self, accesses: Accesses) -> bool:
+        """Subtract accesses from the claim; False if the schedule asks for more than was claimed."""
+        for mechanism, count in accesses:
+            self._remaining[mechanism] = self._remaining.get(mechanism, 0) - count
+            if self._remaining[mechanism] < 0:
+                self.used = int(self.iterations)
+                return False
+        return True
+
+    def epsilon_spent(self) -> float:
+        """Epsilon of the whole run if all chains and steps have advanced as far as this one, from one Rényi order."""
+        if self.epsilon == math.inf:
+            return math.inf
+        if self.filter is not None:
+            fraction = self.filter.fraction
+        elif self.progress and self.used:
+            fraction = self.progress[self.used - 1]
+        else:
+            fraction = self.used / self.iterations
+        if fraction == 0:
+            return 0.0
+        return min(self.epsilon, max(0.0, fraction * self.run + self.conversion))
+
+
+def allocate(
+    steps: Mapping[str, StepAccess],
+    *,
+    epsilon: float,
+    delta: float,
+    chains: int,
+    accountant: str,
+    other_accesses: Accesses = (),
+    account: AdaptiveComposition | None = None,
+) -> dict[str, Allocation]:
+    """Divide a budget among steps and chains.
+
+    If all draws cost the same, each chain gets an equal number of iterations of all steps. They compose by the
+    accountant if nothing was claimed before (all chains are then claimed at once), else adaptively. If the cost
+    of a draw varies with the proposal, each chain of each step gets a share of a filter in the currency that
+    was fixed when the budget was opened. Steps share in proportion to their expected costs, so that they end
+    together.
+
+    Parameters
+    ----------
+    steps : mapping of label to StepAccess
+        All steps of one iteration.
+    epsilon, delta, chains, accountant
+        Terms of the budget.
+    other_accesses : iterable of (Mechanism, float)
+        Accesses that were claimed before and belong to no chain.
+    account : AdaptiveComposition, optional
+        That of the account, if it is not the budget's own: shares are bounded in both.
+
+    Returns
+    -------
+    dict of label to Allocation
+        For one chain of each step; copy it with :meth:`Allocation.fresh`.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted
+        If the budget does not pay for one draw of each chain.
+    ValueError
+        If costs vary and the accountant, or a mechanism, has no filter.
+    """
+    if epsilon == math.inf:
+        return {
+            label: Allocation(math.inf, None, (), 0.0, 0.0, epsilon, math.inf) for label in steps
+        }
+    epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
+    before = Cost.of(other_accesses)
+    adaptive = AdaptiveComposition.opened(epsilon, delta, accountant)
+    if any(isinstance(m, PerProposalCost) for step in steps.values() for m, _ in step.mechanisms):
+        if accountant not in WITH_FILTER:
+            raise ValueError(
+                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
+            )
+        return _shares(steps, adaptive, chains, before, account)
+    by = accountant if before.free else adaptive.reading
+    return _iterations(steps, epsilon, delta, chains, by, before)
+
+
+def _shown(epsilon: float, delta: float, before: Cost) -> tuple[AdaptiveComposition, float]:
+    """Composition by which chains show the epsilon spent, and its conversion, with earlier claims."""
+    shown = AdaptiveComposition.opened(epsilon, delta)
+    return shown, epsilon - shown.limit + shown.price_of(before)
+
+
+def _iterations(
+    steps: Mapping[str, StepAccess],
+    epsilon: float,
+    delta: float,
+    chains: int,
+    accountant: Accountant,
+    before: Cost,
+) -> dict[str, Allocation]:
+    """Equal numbers of iterations, if all costs are known in advance."""
+    scheduled = any(step.schedule is not None for step in steps.values())
+    starting = [access for step in steps.values() for access in step.starting]
+
+    @cache  # max_draws tries many numbers of iterations
+    def accesses(iteration: int) -> Accesses:
+        return [access for step in steps.values() for access in step.at(iteration)]
+
+    def affordable(chains: int) -> float:
+        draws = accesses if scheduled else accesses(1)
+        return max_draws(
+            draws, epsilon, delta, chains,
+            per_chain=starting, other_accesses=before.counts.items(), accountant=accountant,
+        )  # fmt: skip
+
+    draws = affordable(chains)
+    if draws < 1:
+        raise PrivacyBudgetExhausted(_too_small(accesses(1), epsilon, delta, chains, affordable(1)))
+    costs = {label: step.run(int(draws)) for label, step in steps.items()}
+    shown, conversion = _shown(epsilon, delta, before)
+    run = sum(shown.price_of(cost) for cost in costs.values()) * chains
+    uneven = scheduled or bool(starting)
+    progress = _progress(starting, map(accesses, range(1, int(draws) + 1)), shown) if uneven else ()
+    return {
+        label: Allocation(
+            draws, None, tuple(cost.counts.items()), run, conversion, epsilon, draws, progress=progress
+        )
+        for label, cost in costs.items()
+    }  # fmt: skip
+
+
+def _progress(
+    starting: Accesses, draws: Iterable[Accesses], shown: AdaptiveComposition
+) -> tuple[float, ...]:
+    """Fraction of the total that is spent after each draw."""
+    prices = [shown.price_of(Cost.of(accesses)) for accesses in draws]
+    spent = shown.price_of(Cost.of(starting)) + np.cumsum(prices)
+    return tuple((spent / spent[-1]).tolist())
+
+
+def _shares(
+    steps: Mapping[str, StepAccess],
+    adaptive: AdaptiveComposition,
+    chains: int,
+    before: Cost,
+    account: AdaptiveComposition | None,
+) -> dict[str, Allocation]:
+    """Shares of a filter, if costs depend on the proposals."""
+    accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
+    _check_prices(accesses, adaptive)
+    means = {label: _mean_price(step, adaptive) for label, step in steps.items()}
+    starts = {label: adaptive.price_of(Cost.of(step.starting)) for label, step in steps.items()}
+    mean, start = sum(means.values()), sum(starts.values())
+    per_chain = adaptive.left(before) / chains
+    expected = (per_chain - start) / mean
+    if not expected >= 1:
+        total = max(0.0, (per_chain * chains - start) / mean)
+        terms = adaptive.epsilon, adaptive.delta
+        raise PrivacyBudgetExhausted(_too_small(accesses, *terms, chains, total))
+    shown, conversion = _shown(adaptive.epsilon, adaptive.delta, before)
+    run = shown.price(adaptive.share(per_chain * chains))
+    allocations = {}
+    for label, step in steps.items():
+        wanted = starts[label] + expected * means[label]
+        total = per_chain * wanted / (start + expected * mean)
+        usual = {u for m, _ in (*step.starting, *step.mechanisms) for u in m.usual()}
+        share = adaptive.share_on(account, total, usual)
+        prices = {access: share.prices(access) for access in usual}
+        allocations[label] = Allocation(
+            math.inf, share, ((share, 1),), run, conversion, adaptive.epsilon, math.floor(expected), prices
+        )  # fmt: skip
+    return allocations
+
+
+def _mean_price(step: StepAccess, adaptive: AdaptiveComposition) -> float:
+    """Expected price of one iteration of a step; of the first, if there is a schedule."""
+    return sum(count * mechanism.mean_price(adaptive.price) for mechanism, count in step.mechanisms)
+
+
+def _check_prices(accesses: Accesses, adaptive: AdaptiveComposition) -> None:
+    """Raise if a mechanism has no price in pure or Gaussian DP. (Rényi divergences may be infinite at one order.)"""
+    for mechanism, _ in accesses:
+        check_pure(adaptive.delta, [mechanism])
+        if adaptive.order is None and mechanism.mean_price(adaptive.price) == math.inf:
+            raise ValueError(
+                f"The accountant 'gaussian' has no bound for: {mechanism.name}. Use 'best' or 'rdp'."
+            )
+
+
+def _too_small(accesses: Accesses, epsilon: float, delta: float, chains: int, total: float) -> str:
+    names = "; ".join(f"{count} x {mechanism.name}" for mechanism, count in accesses)
+    return (
+        f"epsilon = {epsilon:g} at delta = {delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "
+        f"chains. One iteration accesses: {names}. Use a smaller clip bound or proposal, more noise, fewer chains, or a larger epsilon."
+    )
+
+
+def check_proved(adjacency: Adjacency, delta: float, label: str, accesses: Accesses) -> None:
+    """Raise unless the costs of all these accesses are proved for the budget's neighbours, and finite if its delta is 0."""
+    for mechanism, _ in accesses:
+        check_pure(delta, [mechanism], f"{label} accesses")
+        if adjacency not in mechanism.adjacencies:
+            raise ValueError(
+                f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
+                f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {adjacency.value!r}. "
+                "Make the budget for that adjacency, or use a step that is proved for this one."
+            )

@@ -1,0 +1,392 @@
+"""The budget of a run: its allocation to steps and chains, the callback of ``pm.sample``, the report."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pymc_dp.arguments import as_float, as_integer
+from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
+from pymc_dp.privacy.budget.accounts import BudgetTerms
+from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.budget.memory import remember, together, warn_of_others
+from pymc_dp.privacy.budget.report import (
+    PrivacyReport,
+    StepReport,
+    assumptions,
+    one_off,
+    strength,
+)
+from pymc_dp.privacy.budget.stopping import RunProgress, check_own
+from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+
+__all__ = ["PrivacyBudget"]
+
+
+class PrivacyBudget:
+    r"""Privacy budget of one posterior: pass it to every step and, as ``callback``, to ``pm.sample``.
+
+    Parameters
+    ----------
+    epsilon : float
+        Total over all chains, > 0. ``math.inf`` runs the same code without protection, for tests and public
+        data; the report states it.
+    delta : float
+        In [0, 1); usual: well below 1 / (number of records). With 0 (pure DP) only l2 noise can be used.
+    chains : int
+        Number of chains that share the budget; one chain more is refused. No default, as PyMC's depends on the
+        number of cores.
+    adjacency : {"substitute", "add_remove"}
+        Which data sets count as neighbours.
+    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+        Composition of a run that is claimed at once, see :mod:`pymc_dp.privacy.accounting.composition`.
+        Successive claims, and decisions of varying cost, compose in pure DP if delta is 0, in Gaussian DP if
+        this is ``"gaussian"``, else at one Rényi order, a function of epsilon and delta
+        (:mod:`pymc_dp.privacy.accounting.adaptive`).
+    ledger : path-like or Ledger, optional
+        File that keeps the account of the data set across programs. If it does not exist, it is opened with
+        this budget's epsilon and delta. To divide an account among several analyses, open it first with
+        ``Ledger(path, epsilon=..., delta=...)``. Default: a temporary file for this program.
+
+    Examples
+    --------
+    >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4)
+    >>> budget.spent()
+    0.0
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        chains: int,
+        adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
+        accountant: str = "best",
+        ledger: str | os.PathLike | Ledger | None = None,
+    ):
+        self.epsilon, self.delta = check_epsilon_delta(epsilon, delta)
+        check_accountant(accountant, self.delta)
+        try:
+            self.chains = as_integer("chains", chains, 1)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        self.adjacency = Adjacency(adjacency)
+        self.accountant = accountant
+        self.ledger = Ledger.for_budget(
+            ledger, self.epsilon, self.delta, self.adjacency.value, accountant
+        )
+        #: The adaptive composition, and the accountant of a run that is claimed at once.
+        self.terms = BudgetTerms.of_budget(self.epsilon, self.delta, accountant)
+        self.id = uuid.uuid4().hex
+        self.steps: dict[str, StepAccess] = {}
+        #: Accesses that belong to no chain, by label.
+        self.one_off_accesses: dict[str, Accesses] = {}
+        #: All accesses of the budget, if they were planned with the first of them; no chain may run then.
+        self.planned: Accesses = ()
+        #: Number of privacy units, if a claim that belongs to no chain has told it.
+        self._n_records: int | None = None
+        self._allocations: dict[str, Allocation] | None = None
+        #: Identity, in this program, of the data of the steps and claims.
+        self.data_keys: set[bytes] = set()
+        self._warned = {"others": False, "delta": False}
+        warn_of_epsilon(self.epsilon)
+        self._callback_noted = False
+        self._run = RunProgress(self.chains)
+
+    # ------------------------------------------------------------------ planning
+
+    def register(self, access: StepAccess) -> None:
+        """Add a step; called by the step when it is built.
+
+        As long as nothing was claimed, a new step on a variable replaces an older one, and a step of another
+        model replaces all (as when a notebook cell is run again).
+        """
+        check_proved(self.adjacency, self.delta, access.label, (*access.starting, *access.at(1)))
+        self._check_no_chain("its steps cannot be changed")
+        self._note(access.data_keys, access.n_records)
+        kept = {
+            label: other
+            for label, other in self.steps.items()
+            if other.model == access.model and not set(other.variables) & set(access.variables)
+        }
+        kept[access.label] = access
+        self.steps, self._allocations = kept, None
+
+    def spend(
+        self, label: str, accesses: Accesses, data_keys: Iterable[bytes] = (), n_records: int | None = None,
+        *, plan: Accesses | None = None,
+    ) -> None:  # fmt: skip
+        """Claim accesses that belong to no chain, before any chain runs: chains share the remaining budget.
+
+        If all accesses of the budget are known, give them as `plan` with the first claim. They are then claimed
+        together and compose by the best accountant, whether all of them are made or not. Later claims are parts
+        of the plan, and no chain can run.
+
+        Parameters
+        ----------
+        label : str
+            Their purpose, for the report; a different one for each claim.
+        accesses : iterable of (Mechanism, int)
+            Claimed on disk when this returns, and not refunded.
+        data_keys : iterable of bytes
+            Identity of the data, see :mod:`pymc_dp.privacy.budget.memory`.
+        n_records : int, optional
+            Number of privacy units, to warn of a large delta.
+        plan : iterable of (Mechanism, int), optional
+            All that is ever claimed on this budget, these accesses included; the same in later claims, or
+            left out there.
+
+        Raises
+        ------
+        PrivacyBudgetExhausted
+            If the budget does not pay for them (or for the plan), they are not part of the plan, or chains have
+            run: nothing is claimed.
+        """
+        accesses = tuple(accesses)
+        plan = tuple(plan or self.planned)
+        everything = (*accesses, *plan)
+        if not accesses or any(as_float(count) != int(count) for _, count in everything):
+            raise ValueError(f"{label} must access something, a whole number of times.")
+        if label in self.steps:
+            raise ValueError(f"{label!r} is a step of this budget: label the claim differently.")
+        check_proved(self.adjacency, self.delta, label, everything)
+        self._check_no_chain("the rest of it is allocated")
+        fixed = self.planned if self.one_off_accesses else plan
+        if Cost.of(plan).counts != Cost.of(fixed).counts:
+            raise PrivacyBudgetExhausted(
+                "A plan is fixed by the first claim of a budget, and cannot be given or changed later. Make a new PrivacyBudget; to keep one "
+                "account for the data set, give both the same ledger file. Nothing was accessed."
+            )
+        self._note(data_keys, n_records)
+        self._n_records = n_records if n_records is not None else self._n_records
+        self._claim(label, accesses, limit=1, plan=plan or None, at_once=bool(plan))
+        self.one_off_accesses[label], self.planned = accesses, plan
+        self._allocations = None
+
+    def _note(self, data_keys: Iterable[bytes], n_records: int | None = None) -> None:
+        """Remember which data will be accessed; warn if other budgets were spent on them, or if delta is too large for them."""
+        self.data_keys.update(data_keys)
+        remember(self.data_keys, self.ledger)
+        if not self._warned["others"]:
+            self._warned["others"] = warn_of_others(self.data_keys, self.ledger)
+        if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
+            if not self._warned["delta"]:
+                self._warned["delta"] = warn_of_delta(self.delta, n_records)
+
+    def _check_no_chain(self, consequence: str) -> None:
+        if any(claim.step not in self.one_off_accesses for claim in self.ledger.claims(self.id)):
+            raise PrivacyBudgetExhausted(
+                f"Chains have already run on this budget, so {consequence}. Make a new PrivacyBudget; to keep one account for "
+                "the data set, give both the same ledger file."
+            )
+
+    def _claim(
+        self, label: str, what: Accesses, limit: int, draws: float | None = None, plan: Accesses | None = None,
+        at_once: bool = False,
+    ) -> None:  # fmt: skip
+        self.ledger.claim(
+            self.id, label, what, epsilon=self.epsilon, delta=self.delta, accountant=self.accountant,
+            limit=limit, draws=draws, plan=plan, at_once=at_once,
+        )  # fmt: skip
+
+    def left(self, other_accesses: Accesses = ()) -> float:
+        """Remaining limit of the adaptive composition, after accesses outside of chains and further ones; 0 if all are planned."""
+        if self.planned:
+            return 0.0
+        return self.terms.adaptive.left(self.claimed_before(other_accesses))
+
+    def claimed_before(self, other_accesses: Accesses = ()) -> Cost:
+        """Cost of accesses outside of chains, and of further ones that are planned."""
+        claimed = [access for accesses in self.one_off_accesses.values() for access in accesses]
+        return Cost.of([*claimed, *other_accesses])
+
+    def _whole_run(self) -> Accesses | None:
+        """Claims of all chains, if they are to be claimed at once; None for shares of a filter, which need not be."""
+        allocations = self.plan().values()
+        if self.one_off_accesses or any(allocation.share is not None for allocation in allocations):
+            return None
+        return tuple(
+            (m, k * self.chains) for allocation in allocations for m, k in allocation.claim
+        )
+
+    def plan(self) -> dict[str, Allocation]:
+        """Return the allocation of one chain of each step, by label; chains get equal parts of the budget."""
+        if self.planned:
+            raise PrivacyBudgetExhausted(
+                f"All accesses of this budget were planned with the first of them ({', '.join(self.one_off_accesses)}), so no chain can run on "
+                "it. Make a new PrivacyBudget; to keep one account for the data set, give both the same ledger file. Nothing was accessed."
+            )
+        if self._allocations is None:
+            if not self.steps:
+                raise ValueError("No step uses this budget yet: build one with budget=... first.")
+            self._allocations = allocate(
+                self.steps,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                chains=self.chains,
+                accountant=self.accountant,
+                other_accesses=self.claimed_before().counts.items(),
+                account=self.ledger.account.adaptive,
+            )
+        return self._allocations
+
+    def expected_draws(self) -> float:
+        """Draws of each chain: exact if all draws cost the same, expected if the cost depends on the proposals."""
+        return min(allocation.expected for allocation in self.plan().values())
+
+    # ------------------------------------------------------------------ spending
+
+    def check_covered(self) -> None:
+        """Raise unless every variable of the model has a step on this budget."""
+        for access in self.steps.values():
+            covered = {v for step in self.steps.values() for v in step.variables}
+            missing = [v for v in access.all_variables if v not in covered]
+            if missing:
+                raise PrivacyLeak(
+                    f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
+                    "step take all variables (leave out vars=), or build further steps for them with the same budget."
+                )
+
+    def check_number_of_chains(self, label: str, n_chains: int) -> None:
+        """Refuse a run of too many chains before it begins; called by the step when PyMC passes it the number.
+
+        An early check, before any chain has begun; the ledger enforces the limit in any case.
+        """
+        self.check_covered()
+        self._note(())  # other budgets may have been spent since the steps were built
+        share = [access for allocation in self.plan().values() for access in allocation.claim]
+        self._run.begin(n_chains)
+        before = sum(claim.step == label for claim in self.ledger.claims(self.id))
+        if before + n_chains > self.chains:
+            remaining = self.chains - before
+            raise PrivacyBudgetExhausted(
+                f"This run has {n_chains} chain(s), but the budget of {label} is shared over "
+                f"chains={self.chains}, of which {before} have run. Spent: epsilon = "
+                f"{self.spent():.4g} of {self.epsilon:g}. Largest feasible: {remaining} chain(s) of about "
+                f"{self.expected_draws() if remaining else 0:g} draws. A finished or interrupted chain is "
+                "not refunded; make a budget for as many chains as you want before the first runs."
+            )
+        if n_chains * len(self.steps) > 1:  # a single claim is refused before anything is lost
+            by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
+            self.ledger.check(share, by, n_chains, budget=self.id, plan=self._whole_run())
+
+    def claim(self, label: str, token: int = 0) -> Allocation:
+        """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step.
+
+        If all draws cost the same and nothing was claimed before, all chains compose by the accountant. If that
+        allows more than the adaptive composition, the first chain claims the whole run at once, and the others
+        take their parts of it.
+        """
+        if label not in self.steps or self.steps[label].token != token:
+            raise PrivacyBudgetExhausted(
+                f"{label} was replaced by a newer step on the same variables; sample with that one."
+            )
+        self.check_covered()
+        allocation = self.plan()[label]
+        draws = None if math.isinf(allocation.iterations) else allocation.iterations
+        self._claim(label, allocation.claim, self.chains, draws, self._whole_run())
+        return allocation.fresh()
+
+    def remember_stats(self, stats: dict[str, Any]) -> None:
+        """Remember the latest statistics of a step in this process; called by the step."""
+        self._run.latest = stats
+
+    def has_callback(self) -> bool:
+        """Whether this budget is the callback of the run; called by a step whose allocation is used up."""
+        return self._callback_noted or self.ledger.has_callback(self.id)
+
+    def __call__(self, trace: Any, draw: Any) -> None:
+        """Callback of ``pm.sample`` after each draw: stop chains whose allocation is used up, abort runs that are not private.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            PyMC's way to end a chain (sequential sampling) or the run (parallel) and keep the
+            draws.
+        PrivacyLeak
+            If a step of the run is not private: no draw is returned.
+        """
+        check_own(draw.stats, {access.token for access in self.steps.values()})
+        if not self._callback_noted:
+            self.ledger.note_callback(self.id)
+            self._callback_noted = True
+        self._run.after_draw(trace, draw)
+
+    # ------------------------------------------------------------------ reporting
+
+    def spent(self) -> float:
+        """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
+        return self._spent_by()[0]
+
+    def _spent_by(self) -> tuple[float, str]:
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            return math.inf if self.ledger.claims(self.id) else 0.0, self.accountant
+        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
+
+    def remaining(self) -> float:
+        """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
+        if self.epsilon == math.inf:
+            return math.inf
+        claimed = self.ledger.claimed()
+        if claimed.is_whole(self.id):
+            return max(0.0, self.epsilon - self.spent())
+        return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
+
+    def _bound(self) -> Cost | None:
+        """Bound on all that this budget ever pays for: its plan, or else the whole adaptive composition."""
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            return None
+        if self.id in claimed.plans:
+            return Cost.of(claimed.plans[self.id].accesses)
+        cost = claimed.of(self.id)
+        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
+
+    def report(self) -> PrivacyReport:
+        """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
+        claims = self.ledger.claims(self.id)
+        steps = self.steps.values()
+        spent, proved_by = self._spent_by()
+        secret = all(step.secret for step in steps)
+        substitution = self.adjacency is Adjacency.SUBSTITUTE
+        records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
+        others = together(self.data_keys, self.ledger)
+        return PrivacyReport(
+            **strength(self._bound(), secret),
+            epsilon_budget=self.epsilon,
+            epsilon=spent,
+            delta=self.delta,
+            adjacency=self.adjacency.value,
+            accountant=self.accountant,
+            proved_by=proved_by,
+            chains=0 if self.planned else self.chains,
+            n_records=records.pop() if substitution and len(records) == 1 else None,
+            secret_randomness=secret,
+            ledger=None if self.ledger.temporary else Path(self.ledger.path).name,
+            steps=tuple(StepReport.of(step, claims) for step in steps),
+            one_off_accesses=one_off(self.one_off_accesses, self.planned),
+            draws=self._run.draws_of_chains(),
+            assumptions=assumptions(substitution, chains=not self.planned),
+            public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
+            account_epsilon=self.ledger.spent() if self.ledger.n_budgets > 1 else None,
+            other_budgets=others.others,
+            total_epsilon=others.epsilon,
+            total_delta=others.delta,
+        )
+
+    def __repr__(self) -> str:
+        """Terms of the budget."""
+        return (
+            f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, chains={self.chains}, "
+            f"adjacency={self.adjacency.value!r}, accountant={self.accountant!r})"
+        )

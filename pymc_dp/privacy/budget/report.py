@@ -1,0 +1,379 @@
+"""The privacy statement that travels with a released posterior."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.coverage import Coverage, uncovered
+from pymc_dp.privacy.budget.ledger import Claim
+from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, cost_of_all, weak_delta, weak_epsilon
+from pymc_dp.privacy.mechanisms.mechanism import Accesses
+
+__all__ = ["PrivacyReport", "StepReport", "listed"]
+
+_NEIGHBOURS = {
+    "substitute": "data sets that differ in the value of one record (substitute one record)",
+    "add_remove": "data sets of which one has one record more (add or remove one record)",
+}
+_PUBLIC_NUMBER = "The number of records is public (under substitution)."
+_UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
+_ASSUMPTIONS = (
+    "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
+    "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
+    _UNITS,
+)
+#: The same where a few noisy sums are released, and no chain accesses the data.
+_ASSUMPTIONS_OF_SUMS = (
+    "Only the noisy sums are released: posterior draws, chains and diagnostics are computed from these and the public model.",
+    "The model, the guess, stand-in records and settings were not chosen by looking at the data.",
+    _UNITS,
+)
+
+_MAY_BE_INFINITE = (
+    "epsilon_budget",
+    "epsilon",
+    "gaussian_mu",
+    "zcdp_rho",
+    "account_epsilon",
+    "total_epsilon",
+)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """Claims of one step.
+
+    Parameters
+    ----------
+    label : str
+        Name of the step with its variables.
+    chains : int
+        Number of chains that claimed a share.
+    per_draw : tuple of str
+        Accesses of one iteration.
+    per_chain : tuple of str
+        Accesses claimed by each chain: mechanisms and counts, or a share of a filter if costs depend on the
+        proposals.
+    """
+
+    label: str
+    chains: int
+    per_draw: tuple[str, ...]
+    per_chain: tuple[str, ...]
+
+    @classmethod
+    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
+        """From the accesses of a step, and the claims of a budget."""
+        claims = [claim for claim in claims if claim.step == access.label]
+        each, starting = listed(access.mechanisms), listed(access.starting)
+        if access.schedule is not None:
+            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
+        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
+        per_chain = listed(claims[0].accesses) if claims else ()
+        return cls(access.label, len(claims), per_draw, per_chain)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Rows of the report."""
+        return [
+            (self.label, f"{self.chains} chain(s) claimed"),
+            *(("  each draw", access) for access in self.per_draw),
+            *(("  each chain", claim) for claim in self.per_chain),
+        ]
+
+
+@dataclass(frozen=True)
+class PrivacyReport:
+    """Privacy statement: text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
+
+    Parameters
+    ----------
+    protected : bool
+        Whether the result that carries this report may be published under its guarantee. False if epsilon is
+        infinite, if the randomness is known, or if the report does not cover some part of the result.
+    epsilon_budget, delta : float
+        Terms of the budget.
+    epsilon : float
+        Spent, at ``delta``, by everything claimed; it holds for any rule of stopping.
+    gaussian_mu, zcdp_rho : float or None
+        Of all that the budget pays for, in these currencies. None if its bound has no such parameter, as one
+        Rényi order.
+    attack_power : dict of str to float
+        Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %, on all that the
+        budget pays for.
+    accountant, proved_by : str
+        The accountant of the budget, and the one that proves epsilon (see
+        :mod:`pymc_dp.privacy.accounting.composition` and :mod:`pymc_dp.privacy.accounting.adaptive`).
+    chains : int
+        Chains that share the budget; 0 if no chain accesses the data, and draws cost nothing.
+    n_records : int or None
+        Number of privacy units, if it is public.
+    steps : tuple of StepReport
+        Claims of each step.
+    one_off_accesses : dict of str to tuple of str
+        Accesses that belong to no chain, those that were planned but not made included.
+    draws : tuple of int
+        Draws of each chain so far, as counted by the callback.
+    ledger : str or None
+        Name of the ledger's file; None if it is temporary.
+    public, kept : tuple of str
+        Arrays that were declared public; variables that were kept although they show data.
+    covers : dict or None
+        Groups of the released result, with names of their variables and coordinates and the lengths of their
+        axes. None for a report that was not made by ``release``.
+    uncovered : tuple of str
+        Other contents of the result that :meth:`of` has found.
+    account_epsilon : float or None
+        Of all budgets on the same ledger together, if there are several.
+    other_budgets : int
+        Number of budgets on other ledgers that were spent on the same data in this program.
+    total_epsilon, total_delta : float or None
+        Sums over all these ledgers (basic composition); None if there are no others, or if they are for another
+        adjacency, so that costs cannot be added.
+    """
+
+    protected: bool
+    epsilon_budget: float
+    epsilon: float
+    delta: float
+    gaussian_mu: float | None
+    zcdp_rho: float | None
+    attack_power: dict[str, float]
+    adjacency: str
+    accountant: str
+    proved_by: str
+    chains: int
+    n_records: int | None
+    secret_randomness: bool
+    ledger: str | None
+    steps: tuple[StepReport, ...]
+    one_off_accesses: dict[str, tuple[str, ...]]
+    draws: tuple[int, ...]
+    assumptions: tuple[str, ...]
+    public: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    covers: Coverage | None = None
+    uncovered: tuple[str, ...] = ()
+    account_epsilon: float | None = None
+    other_budgets: int = 0
+    total_epsilon: float | None = None
+    total_delta: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain Python values, for machines."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """JSON text; infinities become the string ``"inf"``."""
+
+        def plain(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {k: plain(v) for k, v in value.items()}
+            if isinstance(value, list | tuple):
+                return [plain(v) for v in value]
+            return "inf" if value == math.inf else value
+
+        return json.dumps(plain(self.to_dict()))
+
+    @classmethod
+    def from_json(cls, text: str) -> PrivacyReport:
+        """Read what :meth:`to_json` wrote."""
+
+        def with_tuples(found: dict[str, Any]) -> dict[str, Any]:
+            return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+        values = json.loads(text, object_hook=with_tuples)
+        for name in _MAY_BE_INFINITE:
+            values[name] = math.inf if values.get(name) == "inf" else values.get(name)
+        values["steps"] = tuple(StepReport(**step) for step in values["steps"])
+        return cls(**values)
+
+    @classmethod
+    def of(cls, released: Any) -> PrivacyReport:
+        """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
+
+        Later additions (as by ``extend_inferencedata=True``, or by ``pm.compute_log_likelihood``) are listed in
+        :attr:`uncovered`, and the report is then not :attr:`protected`. ``release(released)`` drops them. Names
+        and lengths are compared, values are not.
+
+        Parameters
+        ----------
+        released : arviz.InferenceData, xarray.DataTree or xarray.Dataset
+            The released posterior, or one of its groups.
+
+        Raises
+        ------
+        ValueError
+            If it carries no report.
+        """
+        for holder in (released, getattr(released, "posterior", None)):
+            text = getattr(holder, "attrs", {}).get("privacy_report")
+            if text is not None:
+                report = cls.from_json(text)
+                found = uncovered(released, report.covers)
+                attack = dict.fromkeys(report.attack_power, 1.0) if found else report.attack_power
+                protected = report.protected and not found
+                return replace(report, uncovered=found, protected=protected, attack_power=attack)
+        raise ValueError(
+            "There is no privacy report: this is not what release() or sample() has returned."
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        spent = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
+        of = f"of a budget of ({self.epsilon_budget:g}, {self.delta:g})"
+        if self.delta == 0:
+            spent = f"pure {self.epsilon:.4g}-differential privacy (delta = 0)"
+            of = f"of a budget of {self.epsilon_budget:g}"
+        return [
+            *(("NOT PROTECTED", why) for why in self._unprotected()),
+            ("guarantee", f"{spent}, {of}"),
+            ("neighbours", _NEIGHBOURS[self.adjacency]),
+            *self._warnings(),
+            *self._chains(),
+            *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
+            *((label, access) for label, each in self.one_off_accesses.items() for access in each),
+            *(row for step in self.steps for row in step.rows()),
+            *self._currencies(),
+            *self._method(),
+            *(("declared public", text) for text in self.public),
+            *(("assumed", text) for text in self.assumptions),
+        ]
+
+    def _chains(self) -> Iterator[tuple[str, str]]:
+        """What chains cost."""
+        if self.chains:
+            yield "chains", f"shared over {self.chains}"
+        else:
+            yield "draws", "free, in any number of chains: computed from what was released"
+
+    def _method(self) -> Iterator[tuple[str, str]]:
+        """Accountant, randomness and ledger."""
+        by = f", by {self.proved_by}" if self.accountant == "best" != self.proved_by else ""
+        yield "accountant", f"{self.accountant}{by}"
+        secret, known = "secret, from the operating system", "REPRODUCIBLE from the seed: the guarantee is broken"  # fmt: skip
+        yield "randomness", secret if self.secret_randomness else known
+        forgotten = "temporary: spent privacy is forgotten when the program ends"
+        yield "ledger", self.ledger or forgotten
+
+    def _unprotected(self) -> Iterator[str]:
+        """Reasons why the guarantee does not hold for the whole result."""
+        if self.uncovered:
+            added = "; ".join(self.uncovered)
+            yield f"this was added after release, and may show the data: {added}. release() of this object drops it"
+        if self.kept:
+            yield f"kept at the user's wish, outside the guarantee: {', '.join(self.kept)}"
+        if self.epsilon_budget == math.inf:
+            yield "epsilon is infinite; the figures below guarantee nothing"
+        elif not self.secret_randomness:
+            yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
+
+    def _warnings(self) -> Iterator[tuple[str, str]]:
+        """Number of records, weak guarantees, and other budgets."""
+        if self.n_records is not None:
+            yield "records", f"{self.n_records}"
+            if self.delta * self.n_records >= 1:
+                yield "WEAK DELTA", weak_delta(self.delta, self.n_records)
+        if WEAK_EPSILON < self.epsilon_budget < math.inf:
+            yield "WEAK EPSILON", weak_epsilon(self.epsilon_budget)
+        if self.other_budgets:
+            yield (
+                "OTHER BUDGETS",
+                cost_of_all(self.other_budgets, self.total_epsilon, self.total_delta),
+            )
+        if self.account_epsilon is not None:
+            yield (
+                "account",
+                f"all budgets on this ledger together: epsilon = {self.account_epsilon:.4g}",
+            )
+
+    def _currencies(self) -> Iterator[tuple[str, str]]:
+        """Guarantee in other currencies, and the power of attacks."""
+        if self.gaussian_mu is not None and self.epsilon > 0:
+            yield "Gaussian DP", f"mu <= {self.gaussian_mu:.4g}"
+        if self.zcdp_rho is not None and self.epsilon > 0:
+            yield "zCDP", f"rho <= {self.zcdp_rho:.4g}"
+        for rate, power in self.attack_power.items():
+            yield (
+                "worst attack",
+                f"true positive rate at most {power:.2%} at false positive rate {rate}",
+            )
+
+    @property
+    def _title(self) -> str:
+        if not self.uncovered:
+            return "Privacy report"
+        return f"Privacy report that does NOT cover all of this: {'; '.join(self.uncovered)}"
+
+    def __str__(self) -> str:
+        """Plain text."""
+        rows = self._rows()
+        width = max(len(k) for k, _ in rows)
+        return "\n".join([self._title, "-" * 14, *(f"{k:<{width}}  {v}" for k, v in rows)])
+
+    def to_markdown(self) -> str:
+        """Markdown table."""
+        body = "\n".join(
+            f"| {k.strip()} | {v.replace('|', chr(92) + '|')} |" for k, v in self._rows()
+        )
+        return f"| {self._title} | |\n| --- | --- |\n{body}\n"
+
+    def to_html(self) -> str:
+        """HTML table."""
+        body = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
+            for k, v in self._rows()
+        )
+        return f"<table><caption>{html.escape(self._title)}</caption>{body}</table>"
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def assumptions(substitution: bool, *, chains: bool = True) -> tuple[str, ...]:
+    """Assumptions of the guarantee, in words; `chains`: whether chains access the data."""
+    first, *others = _ASSUMPTIONS if chains else _ASSUMPTIONS_OF_SUMS
+    return (first, *([_PUBLIC_NUMBER] if substitution else []), *others)
+
+
+def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
+    """Fields of a report that follow from a bound on all that the budget pays for, if there is one."""
+    cost = Cost.of([]) if bound is None else bound
+    protected = bound is not None and secret
+    rates = {"0.1%": 0.001, "1%": 0.01}
+    return {
+        "protected": protected,
+        "gaussian_mu": None if bound is None else _finite(math.sqrt(cost.mu_squared)),
+        "zcdp_rho": None if bound is None else _finite(cost.rho),
+        "attack_power": {
+            name: max_true_positive_rate(cost, rate) if protected else 1.0
+            for name, rate in rates.items()
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if value < math.inf else None
+
+
+def one_off(made: Mapping[str, Accesses], plan: Accesses) -> dict[str, tuple[str, ...]]:
+    """Accesses outside of chains in words, by label, with those of a plan that were paid for but not made."""
+    before = Cost.of(access for accesses in made.values() for access in accesses).counts
+    rest = [(m, k - before.get(m, 0)) for m, k in Cost.of(plan).counts.items()]
+    not_made = {"planned, not made": [(m, k) for m, k in rest if k > 0]}
+    return {label: listed(a) for label, a in {**made, **not_made}.items() if a}
+
+
+def listed(accesses: Accesses) -> tuple[str, ...]:
+    """Accesses in words; only the first and the last ones of many."""
+    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
+    if len(names) > 6:
+        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
+    return tuple(names)

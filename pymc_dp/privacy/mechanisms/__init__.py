@@ -1,0 +1,1 @@
+"""What one access to private data reveals: frozen values with their Rényi divergence."""

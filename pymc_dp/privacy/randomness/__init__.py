@@ -1,0 +1,1 @@
+"""Secret randomness: bits from the operating system, rounded Gaussian noise, batches."""

@@ -1,0 +1,24 @@
+"""Noisy scores: release a few noisy sums of clipped gradients, then sample the exact posterior given them.
+
+:func:`~pymc_dp.private_scores` makes the releases (``score_plan.py``), planned by ``design.py`` on simulated
+records; ``releases.py`` has the public result. :class:`~pymc_dp.DPScore` samples: ``latent_posterior.py`` has the
+exact target and its moves, ``sum_law.py`` the normal approximation for many records. :func:`~pymc_dp.scores.check_fit`
+compares a noisy histogram of score norms with the model (``fit_check.py``, planned by ``check_design.py``).
+"""
+
+from pymc_dp.scores.fit_check import FitCheck, check_fit
+from pymc_dp.scores.private_scores import plan_scores, private_scores
+from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.score_plan import ScorePlan
+from pymc_dp.scores.score_step import DPScore
+
+__all__ = [
+    "DPScore",
+    "FitCheck",
+    "PrivateScores",
+    "ScorePlan",
+    "ScoreRelease",
+    "check_fit",
+    "plan_scores",
+    "private_scores",
+]

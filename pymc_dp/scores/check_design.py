@@ -1,0 +1,127 @@
+"""Design of the fit check: bins for the norms of scores, and the noise on their counts."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scipy.stats import chi2, ncx2
+
+from pymc_dp.privacy.accounting.noise_choice import least_noise
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+
+__all__ = ["REJECTION_LEVEL", "CheckDesign", "count_sensitivity", "design_check", "edges_of"]
+
+#: A p-value below it rejects the model.
+REJECTION_LEVEL = 0.01
+#: Candidates for the bins: quantiles of the norms of simulated scores. Fewer bins for few records.
+_LEVELS = (
+    (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999),
+    (0.5, 0.8, 0.95, 0.99, 0.999),
+    (0.95, 0.999),
+)
+#: Alternatives by which bins are chosen: a part of the records beyond the last edge, or all norms longer.
+_OUTLIERS, _STRETCH = 0.01, 1.1
+#: Values that differ by less, relatively, are equal up to rounding: no edge is put between them.
+_RESOLUTION = 1e-6
+#: Last edge beyond the largest simulated norm, if no other is possible.
+_MARGIN = 1.2
+
+
+@dataclass(frozen=True)
+class CheckDesign:
+    """Bins of the fit check, and its noise.
+
+    Parameters
+    ----------
+    mechanism : Gaussian or L2Laplace
+    levels : tuple of float
+        Probabilities of the edges: these quantiles of simulated norms at the reference.
+    """
+
+    mechanism: Gaussian | L2Laplace
+    levels: tuple[float, ...]
+
+    def scale(self, factor: float) -> float:
+        """Standard deviation of Gaussian noise on each count, or scale of l2 noise."""
+        sensitivity, mechanism = count_sensitivity(factor), self.mechanism
+        if isinstance(mechanism, L2Laplace):
+            return sensitivity / mechanism.epsilon
+        return sensitivity * mechanism.noise_multiplier
+
+
+def count_sensitivity(factor: float) -> float:
+    """L2 sensitivity of counts in disjoint bins.
+
+    Parameters
+    ----------
+    factor : float
+        Of the adjacency: 2 if a record is replaced, which lowers one count by 1 and raises another one;
+        1 if it is removed, which lowers one count.
+    """
+    return math.sqrt(factor)
+
+
+def edges_of(norms: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
+    """Edges near quantiles of norms, between different values; equal edges make empty bins."""
+    values = np.sort(norms)
+    edges = []
+    for level in levels:
+        value = values[math.ceil(level * len(values)) - 1]
+        after = np.searchsorted(values, value * (1 + _RESOLUTION), side="right")
+        last = after == len(values)
+        edges.append(_MARGIN * values[-1] if last else (values[after - 1] + values[after]) / 2)
+    return np.array(edges)
+
+
+def design_check(
+    norms: np.ndarray,
+    budget: PrivacyBudget,
+    n_records: int,
+    before: Accesses,
+    noise: str,
+) -> CheckDesign:
+    """Choose the bins with the greatest power, by simulated norms, and the least noise within the budget.
+
+    Parameters
+    ----------
+    norms : array of shape (n,)
+        Of simulated scores.
+    budget : PrivacyBudget
+    n_records : int
+    before : tuple of (Mechanism, int)
+        All other accesses of the plan.
+    noise : {"auto", "gaussian", "l2"}
+    """
+    found = []
+    for levels in _LEVELS:
+        n_bins = len(levels) + 1
+        mechanism = least_noise(
+            n_bins, budget.epsilon, budget.delta, before=before, noise=noise, accountant=budget.accountant
+        )  # fmt: skip
+        sd = count_sensitivity(budget.adjacency.sensitivity_factor) * mechanism.noise_sd
+        found.append((_power(norms, edges_of(norms, levels), n_records, sd), levels, mechanism))
+    _, levels, mechanism = max(found, key=lambda candidate: candidate[0])
+    return CheckDesign(mechanism, levels)
+
+
+def _power(norms: np.ndarray, edges: np.ndarray, n_records: int, sd: float) -> float:
+    """Mean power of a chi-square test of the counts."""
+
+    def probabilities(values: np.ndarray) -> np.ndarray:
+        places = np.searchsorted(edges, values, side="right")
+        return np.bincount(places, minlength=len(edges) + 1) / len(values)
+
+    expected = probabilities(norms)
+    outliers = (1 - _OUTLIERS) * expected
+    outliers[-1] += _OUTLIERS
+    covariance = n_records * (np.diag(expected) - np.outer(expected, expected))
+    inverse = np.linalg.inv(covariance + sd**2 * np.eye(len(expected)))
+    n, least = len(expected), chi2.isf(REJECTION_LEVEL, len(expected))
+    shifts = [n_records * (p - expected) for p in (outliers, probabilities(_STRETCH * norms))]
+    return float(np.mean([ncx2.sf(least, n, shift @ inverse @ shift) for shift in shifts]))

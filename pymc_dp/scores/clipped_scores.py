@@ -1,0 +1,86 @@
+"""Clipped scores of simulated records at the references of releases, and their noise."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.scores.releases import PrivateScores
+
+__all__ = ["ClippedScores", "clip_rows"]
+
+
+def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
+    """Shorten rows to a Euclidean norm of at most `bound`; rows that are not finite become zero.
+
+    The rule of :meth:`RecordLikelihood.clipped_grad_steps`, up to its rounding to a grid.
+    """
+    vectors = np.ascontiguousarray(vectors)
+    _clip(vectors, bound)
+    return vectors
+
+
+@numba.njit(error_model="numpy")
+def _clip(vectors: np.ndarray, bound: float) -> None:
+    n, d = vectors.shape
+    for i in range(n):
+        square = 0.0
+        for j in range(d):
+            square += vectors[i, j] ** 2
+        if not square < np.inf:
+            vectors[i] = 0.0
+            continue
+        factor = min(1.0, bound / np.sqrt(square))
+        for j in range(d):
+            vectors[i, j] *= factor
+
+
+class ClippedScores:
+    """Features of records: their clipped scores at the references of all releases, side by side.
+
+    Parameters
+    ----------
+    scores : PrivateScores
+    simulated : SimulatedRecords
+
+    Attributes
+    ----------
+    total : array of shape (width,)
+        The noisy sums.
+    ends : array of int, shape (n_releases + 1,)
+        Columns of each release.
+    scales : array of shape (n_releases,)
+        Standard deviation of Gaussian noise, or scale of l2 noise.
+    is_gaussian : array of bool, shape (n_releases,)
+    """
+
+    def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:
+        self._releases, self._simulated = scores.releases, simulated
+        self.total = np.concatenate([r.total for r in self._releases])
+        self.ends = np.cumsum([0, *(len(r.total) for r in self._releases)])
+        self.scales = np.array([r.scale for r in self._releases])
+        self.is_gaussian = np.array([r.noise == "gaussian" for r in self._releases])
+
+    def of(self, data: list[np.ndarray]) -> np.ndarray:
+        """Features of the records of a data set, shape ``(n_records, width)``."""
+        parts = []
+        with np.errstate(all="ignore"):
+            for r in self._releases:
+                vectors = self._simulated.gradients(r.theta, data, None, r.directions)
+                parts.append(clip_rows(vectors, r.bound))
+        return parts[0] if len(parts) == 1 else np.hstack(parts)
+
+    def release_variances(self) -> np.ndarray:
+        """Variance of each coordinate of the noise, for each release."""
+        return np.array([r.noise_sd**2 for r in self._releases])
+
+    def noise_variances(self) -> np.ndarray:
+        """Variance of the noise on each column."""
+        return np.repeat(self.release_variances(), np.diff(self.ends))
+
+    def log_noise(self, residual: np.ndarray) -> float:
+        """Log-density of the noise, up to a constant."""
+        squares = np.add.reduceat(residual**2, self.ends[:-1])
+        gaussian = squares / (2 * self.scales**2)
+        return -float(np.where(self.is_gaussian, gaussian, np.sqrt(squares) / self.scales).sum())

@@ -1,0 +1,294 @@
+"""Design of a release of noisy scores on simulated records: start, noise and clip bound."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION, local_information
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.privacy.accounting.noise_choice import least_noise
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.scores.check_design import CheckDesign, design_check
+from pymc_dp.scores.clipped_scores import clip_rows
+from pymc_dp.scores.linearized import floored, information_of
+from pymc_dp.steps.noisy_gradients import Coordinates
+
+__all__ = ["ScoreDesign", "SimulatedScores", "StartDesign", "best_design"]
+
+#: Candidates for the clip bound: quantiles of the norms of simulated scores.
+_QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
+#: Factor above the largest simulated norm, for the bound that is to clip nothing.
+_MARGIN = 1.2
+#: Candidates for the part of the budget that the start takes; large ones only if less cannot arrive, or with a
+#: stand-in.
+_SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)
+#: One step is enough if the prior allows no larger distance (in roots of a record's variance), as scores are
+#: nearly linear in the parameters there. From farther away steps double, then halve: at least so many.
+_NEAR, _LEAST_STEPS = 2.0, 4
+#: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
+#: to the posterior.
+_MOST_NOISE = 0.3
+#: Part of several steps that is expected in their final average.
+_AVERAGED = 1 / 3
+#: Relative error of a stand-in's information that is allowed for: that part of the distance from the reference
+#: shifts the posterior. So with a stand-in the start may take more steps, and more of the budget.
+_STAND_IN_ERROR = 0.5
+#: Largest error of a reference that counts, squared.
+_LARGEST_ERROR = 10.0
+#: Noise multiplier of a run without protection (infinite epsilon): records still mix.
+_MIN_NOISE = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreDesign:
+    """Clip bound of a release, and what is expected of it.
+
+    Parameters
+    ----------
+    bound : float
+        In coordinates in which the posterior's precision is 1 per record.
+    clipped : float
+        Fraction of the simulated records that are clipped.
+    sd_ratios : array of shape (n_dim,)
+        Posterior standard deviation of each parameter given the release, over the one without privacy.
+    cost : float
+        Mean square of the errors of noise and misfit, in posterior variances without privacy.
+    """
+
+    bound: float
+    clipped: float
+    sd_ratios: np.ndarray
+    cost: float
+
+
+class SimulatedScores:
+    """Scores of records simulated at a position, in coordinates in which the posterior's precision is 1 per record.
+
+    Parameters
+    ----------
+    simulator : Simulator
+    theta : array of shape (n_dim,)
+    rng : numpy.random.Generator
+
+    Attributes
+    ----------
+    directions : array of shape (n_dim, d)
+        The coordinates, of the parameters on which the likelihood depends.
+    norms : array of shape (n,)
+        Of the simulated scores, in these coordinates.
+    """
+
+    def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
+        self.theta, self._n = theta, simulator.n_records
+        local = local_information(simulator, theta, rng)
+        self._scores = local.gradients
+        part = np.flatnonzero((self._scores != 0).any(axis=0))
+        if not len(part):
+            raise UnsupportedModel(
+                "the log-likelihood of simulated records does not change with the parameters."
+            )
+        mass = local.precision[np.ix_(part, part)] / (simulator.temperature * self._n)
+        self.directions: np.ndarray = Coordinates(mass, part, len(theta)).directions  # type: ignore[assignment]
+        self._vectors = self._scores @ self.directions
+        self.norms = np.linalg.norm(self._vectors, axis=1)
+        fisher = self._scores.T @ self._scores / len(self._scores)
+        self._temperature = simulator.temperature
+        #: Relative error of the information that is allowed for.
+        self.information_error = (
+            _STAND_IN_ERROR if isinstance(simulator.covariates, pm.Model) else 0.0
+        )
+        self._whole = local.precision
+        self._prior = local.precision - self._temperature * self._n * fisher
+        #: Squared distance of a draw of the prior from its mean, in total and in the widest direction.
+        self.prior_square, self.prior_width = self._prior_distances(part, mass)
+
+    def _prior_distances(self, part: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
+        root = np.linalg.inv(np.linalg.cholesky(mass))
+        prior = floored(self._prior, self._whole)[np.ix_(part, part)]
+        squares = 1 / np.linalg.eigvalsh(root @ prior @ root.T)
+        return float(squares.sum()), float(np.sqrt(squares.max()))
+
+    @property
+    def n_features(self) -> int:
+        """Dimension of a release."""
+        return self._vectors.shape[1]
+
+    def design(self, noise_sd: float) -> ScoreDesign:
+        """Choose the clip bound with the least error of noise and misfit.
+
+        Parameters
+        ----------
+        noise_sd : float
+            Standard deviation of each coordinate of the noise, for a clip bound of 1.
+        """
+        bounds = {float(b) for b in np.quantile(self.norms, _QUANTILES) if b > 0}
+        bounds = {b * (_MARGIN if b == self.norms.max() else 1) for b in bounds}
+        return min((self.evaluate(b, noise_sd) for b in bounds), key=lambda design: design.cost)
+
+    def evaluate(self, bound: float, noise_sd: float) -> ScoreDesign:
+        """What is expected with a clip bound."""
+        features = clip_rows(self._vectors.copy(), bound)
+        noise = np.full(self.n_features, (noise_sd * bound) ** 2)
+        information, pull = information_of(self._scores, features, noise, self._n)
+        covariance = np.linalg.inv(
+            floored(self._prior + self._temperature * information, self._whole)
+        )
+        without = np.diag(np.linalg.inv(self._whole))
+        # Shift of the posterior mean if the model is wrong about a part of what is cut off.
+        lost = MODEL_MISFIT_FRACTION * np.abs(self._vectors - features).mean(axis=0)
+        shift = np.abs(covariance @ pull) @ lost * self._n * self._temperature
+        squares = np.diag(covariance) / without
+        return ScoreDesign(
+            bound=bound,
+            clipped=float(np.mean(self.norms > bound)),
+            sd_ratios=np.sqrt(squares),
+            cost=float(np.mean(squares - 1 + shift**2 / without)),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StartDesign:
+    """Releases that find the reference, and the main one.
+
+    Parameters
+    ----------
+    step : Gaussian or L2Laplace
+        Of each step of the start.
+    n_steps : int
+        0 if the guess is the reference.
+    main : Gaussian or L2Laplace
+    check : CheckDesign or None
+        Of the fit check.
+    design : ScoreDesign
+        Of the main release, at the position of the plan.
+    reference_error : float
+        Expected squared distance of the reference from the mean of the posterior, in variances of a record.
+    cost : float
+        Mean square of the errors of the main release in posterior variances without privacy, and the spread that
+        the distance from the reference adds to its terms.
+    """
+
+    step: Gaussian | L2Laplace
+    n_steps: int
+    main: Gaussian | L2Laplace
+    check: CheckDesign | None
+    design: ScoreDesign
+    reference_error: float
+    cost: float
+
+    @property
+    def start(self) -> tuple[tuple[Gaussian | L2Laplace, int], ...]:
+        """Accesses of the start."""
+        return ((self.step, self.n_steps),) if self.n_steps else ()
+
+    @property
+    def accesses(self) -> Accesses:
+        """All that is claimed."""
+        check: Accesses = ((self.check.mechanism, 1),) if self.check else ()
+        return (*self.start, (self.main, 1), *check)
+
+
+def best_design(
+    simulated: SimulatedScores,
+    budget: PrivacyBudget,
+    n_records: int,
+    noise: str,
+    fit_share: float,
+) -> StartDesign:
+    """Start, noise and clip bound with the least expected error.
+
+    Noise is calibrated twice: without a start, and with the chosen one. Between them, the part of the budget
+    that a start takes is taken from the epsilon of l2 noise, or from the squared ``mu`` of Gaussian noise. So is
+    `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
+    """
+    d, factor = simulated.n_features, budget.adjacency.sensitivity_factor
+    epsilon, delta = budget.epsilon, budget.delta
+    if epsilon == math.inf:
+        alone: Gaussian | L2Laplace = Gaussian(_MIN_NOISE)
+    else:
+        alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
+    width = simulated.prior_width
+    many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
+    counts = (many,) if width > _NEAR else (1, many) if simulated.information_error else (1,)
+    found: list[StartDesign] = []
+    for share in (*_SHARES, *_LARGE_SHARES):
+        if share in _LARGE_SHARES and not simulated.information_error:
+            if counts == (1,) or found[-1].reference_error < width**2:
+                break
+        for count in counts if share else (0,):
+            found.append(_start_design(simulated, alone, share, count, factor, n_records))
+    best = min(found, key=lambda candidate: candidate.cost)
+    if epsilon == math.inf:
+        return best
+    return _calibrated(best, simulated, budget, n_records, noise, fit_share)
+
+
+def _start_design(
+    simulated: SimulatedScores,
+    alone: Gaussian | L2Laplace,
+    share: float,
+    count: int,
+    factor: float,
+    n_records: int,
+) -> StartDesign:
+    """A start of so many steps, and the main release with the rest of the budget; without a fit check."""
+    d, wrong = simulated.n_features, simulated.information_error
+    step, main_sd = _divided(alone, share, max(count, 1))
+    design = simulated.design(factor * main_sd)
+    error = simulated.prior_square
+    noise_sd = factor * step.noise_sd / n_records  # relative to the clip bound
+    if count == 1 or (count and math.sqrt(d) * noise_sd < _MOST_NOISE):
+        noise = d * (design.bound * noise_sd) ** 2 / max(1.0, _AVERAGED * count)
+        error = noise + error * wrong ** (2 * count)
+    shift = wrong**2 * n_records * error / d
+    cost = design.cost + min(error, _LARGEST_ERROR) + shift
+    return StartDesign(step, count, alone, None, design, error, cost)
+
+
+def _calibrated(
+    best: StartDesign,
+    simulated: SimulatedScores,
+    budget: PrivacyBudget,
+    n_records: int,
+    noise: str,
+    fit_share: float,
+) -> StartDesign:
+    """The design with the noise that the budget pays for, given the start, and with the fit check."""
+    main, check = best.main, None
+    if best.n_steps:
+        kind = "l2" if isinstance(main, L2Laplace) else "gaussian"
+        main = least_noise(
+            simulated.n_features, budget.epsilon, budget.delta, before=best.start, noise=kind,
+            accountant=budget.accountant,
+        )  # fmt: skip
+    if fit_share:
+        main = _reduced(main, fit_share)
+        before = (*best.start, (main, 1))
+        check = design_check(simulated.norms, budget, n_records, before, noise)
+    design = simulated.design(budget.adjacency.sensitivity_factor * main.noise_sd)
+    return replace(best, main=main, check=check, design=design)
+
+
+def _reduced(mechanism: Gaussian | L2Laplace, share: float) -> Gaussian | L2Laplace:
+    """The mechanism without a share of its epsilon (l2 noise), or of its squared ``mu``."""
+    if isinstance(mechanism, L2Laplace):
+        return replace(mechanism, epsilon=(1 - share) * mechanism.epsilon)
+    return Gaussian(mechanism.noise_multiplier / math.sqrt(1 - share))
+
+
+def _divided(
+    alone: Gaussian | L2Laplace, share: float, count: int
+) -> tuple[Gaussian | L2Laplace, float]:
+    """One step of a start with a share of the budget, and about the noise of the main release."""
+    part = max(share, 1e-9) / count
+    if isinstance(alone, L2Laplace):
+        return replace(alone, epsilon=part * alone.epsilon), alone.noise_sd / (1 - share)
+    return Gaussian(alone.noise_sd / math.sqrt(part)), alone.noise_sd / math.sqrt(1 - share)

@@ -1,0 +1,288 @@
+r"""Fit check: whether the norms of the records' scores at the reference are like those of the model.
+
+Clipped scores of data that are not from the model have a posterior, too: that of a robust estimator, without a
+warning. So a small part of the budget pays for a noisy histogram of the norms
+:math:`|W' \nabla \ell_i(\theta_0)|`, before clipping, in public bins. It is compared with its predictive law:
+parameters are drawn from the posterior given the noisy sums, counts from the multinomial law at these
+parameters, and noise is added. As a function of the parameters the probabilities of the bins are linear around
+the posterior mean, where both they and their derivatives (covariances with the score) are those of simulated
+records; so nothing depends on the number of records. Counts and sums are taken to be independent given the
+parameters, which makes the predictive law a little too wide, and the test conservative.
+
+Two statistics: a chi-square distance, and the largest standardized difference in the number of records beyond
+an edge. The p-value is that of the smaller of their two p-values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+import pymc as pm
+
+from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.privacy.randomness.bits import BitSource
+from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
+from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
+from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, edges_of
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.design import SimulatedScores
+from pymc_dp.scores.linearized import normal_posterior
+from pymc_dp.scores.moments import Moments, simulated_moments
+from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+
+__all__ = ["FitCheck", "check_fit", "norm_counts", "release_histogram"]
+
+#: Simulated data sets from the predictive law.
+_N_REPLICATES = 4000
+#: Records simulated for the probabilities of the bins: in units of the number of records, least and most.
+_PER_RECORD, _LEAST, _MOST = 4, 100_000, 1_000_000
+
+#: What is called a tail: edges beyond which at most this part of the records is expected; and the least
+#: standardized difference there that is named.
+_TAIL, _CLEAR = 0.1, 3.0
+_HEAVIER = "consider StudentT for Normal, NegativeBinomial for Poisson, and look for outliers"
+_LIGHTER = "consider a likelihood with less spread, or another form of the mean"
+_OTHER = "consider another likelihood, or another form of the mean"
+
+
+@dataclass(frozen=True, eq=False)
+class FitCheck:
+    """Comparison of a noisy histogram of score norms with what the model predicts: public.
+
+    Parameters
+    ----------
+    edges : array of shape (n_bins - 1,)
+        Between the bins.
+    counts : array of shape (n_bins,)
+        Noisy numbers of records.
+    noise_sd : float
+        Standard deviation of the noise on each count.
+    expected : array of shape (n_bins,)
+        Numbers expected under the model.
+    p_value : float
+        Probability, if the model is right, of counts that are at least as unlike the expected ones.
+    message : str
+        The result in words.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+    noise_sd: float
+    expected: np.ndarray
+    p_value: float
+    message: str
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the p-value is below 0.01."""
+        return self.p_value < REJECTION_LEVEL
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def norm_counts(
+    likelihood: RecordLikelihood, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
+) -> np.ndarray:
+    """Count records by the norm of ``directions.T @ gradient``: private, exact whole numbers.
+
+    A record's bin depends on that record alone; norms that are not finite count in the last bin. So
+    replacing a record changes two counts by 1, and the L2 norm by sqrt(2); removing one changes it by 1.
+    """
+    return _binned(likelihood.gradients(theta), directions, edges)[1]
+
+
+@numba.njit(error_model="numpy")
+def _binned(
+    gradients: np.ndarray, directions: np.ndarray, edges: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bin of each row, and counts; row by row, as the rounding of a matrix product depends on its shape."""
+    places = np.empty(len(gradients), dtype=np.int64)
+    counts = np.zeros(len(edges) + 1, dtype=np.int64)
+    for i in range(len(gradients)):
+        square = 0.0
+        for k in range(directions.shape[1]):
+            product = 0.0
+            for j in range(directions.shape[0]):
+                product += gradients[i, j] * directions[j, k]
+            square += product * product
+        norm = np.sqrt(square)
+        place = 0
+        for edge in edges:
+            place += not norm < edge  # true for NaN
+        places[i] = place
+        counts[place] += 1
+    return places, counts
+
+
+def release_histogram(
+    likelihood: RecordLikelihood,
+    simulated: SimulatedScores,
+    design: CheckDesign,
+    factor: float,
+    bits: BitSource,
+) -> ScoreHistogram:
+    """Release the histogram of the norms at the reference of simulated scores; paid for by the caller.
+
+    Parameters
+    ----------
+    likelihood : RecordLikelihood
+    simulated : SimulatedScores
+        Of the model, at the reference.
+    design : CheckDesign
+    factor : float
+        Of the adjacency, see :func:`~pymc_dp.scores.check_design.count_sensitivity`.
+    bits : BitSource
+    """
+    edges, scale = edges_of(simulated.norms, design.levels), design.scale(factor)
+    counts = norm_counts(likelihood, simulated.theta, simulated.directions, edges)
+    is_l2 = isinstance(design.mechanism, L2Laplace)
+    noisy = noisy_sum(counts, 0, scale, bits, rounded_l2 if is_l2 else None)
+    return ScoreHistogram(edges, noisy, "l2" if is_l2 else "gaussian", scale)
+
+
+def check_fit(
+    scores: PrivateScores,
+    simulator: Simulator,
+    *,
+    draws: np.ndarray | None = None,
+    random_seed: Any = 0,
+) -> FitCheck | None:
+    """Compare the noisy histogram of scores with the model's predictive law; nothing private is accessed.
+
+    Parameters
+    ----------
+    scores : PrivateScores
+    simulator : Simulator
+        The model, and how its records are simulated.
+    draws : array of shape (n, n_dim), optional
+        From the posterior given the scores, on the unconstrained scale; by default from a normal
+        approximation.
+    random_seed : int or Generator, optional
+        Of the simulations.
+
+    Returns
+    -------
+    FitCheck or None
+        Of the last release with a histogram; None without one.
+    """
+    release = next((r for r in reversed(scores.releases) if r.histogram is not None), None)
+    if release is None or release.histogram is None:
+        return None
+    rng = np.random.default_rng(random_seed)
+    if draws is None:
+        features = ClippedScores(scores, simulator.simulated)
+        found = normal_posterior(simulator, features, release.theta, scores.n_records, rng)
+        draws = rng.multivariate_normal(found.mean, found.covariance, _N_REPLICATES)
+    draws = np.asarray(draws)[rng.integers(len(draws), size=_N_REPLICATES)]
+    at = _RecordLaw(scores, simulator, release).moments(draws.mean(axis=0), rng)
+    probabilities = _probabilities(at, draws - draws.mean(axis=0), rng)
+    is_fixed = scores.adjacency == Adjacency.SUBSTITUTE.value
+    observed = release.histogram.counts
+    total = scores.n_records if is_fixed else max(round(observed.sum()), 1)
+    counts = rng.multinomial(total, probabilities) + release.histogram.draw_noise(
+        _N_REPLICATES, rng
+    )
+    both = np.vstack([observed, counts])
+    centre = _normalized(at.mean)
+    errors = both - (total if is_fixed else both.sum(axis=1, keepdims=True)) * centre
+    differences, p_value = _tested(errors)
+    message = _in_words(release.histogram, differences, total * centre, p_value, simulator)
+    return FitCheck(
+        release.histogram.edges,
+        observed,
+        release.histogram.noise_sd,
+        total * centre,
+        p_value,
+        message,
+    )
+
+
+class _RecordLaw:
+    """Law of the bin of a simulated record's norm, around a position."""
+
+    def __init__(self, scores: PrivateScores, simulator: Simulator, release: ScoreRelease) -> None:
+        self._simulated = simulated = simulator.simulated
+        # The rows of a stand-in are a sample, too: probabilities are no more accurate than from so many records.
+        is_sample = isinstance(simulator.covariates, pm.Model)
+        self._most = simulated.n_records if is_sample else _MOST
+        assert release.histogram is not None
+        self._reference, self._edges = release, release.histogram.edges
+        self._n = min(max(_PER_RECORD * scores.n_records, _LEAST), _MOST)
+
+    def _bins(self, data: list[np.ndarray]) -> np.ndarray:
+        gradients = self._simulated.gradients(self._reference.theta, data)
+        places = _binned(gradients, self._reference.directions, self._edges)[0]
+        return np.eye(len(self._edges) + 1)[places]
+
+    def moments(self, theta: np.ndarray, rng: np.random.Generator) -> Moments:
+        """Simulate records at a position: probabilities of the bins, and their derivatives."""
+        simulated = self._simulated
+        n_sets = -(-self._n // simulated.n_records) if simulated.can_simulate else 1
+        found = simulated_moments(simulated, theta, n_sets, self._bins, rng)
+        return found._replace(n=min(found.n, self._most))
+
+
+def _probabilities(at: Moments, shifts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Probabilities of the bins at positions nearby, with the error of the simulation."""
+    values, vectors = np.linalg.eigh(at.unexplained / at.n)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    errors = rng.standard_normal((len(shifts), len(root))) @ root.T
+    return _normalized(at.mean + shifts @ at.slopes.T + errors)
+
+
+def _normalized(probabilities: np.ndarray) -> np.ndarray:
+    """Positive, with sum 1."""
+    positive = np.maximum(probabilities, 0.0)
+    return positive / positive.sum(axis=-1, keepdims=True)
+
+
+def _tested(errors: np.ndarray) -> tuple[np.ndarray, float]:
+    """Standardized differences of the first row beyond each edge, and its p-value among all rows."""
+    errors = errors - errors[1:].mean(axis=0)
+    inverse = np.linalg.pinv(np.cov(errors[1:], rowvar=False), hermitian=True)
+    beyond = errors[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    beyond = beyond / beyond[1:].std(axis=0)
+    statistics = (errors @ inverse * errors).sum(axis=1), np.abs(beyond).max(axis=1)
+    ranks = [
+        len(s) - np.searchsorted(np.sort(s), s) for s in statistics
+    ]  # number that is at least as large
+    least = np.minimum(*ranks)
+    return beyond[0], float(np.mean(least <= least[0]))
+
+
+def _in_words(
+    histogram: ScoreHistogram,
+    differences: np.ndarray,
+    expected: np.ndarray,
+    p_value: float,
+    simulator: Simulator,
+) -> str:
+    """The result, and what to do."""
+    if p_value >= REJECTION_LEVEL:
+        return f"fit check: the scores are like the model's (p = {p_value:.2g})"
+    beyond, found = (
+        np.maximum(c[::-1].cumsum()[::-1][1:] / expected.sum(), 0.0)
+        for c in (expected, histogram.counts)
+    )
+    # Heavier tails increase the posterior's scale, and the bulk looks narrower: tails are looked at first.
+    tail = np.where(beyond <= _TAIL, differences, 0.0)
+    if tail.max() > _CLEAR:
+        k, what, hint = int(tail.argmax()), "heavier tails than the model", _HEAVIER
+    elif tail.min() < -_CLEAR:
+        k, what, hint = int(tail.argmin()), "lighter tails than the model", _LIGHTER
+    else:
+        k, what, hint = int(np.abs(differences).argmax()), "scores unlike the model's", _OTHER
+    if isinstance(simulator.covariates, pm.Model):
+        hint += " (or the stand-in's covariates are unlike those of the data)"
+    return (
+        f"fit check: {what}: {found[k]:.2%} of the records have score norms beyond {histogram.edges[k]:.3g}, "
+        f"where {beyond[k]:.2%} were expected (p = {p_value:.2g}); {hint}. "
+        "The posterior is that of a robust estimator."
+    )

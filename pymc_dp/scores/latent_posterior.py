@@ -1,0 +1,221 @@
+r"""Exact posterior given noisy sums of clipped scores, by data augmentation.
+
+The target, with ``D`` the latent records, ``f(D_i)`` their features, ``S`` the releases and ``g`` the density
+of the noise, is
+
+.. math:: p(\theta, D \mid S) \propto p(\theta) \prod_i p(D_i \mid \theta)\; g\Big(S - \sum_i f(D_i)\Big) .
+
+Each of three moves leaves it invariant:
+
+1. *Records*: for each in turn, :math:`D_i^* \sim p(\cdot \mid \theta)`, accepted with probability
+   :math:`\min\{1, g(r - f_i^* + f_i) / g(r)\}`, where :math:`r = S - \sum_i f_i`. (Metropolis-Hastings
+   with the full conditional of the record without the release as proposal.)
+2. *Parameters*: Hamiltonian Monte Carlo on :math:`p(\theta) \prod_i p(D_i \mid \theta)`, which is the full
+   conditional of :math:`\theta`, as ``S`` depends on ``D`` alone. If there are hyperparameters, also
+   Metropolis-Hastings moves in partially non-centred coordinates.
+3. *Both*: :math:`\theta^* \sim q(\theta, \cdot)` and a fresh data set :math:`D^* \sim p(\cdot \mid \theta^*)`,
+   accepted with probability :math:`\min\{1, q(\theta^*, \theta) p(\theta^*) g(S - \sum_i f_i^*) /
+   [q(\theta, \theta^*) p(\theta) g(S - \sum_i f_i)]\}`: the densities of the records cancel. Moves 1 and 2 are slow where the noise exceeds the spread of the sum (autocorrelation
+   :math:`k^2 / (1 + k^2)`, with ``k`` their ratio), and this one is fast there.
+
+Clipping is part of the model of the release, so it costs information and causes no bias.
+
+References
+----------
+Ju, Awan, Gong, Rao (2022), Data augmentation MCMC for Bayesian inference from privatized data,
+https://arxiv.org/abs/2206.00710 (move 1).
+"""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.hamiltonian import hamiltonian_move
+from pymc_dp.scores.noncentring import PartialNoncentring
+from pymc_dp.scores.record_sweep import sweep
+
+__all__ = ["LatentPosterior", "LatentState", "Walk"]
+
+#: Autoregressive coefficients of the proposals of move 3 (Cotter, Roberts, Stuart, White 2013,
+#: https://doi.org/10.1214/13-STS421).
+_COEFFICIENTS = (0.0, 0.7, 0.95)
+
+
+@dataclass
+class LatentState:
+    """State of a chain: parameters, records, and their features.
+
+    Parameters
+    ----------
+    theta : array of shape (n_dim,)
+    data : list of list of array
+        Observed variables of each block of records.
+    features : list of array of shape (n, width)
+        Of each block; zero for records that do not count.
+    residual : array of shape (width,)
+        Noisy sums minus the sums of the features.
+    """
+
+    theta: np.ndarray
+    data: list[list[np.ndarray]]
+    features: list[np.ndarray] = field(repr=False)
+    residual: np.ndarray
+
+
+class LatentPosterior:
+    """The target, and its moves.
+
+    Parameters
+    ----------
+    features : ClippedScores
+    simulated : SimulatedRecords
+        With `m` records. Latent records form blocks of `m`; of the last block only as many count as are
+        needed, so that there are `n_records` in all.
+    prior : CompiledModel
+        The model whose prior counts.
+    n_records : int
+    root : array of shape (n_dim, n_dim)
+        Root of the covariance of the posterior without privacy: scales of the trajectories.
+    noncentring : PartialNoncentring, optional
+        Moves of hyperparameters.
+    """
+
+    def __init__(
+        self,
+        features: ClippedScores,
+        simulated: SimulatedRecords,
+        prior: CompiledModel,
+        n_records: int,
+        root: np.ndarray,
+        noncentring: PartialNoncentring | None = None,
+    ) -> None:
+        self._noncentring = noncentring
+        self._features, self._simulated, self._prior = features, simulated, prior
+        self._root = root
+        m = simulated.n_records
+        self._weights = [np.ones(m) for _ in range(-(-n_records // m))]
+        # The records that do not count are spread over the rows, which may be sorted.
+        unused = m * len(self._weights) - n_records
+        self._weights[-1][np.random.default_rng(0).permutation(m)[:unused]] = 0.0
+        self._rows = simulated.labels
+        self._never = [np.where(w > 0, 0.0, np.inf) for w in self._weights]
+
+    def compile(self, theta: np.ndarray) -> None:
+        """Compile all functions, which would otherwise be compiled in every worker."""
+        rng = np.random.default_rng(0)
+        if (state := self.draw(theta, rng)) is not None:
+            self.update_records(state, rng)
+            self.log_density(theta, state)
+
+    def draw(self, theta: np.ndarray, rng: np.random.Generator) -> LatentState | None:
+        """State with records drawn from the model; None where this is impossible."""
+        if not np.isfinite(self._prior.log_prior(theta)):
+            return None
+        data, features = [], []
+        for weights in self._weights:
+            block = self._drawn(theta, rng)
+            if block is None:
+                return None
+            data.append(block)
+            features.append(self._features.of(block) * weights[:, None])
+        residual = self._features.total - np.sum([f.sum(axis=0) for f in features], axis=0)
+        return LatentState(theta, data, features, residual)
+
+    def _drawn(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray] | None:
+        try:
+            with np.errstate(all="ignore"):
+                return self._simulated.draw(theta, rng)
+        except ValueError:  # NumPy's, for parameters that are out of range
+            return None
+
+    def update_records(self, state: LatentState, rng: np.random.Generator) -> float:
+        """Move 1, in place; mean acceptance probability."""
+        rates = []
+        for data, features, never in zip(state.data, state.features, self._never, strict=True):
+            proposed = self._drawn(state.theta, rng)
+            if proposed is None:
+                return 0.0
+            log_uniforms = never - rng.standard_exponential(len(never))
+            accepted, rate = sweep(
+                features, self._features.of(proposed), state.residual, log_uniforms,
+                self._features.ends, self._features.scales, self._features.is_gaussian,
+            )  # fmt: skip
+            rates.append(rate)
+            for i, (values, new, label) in enumerate(zip(data, proposed, self._rows, strict=True)):
+                mask = accepted[label]
+                data[i] = np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), new, values)
+        return float(np.mean(rates))
+
+    def log_density(self, theta: np.ndarray, state: LatentState) -> tuple[float, np.ndarray]:
+        """Log-density of parameters given the records of a state, and its gradient."""
+        value, gradient = self._prior.log_prior(theta), self._prior.grad_log_prior(theta)
+        if not np.isfinite(value):
+            return -np.inf, gradient
+        with np.errstate(all="ignore"):
+            for data, weights in zip(state.data, self._weights, strict=True):
+                more, slope = self._simulated.weighted_sum(theta, data, weights)
+                value, gradient = value + more, gradient + slope
+        return value, gradient
+
+    def update_parameters(
+        self, state: LatentState, step_size: float, rng: np.random.Generator
+    ) -> float:
+        """Move 2, in place; acceptance probability."""
+        state.theta, probability = hamiltonian_move(
+            state.theta, lambda theta: self.log_density(theta, state), self._root, step_size, rng
+        )
+        if self._noncentring is not None:
+            state.theta = self._noncentring.metropolis(
+                state.theta, lambda theta: self.log_density(theta, state)[0], rng
+            )
+        return probability
+
+    def update_both(
+        self, state: LatentState, walk: Walk, rng: np.random.Generator
+    ) -> tuple[LatentState, bool]:
+        """Move 3."""
+        theta, log_hastings = walk.proposal(state.theta, rng)
+        log_prior = self._prior.log_prior(theta)
+        new = self.draw(theta, rng)
+        if new is None:
+            return state, False
+        log_ratio = (
+            log_hastings
+            + log_prior + self._features.log_noise(new.residual)
+            - self._prior.log_prior(state.theta) - self._features.log_noise(state.residual)
+        )  # fmt: skip
+        is_accepted = bool(np.log(rng.random()) < log_ratio)
+        return (new if is_accepted else state), is_accepted
+
+
+class Walk(NamedTuple):
+    """Proposals that are reversible with respect to a normal law: preconditioned Crank-Nicolson.
+
+    Parameters
+    ----------
+    mean : array of shape (n_dim,)
+    root : array of shape (n_dim, n_dim)
+        Root of the covariance.
+    """
+
+    mean: np.ndarray
+    root: np.ndarray
+
+    def proposal(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+        """A position, and the logarithm of the ratio of the proposals' densities."""
+        coefficient = _COEFFICIENTS[rng.integers(len(_COEFFICIENTS))]
+        move = math.sqrt(1 - coefficient**2) * self.root @ rng.standard_normal(len(theta))
+        new = self.mean + coefficient * (theta - self.mean) + move
+        return new, (self._square(new) - self._square(theta)) / 2
+
+    def _square(self, theta: np.ndarray) -> float:
+        z = np.linalg.solve(self.root, theta - self.mean)
+        return float(z @ z)

@@ -1,0 +1,125 @@
+"""private_scores(): plan and release noisy sums of clipped scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.arguments import as_float
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.planning.simulator import Guess, Simulator, notes_on_position
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.scores.design import SimulatedScores, best_design
+from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.score_plan import ScorePlan
+
+__all__ = ["plan_scores", "private_scores"]
+
+
+def private_scores(
+    simulator: Simulator | None = None,
+    *,
+    budget: PrivacyBudget,
+    guess: Guess = None,
+    noise: str = "auto",
+    fit_share: float = 0.03,
+    model: pm.Model | None = None,
+    covariates: str | pm.Model | None = None,
+    records: Any = None,
+    stand_in_records: Any = None,
+    public: Sequence[Any] = (),
+    n_records: int | None = None,
+    random_seed: Any = None,
+) -> PrivateScores:
+    """Release noisy sums of clipped scores: all that :class:`~pymc_dp.DPScore` needs.
+
+    A *score* is the gradient of a record's log-likelihood at a public reference, in coordinates in which the
+    posterior's precision is 1 per record. A part of the budget, at most a tenth unless the guess may be far or
+    covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
+    the posterior; the rest for one sum there. Clip bound, noise and
+    the start's part are those with the least expected error on records drawn from the model: private data
+    decide about nothing.
+
+    Parameters
+    ----------
+    simulator : Simulator, optional
+        The model, and how its records are simulated; or give `model`, `covariates`, `records`,
+        `stand_in_records`, `public` and `n_records`, its arguments.
+    budget : PrivacyBudget
+        Pays for the releases, all of it: nothing else can be claimed on it later. Its `chains` have no
+        meaning here.
+    guess : dict of str to array or "prior", optional
+        Public values of parameters, by default PyMC's initial point.
+    noise : {"auto", "l2", "gaussian"}
+        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation. With ``delta = 0`` it
+        is l2 noise.
+    fit_share : float
+        Part of the budget for a noisy histogram of the norms of the scores, with which
+        :func:`~pymc_dp.scores.check_fit` tests the model; 0 for none.
+    random_seed : int or Generator, optional
+        Of the simulations. The noise is secret in any case.
+
+    Returns
+    -------
+    PrivateScores
+        Public.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted
+        If something was claimed on the budget before, or its account does not pay for it.
+    ValueError, TypeError, UnsupportedModel
+        As :class:`~pymc_dp.Simulator`, before anything is accessed.
+
+    References
+    ----------
+    Releases and posterior: the page on noisy scores. l2 noise: Joseph, Kulesza, Yu (2025),
+    https://arxiv.org/abs/2502.15929.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
+    >>> y = np.random.default_rng(1).poisson(3.0, size=300)
+    >>> with pm.Model():
+    ...     rate = pm.Gamma("rate", 2.0, 1.0)
+    ...     _ = pm.Poisson("y", rate, observed=y)
+    ...     budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
+    ...     scores = dp.private_scores(budget=budget)
+    >>> scores.n_records
+    300
+    """
+    if simulator is None:
+        simulator = Simulator(
+            model, covariates=covariates, records=records, stand_in_records=stand_in_records, public=public,
+            n_records=n_records,
+        )  # fmt: skip
+    return plan_scores(
+        simulator, budget, guess=guess, noise=noise, fit_share=fit_share, random_seed=random_seed
+    ).release()
+
+
+def plan_scores(
+    simulator: Simulator,
+    budget: PrivacyBudget,
+    *,
+    guess: Guess = None,
+    noise: str = "auto",
+    fit_share: float = 0.03,
+    random_seed: Any = None,
+) -> ScorePlan:
+    """Choose start, noise and clip bound on simulated records; arguments of :func:`private_scores`."""
+    simulator.check_budget(budget)
+    if budget.steps or budget.one_off_accesses:
+        raise PrivacyBudgetExhausted(
+            "Scores use up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data set, "
+            "give both the same ledger file. Nothing was accessed."
+        )
+    rng = np.random.default_rng(random_seed)
+    simulated = SimulatedScores(simulator, simulator.position(guess, rng), rng)
+    if not 0 <= as_float(fit_share) <= 0.5:
+        raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
+    design = best_design(simulated, budget, simulator.n_records, noise, fit_share)
+    return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)

@@ -1,0 +1,234 @@
+"""Noisy sums of clipped scores, as public objects: what was released, what it cost, what is assumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.privacy.budget.report import PrivacyReport
+
+__all__ = ["PrivateScores", "ScoreHistogram", "ScoreRelease"]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreHistogram:
+    """Noisy numbers of records by the norm of the score at a reference, not clipped: for the fit check.
+
+    Parameters
+    ----------
+    edges : array of shape (n_bins - 1,)
+        Public edges between the bins: norms of at least the last one, and those that are not finite, are in
+        the last bin.
+    counts : array of shape (n_bins,)
+        With noise, rounded to whole numbers.
+    noise : {"gaussian", "l2"}
+    scale : float
+        As for :class:`ScoreRelease`.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+    noise: str
+    scale: float
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of the noise on each count."""
+        return _noise_sd(self.noise, self.scale, len(self.counts))
+
+    def draw_noise(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Draw noise of this law, public, shape ``(n, n_bins)``."""
+        vectors = rng.standard_normal((n, len(self.counts)))
+        if self.noise == "l2":
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors *= rng.gamma(len(self.counts), size=(n, 1))
+        return np.rint(self.scale * vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRelease:
+    r"""One noisy sum of clipped scores: :math:`\sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0))` with noise.
+
+    Parameters
+    ----------
+    theta : array of shape (n_dim,)
+        The reference :math:`\theta_0`, on the unconstrained scale.
+    directions : array of shape (n_dim, d)
+        :math:`W`: directions in which derivatives are taken.
+    bound : float
+        :math:`b`, the largest Euclidean norm of a record's vector.
+    noise : {"gaussian", "l2"}
+    scale : float
+        Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise, of density
+        proportional to ``exp(-|x| / s)``.
+    total : array of shape (d,)
+        The noisy sum.
+    histogram : ScoreHistogram, optional
+        Of the norms of the same scores.
+    """
+
+    theta: np.ndarray
+    directions: np.ndarray
+    bound: float
+    noise: str
+    scale: float
+    total: np.ndarray
+    histogram: ScoreHistogram | None = None
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of each coordinate of the noise."""
+        return _noise_sd(self.noise, self.scale, len(self.total))
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateScores:
+    """Noisy sums of clipped scores of one data set: public, since a budget paid for them.
+
+    All that a posterior is computed from (:class:`~pymc_dp.DPScore`): whoever has it needs no data, may
+    choose other priors, and draws as often as they like.
+
+    Parameters
+    ----------
+    releases : tuple of ScoreRelease
+    shapes : dict of str to tuple of int
+        Value variables of the model (on the unconstrained scale), in their order, with their shapes.
+    n_records : int
+        Public number of privacy units.
+    adjacency : {"substitute", "add_remove"}
+    reports : tuple of PrivacyReport
+        What the releases cost: one for each budget.
+
+    Examples
+    --------
+    >>> scores.save("scores.json")  # doctest: +SKIP
+    >>> scores = dp.PrivateScores.load("scores.json")  # doctest: +SKIP
+    """
+
+    releases: tuple[ScoreRelease, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    n_records: int
+    adjacency: str
+    reports: tuple[PrivacyReport, ...]
+
+    @property
+    def n_dim(self) -> int:
+        """Number of parameters."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def check_model(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise ValueError unless a model has these parameters, in this order."""
+        if list(shapes.items()) != list(self.shapes.items()):
+            raise ValueError(
+                f"These scores are derivatives with respect to {_listed(self.shapes)}, but the model has {_listed(shapes)} (variables on "
+                "the unconstrained scale, in this order). Priors may differ, names, shapes and transforms may not."
+            )
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write to a JSON file."""
+        Path(path).write_text(json.dumps(self.to_dict(), indent=1))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> PrivateScores:
+        """Read what :meth:`save` wrote."""
+        return cls.from_dict(json.loads(Path(path).read_text()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Contents as numbers, strings, lists and dicts."""
+        return {
+            "releases": [_plain(r) for r in self.releases],
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "n_records": self.n_records,
+            "adjacency": self.adjacency,
+            "reports": [json.loads(report.to_json()) for report in self.reports],
+        }
+
+    @classmethod
+    def of(cls, released: Any) -> PrivateScores:
+        """Scores that a result of :func:`~pymc_dp.sample` was computed from, also if read back from a file.
+
+        Raises
+        ------
+        ValueError
+            If it carries none.
+        """
+        text = getattr(released, "attrs", {}).get("private_scores")
+        if text is None:
+            raise ValueError("There are no scores: this is not what sample() has returned.")
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> PrivateScores:
+        """Inverse of :meth:`to_dict`."""
+        releases = tuple(
+            ScoreRelease(
+                np.array(r["theta"]),
+                np.array(r["directions"]),
+                r["bound"],
+                r["noise"],
+                r["scale"],
+                np.array(r["total"]),
+                _histogram(r.get("histogram")),
+            )
+            for r in contents["releases"]
+        )
+        shapes = {name: tuple(shape) for name, shape in contents["shapes"].items()}
+        reports = tuple(PrivacyReport.from_json(json.dumps(r)) for r in contents["reports"])
+        return cls(releases, shapes, contents["n_records"], contents["adjacency"], reports)
+
+    def __add__(self, other: PrivateScores) -> PrivateScores:
+        """Scores with the releases of both, of the same records."""
+        self.check_model(other.shapes)
+        mine, others = (self.n_records, self.adjacency), (other.n_records, other.adjacency)
+        if mine != others:
+            raise ValueError(
+                f"These are scores of different data: {mine[0]} records ({mine[1]}) and {others[0]} ({others[1]})."
+            )
+        reports = {r.to_json(): r for r in (*self.reports, *other.reports)}
+        releases = (*self.releases, *other.releases)
+        return replace(self, releases=releases, reports=tuple(reports.values()))
+
+    def __str__(self) -> str:
+        """Each release, and the privacy report."""
+        lines = [
+            f"Private scores: {len(self.releases)} noisy sum(s) of {self.n_records} records' clipped scores"
+        ]
+        for r in self.releases:
+            lines.append(
+                f"  dimension {len(r.total)}, clip bound {r.bound:.4g}, {r.noise} noise with sd {r.noise_sd:.4g} per coordinate "
+                f"({r.noise_sd / math.sqrt(self.n_records):.2g} of a record's score times the root of the number of records)"
+            )
+            if (h := r.histogram) is not None:
+                lines.append(
+                    f"  norms of these scores: counts in {len(h.counts)} bins, {h.noise} noise with sd {h.noise_sd:.4g} per count"
+                )
+        return "\n".join([*lines, *map(str, self.reports)])
+
+
+def _noise_sd(noise: str, scale: float, n: int) -> float:
+    return scale if noise == "gaussian" else math.sqrt(n + 1) * scale
+
+
+def _plain(value: Any) -> Any:
+    """Fields and arrays as dicts and lists."""
+    if isinstance(value, ScoreRelease | ScoreHistogram):
+        return {name: _plain(field) for name, field in vars(value).items()}
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def _histogram(h: Mapping[str, Any] | None) -> ScoreHistogram | None:
+    if h is None:
+        return None
+    return ScoreHistogram(np.array(h["edges"]), np.array(h["counts"]), h["noise"], h["scale"])
+
+
+def _listed(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    return ", ".join(f"{name}{list(shape) if shape else ''}" for name, shape in shapes.items())

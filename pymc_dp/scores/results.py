@@ -1,0 +1,98 @@
+"""Draws of the posterior given noisy scores, reduced to what may be published."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.publishing import reduced
+from pymc_dp.scores.fit_check import FitCheck
+from pymc_dp.scores.score_step import DPScore
+
+__all__ = ["joint_report", "released_draws", "warn_of_distance"]
+
+_PUBLIC = "The covariates of the model are public: latent records have them."
+_STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
+#: Median distance of a chain's draws from the normal approximation above which it is reported.
+_FAR = 4.0
+
+
+def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
+    """Reduce what ``pm.sample`` has returned for this step alone; scores and fit check are attributes of the result.
+
+    The draws and statistics are functions of the scores, so all of them may be published. PyMC adds what
+    shows the data of the model: observed values, and Deterministics of these.
+    """
+    simulator, scores = step.simulator, step.scores
+    report = joint_report(scores.reports)
+    if simulator.covariates is not None:
+        kind = _PUBLIC if isinstance(simulator.covariates, str) else _STAND_IN
+        report = replace(report, assumptions=(*report.assumptions, kind))
+    released = reduced(
+        idata,
+        simulator.model,
+        report,
+        {simulator.likelihood.n_records},
+        stats=step.stats_dtypes_shapes,
+        public=simulator.public,
+    )
+    released.attrs["private_scores"] = json.dumps(scores.to_dict())
+    if fit is not None:
+        released.attrs |= {"fit_check": str(fit), "fit_check_p": fit.p_value}
+    return released
+
+
+def warn_of_distance(released: Any) -> None:
+    """Warn if a chain is far from where the scores say that the posterior is: both are public."""
+    distances = released.sample_stats["reference_distance"].median("draw")
+    if (largest := float(distances.max())) > _FAR:
+        warnings.warn(
+            f"The draws of chain {int(distances.argmax())} are {largest:.1f} standard deviations from the posterior that the scores give in "
+            "normal approximation at their reference. Either the chain is lost (compare it with the others), or the reference is far from "
+            "the posterior, so that the scores tell little more than a direction: give a guess= that is nearer, from public knowledge.",
+            stacklevel=4,
+        )
+
+
+def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
+    """One report of several budgets that were spent on the same data, by basic composition."""
+    *before, last = reports
+    if not before:
+        return last
+    epsilon, delta = sum(r.epsilon for r in reports), sum(r.delta for r in reports)
+    protected = all(r.protected for r in reports) and epsilon < math.inf
+    rates = {"0.1%": 0.001, "1%": 0.01}
+    power = {
+        name: min(
+            1.0,
+            math.exp(min(epsilon, 700.0)) * rate + delta,
+            1 - math.exp(-epsilon) * (1 - rate - delta),
+        )
+        for name, rate in rates.items()
+    }
+    return replace(
+        last,
+        protected=protected,
+        epsilon_budget=sum(r.epsilon_budget for r in reports),
+        epsilon=epsilon,
+        delta=delta,
+        gaussian_mu=None,
+        zcdp_rho=None,
+        attack_power=power if protected else dict.fromkeys(rates, 1.0),
+        secret_randomness=all(r.secret_randomness for r in reports),
+        one_off_accesses={
+            f"{label} (budget {k})": accesses
+            for k, r in enumerate(reports, 1)
+            for label, accesses in r.one_off_accesses.items()
+        },
+        # These budgets are counted above; what else was spent on the data is in the report of each.
+        other_budgets=0,
+        total_epsilon=None,
+        total_delta=None,
+    )

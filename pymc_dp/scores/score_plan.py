@@ -1,0 +1,189 @@
+"""Plan of a release of noisy scores: what it will cost and show, forecast on simulated records."""
+
+from __future__ import annotations
+
+import html
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.planning.start import NoisyNewton
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.design import SimulatedScores, StartDesign
+from pymc_dp.scores.fit_check import norm_counts, release_histogram
+from pymc_dp.scores.linearized import normal_posterior
+from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.steps.noisy_gradients import noisy_scores
+
+__all__ = ["ScorePlan"]
+
+#: Entries of a parameter that a printed plan shows.
+_N_SHOWN = 6
+
+
+@dataclass(frozen=True, eq=False)
+class ScorePlan:
+    """Releases of noisy scores that are planned, and the posterior that they are expected to give.
+
+    Made by :func:`~pymc_dp.plan` on records drawn from the model: private data were not looked at. Run it with
+    ``dp.sample(plan=plan)`` or :func:`~pymc_dp.private_scores`.
+
+    Parameters
+    ----------
+    budget : PrivacyBudget
+        Pays for the releases.
+    simulator : Simulator
+        The model, compiled.
+    simulated : SimulatedScores
+        Scores of simulated records at the position of the plan.
+    design : StartDesign
+        Accesses, and clip bound at that position.
+    notes : tuple of str
+        What the user should know.
+    rng : numpy.random.Generator
+        Of further simulations.
+    """
+
+    budget: PrivacyBudget
+    simulator: Simulator = field(repr=False)
+    simulated: SimulatedScores = field(repr=False)
+    design: StartDesign
+    notes: tuple[str, ...] = ()
+    rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
+
+    @property
+    def sd_ratios(self) -> Mapping[str, np.ndarray]:
+        """Forecast of the posterior's standard deviation over the one without privacy, by value variable."""
+        slices, ratios = self.simulator.likelihood.slices, self.design.design.sd_ratios
+        return {name: ratios[part] for name, part in slices.items()}
+
+    def release(self) -> PrivateScores:
+        """Claim the accesses from the budget, and make the releases.
+
+        Raises
+        ------
+        PrivacyBudgetExhausted
+            If the budget does not pay for them: nothing is accessed.
+        """
+        likelihood, simulated = self.simulator.likelihood, self.simulated
+        # Compiled before anything is paid for.
+        likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
+        if self.design.check is not None:
+            norm_counts(likelihood, simulated.theta, simulated.directions, np.ones(1))
+        releases: list[ScoreRelease] = []
+        if self.design.n_steps > 1:
+            simulated = self._after_steps()
+        elif self.design.n_steps == 1:
+            simulated, first = self._after_one()
+            releases.append(first)
+        self._spend("scores", ((self.design.main, 1),))
+        release = self._one(simulated, self.design.main)
+        releases.append(self._with_histogram(release, simulated))
+        return self._scores(releases)
+
+    def _after_steps(self) -> SimulatedScores:
+        """Newton steps from the guess; simulated scores where they end."""
+        design, theta = self.design, self.simulated.theta
+        newton = NoisyNewton(
+            self.simulator, theta, design.step, design.n_steps, self.budget.adjacency, self.rng
+        )
+        self._spend("start", self.design.start)
+        theta = newton.run(self.budget.id).theta
+        return SimulatedScores(self.simulator, theta, self.rng)
+
+    def _after_one(self) -> tuple[SimulatedScores, ScoreRelease]:
+        """Scores at the guess, and simulated scores at the mean of the posterior given these.
+
+        If records cannot be simulated there, the main release is made at the guess, too: the first is paid for.
+        """
+        self._spend("first scores", self.design.start)
+        first = self._one(self.simulated, self.design.step)
+        features = ClippedScores(self._scores([first]), self.simulator.simulated)
+        simulator, guess = self.simulator, self.simulated.theta
+        try:
+            found = normal_posterior(simulator, features, guess, simulator.n_records, self.rng)
+            return SimulatedScores(simulator, found.mean, self.rng), first
+        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+            return self.simulated, first
+
+    def _one(self, simulated: SimulatedScores, mechanism: Gaussian | L2Laplace) -> ScoreRelease:
+        """Release one sum, which is paid for, with the best clip bound at its reference."""
+        factor = self.budget.adjacency.sensitivity_factor
+        bound = simulated.design(factor * mechanism.noise_sd).bound
+        total = noisy_scores(
+            self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
+            OperatingSystemBits(),
+        )  # fmt: skip
+        is_l2 = isinstance(mechanism, L2Laplace)
+        scale = factor * bound * (1 / mechanism.epsilon if is_l2 else mechanism.noise_sd)  # type: ignore[union-attr]
+        noise = "l2" if is_l2 else "gaussian"
+        return ScoreRelease(simulated.theta, simulated.directions, bound, noise, scale, total)
+
+    def _with_histogram(self, release: ScoreRelease, simulated: SimulatedScores) -> ScoreRelease:
+        """Add the norms at the same reference, for the fit check."""
+        if (check := self.design.check) is None:
+            return release
+        self._spend("fit check", ((check.mechanism, 1),))
+        histogram = release_histogram(
+            self.simulator.likelihood, simulated, check, self.budget.adjacency.sensitivity_factor,
+            OperatingSystemBits(),
+        )  # fmt: skip
+        return replace(release, histogram=histogram)
+
+    def _spend(self, label: str, accesses: Accesses) -> None:
+        likelihood = self.simulator.likelihood
+        self.budget.spend(
+            label, accesses, likelihood.data_keys, likelihood.n_records, plan=self.design.accesses
+        )
+
+    def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
+        point = self.simulator.likelihood.unravel(self.simulated.theta)
+        shapes = {name: np.shape(value) for name, value in point.items()}
+        return PrivateScores(
+            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),)
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        """The releases, and the forecast."""
+        lines = [*self._head(), *(f"  {name:<20} {text}" for name, text in self._rows())]
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        """The same, with an HTML table."""
+        head = html.escape("\n".join(self._head()))
+        rows = "".join(
+            f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
+            for name, text in self._rows()
+        )
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<pre>{head}</pre><table>{rows}</table>{notes}"
+
+    def _head(self) -> list[str]:
+        budget, design = self.budget, self.design
+        lines = [
+            f"Plan for epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, {self.simulator.n_records} records",
+            "made on records drawn from the model: private data were not looked at",
+        ]
+        lines += [f"start:   {count} x {mechanism.name}" for mechanism, count in design.start]
+        clipped = f"{design.design.clipped:.0%} of the records' scores clipped"
+        lines.append(f"scores:  {design.main.name}, {clipped}")
+        if design.check is not None:
+            lines.append(
+                f"fit check: {design.check.mechanism.name}, counts of score norms in {len(design.check.levels) + 1} bins"
+            )
+        lines.append("expected posterior standard deviation, relative to the one without privacy:")
+        return lines
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = []
+        for name, ratios in self.sd_ratios.items():
+            shown = ", ".join(f"{r:.2f}" for r in ratios[:_N_SHOWN])
+            rows.append((name, shown + (", ..." if len(ratios) > _N_SHOWN else "")))
+        return rows

@@ -1,0 +1,318 @@
+"""DPScore: the posterior given noisy sums of clipped scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc.model import modelcontext
+from pymc.step_methods.compound import BlockedStep, StepMethodState
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+
+from pymc_dp.model.graphs.compiling import quiet_compilers
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.hamiltonian import StepSize
+from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
+from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
+from pymc_dp.scores.noncentring import PartialNoncentring
+from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.sum_law import NormalSums, SumState
+
+__all__ = ["DPScore"]
+
+#: Number of records above which the sums are taken to be normal.
+MANY_RECORDS = 20_000
+#: Iterations before the first draw of a chain: to forget the first state, and to adapt.
+_WARMUP = (50, 50, 100, 200)
+#: Moves of parameters and records together in each iteration, if they are ever accepted.
+_N_BOTH = 3
+_LEAST_ACCEPTANCE = 0.01
+#: First states of chains are this much wider than the posterior, so that R-hat can see a failure.
+_OVERDISPERSION = 1.5
+_MAX_TRIES = 20
+
+
+class DPScore(BlockedStep):
+    r"""Exact posterior given noisy sums of clipped scores, by data augmentation.
+
+    A few noisy sums of clipped scores (:func:`~pymc_dp.private_scores`) are all that was released. This step
+    samples the posterior given them; the records are latent variables. Nothing private is accessed: draws,
+    chains and tuning are free, and no callback is needed.
+
+    Clipping and noise are part of the model of the releases, so they widen the posterior and do not shift it,
+    if the model is right. (If it is not, the posterior is that of a robust estimator: the tighter the clip
+    bound, the more.)
+
+    Parameters
+    ----------
+    scores : PrivateScores
+        What was released. :meth:`PrivateScores.load` reads it from a file.
+    simulator : Simulator, optional
+        The model and how its records are simulated; by default a new one with `covariates`.
+    covariates : "public" or pm.Model, optional
+        See :class:`~pymc_dp.Simulator`. Whoever has no data gives the stand-in as model, with
+        ``covariates="public"``.
+    method : {"auto", "records", "normal"}
+        ``"records"`` augments by all records; an iteration takes about 0.1 to 0.4 microseconds for each of
+        them. ``"normal"`` takes the sums without noise to be normally distributed, an error of order
+        ``1 / sqrt(n_records)``, and takes the same time for any number of records. By default ``"normal"``
+        above 20 000 records, and if the simulator has a temperature below 1.
+    model : pm.Model, optional
+        The model, by default that of the simulator, or the one on the context stack.
+    vars, blocked, rng
+        Set by PyMC: the step updates all variables.
+
+    Raises
+    ------
+    ValueError
+        If the model has other parameters than the scores, or an argument is out of range.
+
+    Notes
+    -----
+    A chain begins with 400 iterations that adapt the step size and are not returned; ``initvals`` are not
+    used. Statistics: ``acceptance_rate`` of trajectories, ``record_acceptance_rate`` (method
+    ``"records"``), ``both_acceptance_rate`` of moves of parameters and records together, and
+    ``reference_distance`` from the mean of the posterior that the scores' reference gives in normal
+    approximation, in its standard deviations: root mean square over the parameters with scores, about 1.
+
+    The moves, and why they leave the posterior invariant: :mod:`pymc_dp.scores.latent_posterior`;
+    :mod:`pymc_dp.scores.sum_law` for many records.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
+    >>> rng = np.random.default_rng(1)
+    >>> y = rng.poisson(3.0, size=300)
+    >>> with pm.Model():
+    ...     rate = pm.Gamma("rate", 2.0, 1.0)
+    ...     _ = pm.Poisson("y", rate, observed=y)
+    ...     budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
+    ...     scores = dp.private_scores(budget=budget)
+    ...     idata = pm.sample(step=dp.DPScore(scores))  # doctest: +SKIP
+    """
+
+    name = "dp_score"
+    default_blocked = True
+    default_tune_steps = 0
+    stats_dtypes_shapes: dict[str, tuple[Any, list]] = {
+        "acceptance_rate": (np.float64, []),
+        "record_acceptance_rate": (np.float64, []),
+        "both_acceptance_rate": (np.float64, []),
+        "reference_distance": (np.float64, []),
+    }
+    _state_class = StepMethodState
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Take the model from the simulator, if there is one."""
+        if (simulator := kwargs.get("simulator")) is not None:
+            kwargs["model"] = simulator.model
+        return super().__new__(cls, *args, **kwargs)
+
+    def __init__(
+        self,
+        scores: PrivateScores,
+        *,
+        simulator: Simulator | None = None,
+        covariates: str | pm.Model | None = None,
+        method: str = "auto",
+        model: Any = None,
+        vars: Sequence[Any] | None = None,
+        blocked: bool = True,
+        rng: Any = None,
+    ):
+        if not isinstance(scores, PrivateScores):
+            raise TypeError(f"scores must be PrivateScores, as private_scores() returns them, got a {type(scores).__name__}.")  # fmt: skip
+        if simulator is not None and covariates is not None:
+            raise TypeError("covariates are those of the simulator: leave out, or leave out simulator=.")  # fmt: skip
+        if simulator is not None and model not in (None, simulator.model):
+            raise ValueError("model= is another model than that of the simulator: leave out.")
+        if simulator is None:
+            simulator = Simulator(modelcontext(model), covariates=covariates)
+        model, likelihood = simulator.model, simulator.likelihood
+        self.vars = list(model.value_vars)
+        if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):
+            raise ValueError("DPScore updates all variables of the model: leave out vars=.")
+        self.blocked = True
+        point = likelihood.unravel(simulator.position())
+        scores.check_model({name: np.shape(value) for name, value in point.items()})
+        self.simulator, self.scores = simulator, scores
+        self.method = _chosen(method, scores.n_records, simulator.temperature)
+        self._features = ClippedScores(scores, simulator.simulated)
+        rng = np.random.default_rng(0)  # public; the same approximation for all chains
+        reference = scores.releases[-1].theta
+        self.approximation = normal_posterior(
+            simulator, self._features, reference, scores.n_records, rng
+        )
+        with quiet_compilers():
+            self._target = self._make_target(rng)
+        self.set_rng(rng)
+
+    def _make_target(self, rng: np.random.Generator) -> LatentPosterior | NormalSums:
+        simulator, approximation = self.simulator, self.approximation
+        noncentring = _noncentring(simulator, approximation)
+        if self.method == "records":
+            root = np.linalg.cholesky(np.linalg.inv(approximation.precision))
+            target = LatentPosterior(
+                self._features,
+                simulator.simulated,
+                simulator.likelihood,
+                self.scores.n_records,
+                root,
+                noncentring,
+            )
+            target.compile(approximation.mean)
+            return target
+        root = np.linalg.cholesky(approximation.covariance)
+        return NormalSums(
+            self._features, simulator.simulated, simulator.likelihood, self.scores.n_records,
+            simulator.temperature, approximation.mean, root, noncentring, rng,
+        )  # fmt: skip
+
+    def set_rng(self, rng: Any) -> None:
+        """Start a chain (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._chain: _RecordsChain | _SumsChain | None = None
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Start a chain (PyMC 6)."""
+        self.set_rng(rng)
+
+    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[dict]]:
+        """One iteration; the first one of a chain warms up before."""
+        if self._chain is None:
+            make = _RecordsChain if self.method == "records" else _SumsChain
+            self._chain = make(self._target, self.approximation, self.rng)  # type: ignore[arg-type]
+            self._chain.warm_up()
+        stats = self._chain.iterate()
+        theta = self._chain.theta
+        stats["reference_distance"] = self.approximation.distance(theta)
+        return self.simulator.likelihood.unravel(theta), [stats]
+
+
+def _noncentring(simulator: Simulator, approximation: NormalPosterior) -> PartialNoncentring | None:
+    """Moves of the hyperparameters, on which no score depends; None without any."""
+    if approximation.information.all():
+        return None
+    scale = np.sqrt(np.diag(approximation.covariance))
+    return PartialNoncentring(
+        simulator.likelihood.grad_log_prior, approximation.theta, approximation.gradient,
+        approximation.information, scale,
+    )  # fmt: skip
+
+
+def _chosen(method: str, n_records: int, temperature: float) -> str:
+    """The method, chosen for "auto"; ValueError if it is unknown or cannot be used."""
+    if method not in ("auto", "records", "normal"):
+        raise ValueError(f"method must be 'auto', 'records' or 'normal', got {method!r}.")
+    if method == "auto":
+        return "normal" if n_records > MANY_RECORDS or temperature < 1 else "records"
+    if method == "records" and temperature < 1:
+        raise ValueError(
+            f"Records cannot be augmented at temperature {temperature:g}, as a tempered likelihood is no law of records: use method='normal'."
+        )
+    return method
+
+
+class _RecordsChain:
+    """A chain that augments by records."""
+
+    def __init__(
+        self, target: LatentPosterior, approximation: NormalPosterior, rng: np.random.Generator
+    ) -> None:
+        self._target, self._rng = target, rng
+        self._step_size = StepSize(len(approximation.mean))
+        self._walk = Walk(approximation.mean, np.linalg.cholesky(approximation.covariance))
+        self._n_both = 1
+        self._state = _first(approximation, rng, lambda theta: target.draw(theta, rng))
+
+    @property
+    def theta(self) -> np.ndarray:
+        return self._state.theta
+
+    def iterate(self) -> dict[str, float]:
+        """Each move once, and the cheap ones several times; statistics."""
+        accepted = []
+        for _ in range(self._n_both):
+            self._state, was_accepted = self._target.update_both(self._state, self._walk, self._rng)
+            accepted.append(was_accepted)
+        rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
+        return {
+            "acceptance_rate": rate,
+            "record_acceptance_rate": self._target.update_records(self._state, self._rng),
+            "both_acceptance_rate": float(np.mean(accepted)) if accepted else np.nan,
+        }
+
+    def warm_up(self) -> None:
+        """Iterate, and adapt the step size and the walk; both are fixed afterwards."""
+        first, path = self._walk, []
+        for length in _WARMUP:
+            accepted = []
+            for _ in range(length):
+                stats = self.iterate()
+                self._step_size.adapt(stats["acceptance_rate"])
+                path.append(self.theta)
+                accepted.append(stats["both_acceptance_rate"])
+            self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 1
+            path = path[len(path) // 4 :]
+            self._walk = _adapted(first, np.array(path))
+        self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 0
+
+
+class _SumsChain:
+    """A chain on normally distributed sums."""
+
+    def __init__(
+        self, target: NormalSums, approximation: NormalPosterior, rng: np.random.Generator
+    ) -> None:
+        self._target, self._rng = target, rng
+        self._step_size = StepSize(len(approximation.mean))
+
+        def first(theta: np.ndarray) -> SumState | None:
+            return target.first(theta) if target.is_possible(theta) else None
+
+        self._state = _first(approximation, rng, first)
+
+    @property
+    def theta(self) -> np.ndarray:
+        return self._state.theta
+
+    def iterate(self) -> dict[str, float]:
+        """Move the parameters, then the variances of l2 noise; statistics."""
+        rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
+        self._target.update_variances(self._state, self._rng)
+        return {
+            "acceptance_rate": rate,
+            "record_acceptance_rate": np.nan,
+            "both_acceptance_rate": np.nan,
+        }
+
+    def warm_up(self) -> None:
+        """Iterate, and adapt the step size, which is fixed afterwards."""
+        for _ in range(sum(_WARMUP)):
+            self._step_size.adapt(self.iterate()["acceptance_rate"])
+
+
+def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:
+    """A state at a draw from a wider normal law; nearer to the mean if records cannot be drawn there."""
+    root = np.linalg.cholesky(approximation.covariance)
+    width = _OVERDISPERSION
+    for _ in range(_MAX_TRIES):
+        theta = approximation.mean + width * root @ rng.standard_normal(len(root))
+        if (state := make(theta)) is not None:
+            return state
+        width /= 1.5
+    raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")
+
+
+def _adapted(walk: Walk, path: np.ndarray) -> Walk:
+    """A walk with mean and covariance of a path, as far as it has enough draws."""
+    n, d = path.shape
+    weight = n / (n + 10 * d)
+    mean = weight * path.mean(axis=0) + (1 - weight) * walk.mean
+    spread = np.cov(path, rowvar=False).reshape(d, d)
+    covariance = weight * spread + (1 - weight) * walk.root @ walk.root.T
+    return Walk(mean, np.linalg.cholesky(covariance))

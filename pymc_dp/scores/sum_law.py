@@ -1,0 +1,209 @@
+r"""Posterior given noisy sums of many records: the sums without noise are normal.
+
+For a sum ``S`` of the features of ``N`` records, with ``m`` and ``V`` mean and covariance of a record's,
+
+.. math:: S \mid \theta \sim N\{N m(\theta),\; N V + N^2 V_m + \Sigma\},
+
+where :math:`\Sigma` is the covariance of the noise and :math:`V_m` that of the simulation error of ``m``. The
+mean at a centre :math:`\theta_c` is that of many simulated records, with their scores, whose mean is known
+to be zero, as control variates; elsewhere
+
+.. math:: m(\theta) - m(\theta_c) = \frac{\sum_i w_i f_i}{\sum_i w_i} - \frac{1}{n} \sum_i f_i,
+          \qquad w_i = e^{\ell_i(\theta) - \ell_i(\theta_c)},
+
+over fewer records simulated at the centre. No evaluation depends on ``N``. Features are bounded, so the
+density of ``S`` is bounded in :math:`\theta`, and the posterior is proper if the prior is. The error is that
+of the central limit theorem, of order :math:`1 / \sqrt{N}`.
+
+l2 noise is a scale mixture of normals: its variance ``v`` is a further parameter, with
+:math:`v / s^2` twice a Gamma((d + 1) / 2) variable, updated by a random walk on its logarithm.
+
+References
+----------
+Wood (2010), Statistical inference for noisy nonlinear ecological dynamic systems,
+https://doi.org/10.1038/nature09319; Price, Drovandi, Lee, Nott (2018), Bayesian synthetic likelihood,
+https://doi.org/10.1080/10618600.2017.1302882.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.hamiltonian import hamiltonian_move
+from pymc_dp.scores.moments import simulated_moments
+from pymc_dp.scores.noncentring import PartialNoncentring
+
+__all__ = ["NormalSums", "SumState"]
+
+#: Number of simulated records whose weights are computed at each position, and of data sets that have them.
+_N_WEIGHTED, _MOST_SETS = 20_000, 100
+#: Simulated records for the mean at the centre: in units of the number of records, and at most.
+_PER_RECORD, _MOST = 4, 4_000_000
+#: Standard deviation of the random walk on the logarithm of the variance of l2 noise.
+_VARIANCE_STEP = 0.7
+
+
+@dataclass
+class SumState:
+    """Parameters, and the logarithm of the variance of the noise of each release."""
+
+    theta: np.ndarray
+    log_variances: np.ndarray
+
+
+class NormalSums:
+    """The target, and its moves.
+
+    Parameters
+    ----------
+    features : ClippedScores
+    simulated : SimulatedRecords
+    prior : CompiledModel
+        The model whose prior counts.
+    n_records : int
+    temperature : float
+        Power of the density of the sums.
+    centre : array of shape (n_dim,)
+        Position in the bulk of the posterior, where records are simulated.
+    root : array of shape (n_dim, n_dim)
+        Root of the covariance of the posterior, approximately.
+    noncentring : PartialNoncentring, optional
+        Moves of hyperparameters.
+    rng : numpy.random.Generator
+    """
+
+    def __init__(
+        self,
+        features: ClippedScores,
+        simulated: SimulatedRecords,
+        prior: CompiledModel,
+        n_records: int,
+        temperature: float,
+        centre: np.ndarray,
+        root: np.ndarray,
+        noncentring: PartialNoncentring | None,
+        rng: np.random.Generator,
+    ) -> None:
+        self._noncentring = noncentring
+        self._features, self._simulated, self._prior = features, simulated, prior
+        self._n, self._temperature, self._root = n_records, temperature, root
+        self._simulate(centre, rng)
+
+    def _simulate(self, centre: np.ndarray, rng: np.random.Generator) -> None:
+        """Draw records at the centre: mean and covariance of their features."""
+        simulated = self._simulated
+        n_sets = min(-(-_N_WEIGHTED // simulated.n_records), _MOST_SETS)
+        self._sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
+        #: Records of each set that are weighted: all, unless one set has more than enough.
+        self._few = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else None
+        self._base = self._log_likelihoods(centre)
+        values = [self._features.of(data) for data in self._sets]
+        self._values = np.vstack(values) if self._few is None else values[0][self._few]
+        n_sets = -(-min(_PER_RECORD * self._n, _MOST) // simulated.n_records)
+        moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
+        #: Mean feature at the centre.
+        self._mean = moments.mean
+        simulation_error = moments.unexplained / moments.n
+        self._spread = self._n * moments.covariance + self._n**2 * simulation_error
+
+    def first(self, theta: np.ndarray) -> SumState:
+        """State with the expected variance of the noise."""
+        return SumState(theta, np.log(self._features.release_variances()))
+
+    def is_possible(self, theta: np.ndarray) -> bool:
+        """Whether the density is positive."""
+        return bool(np.isfinite(self._prior.log_prior(theta))) and self.residual(theta) is not None
+
+    def _covariance(self, log_variances: np.ndarray) -> np.ndarray:
+        return self._spread + np.diag(
+            np.repeat(np.exp(log_variances), np.diff(self._features.ends))
+        )
+
+    def _log_likelihoods(self, theta: np.ndarray) -> np.ndarray:
+        """Of the weighted records."""
+        return np.concatenate([self._simulated.logp(theta, d, self._few) for d in self._sets])
+
+    def _scores(self, theta: np.ndarray) -> np.ndarray:
+        """Of the weighted records."""
+        return np.vstack([self._simulated.gradients(theta, d, self._few) for d in self._sets])
+
+    def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Sums minus their means, and the weights of the simulated records; None where none is finite."""
+        ratios = self._log_likelihoods(theta) - self._base
+        with np.errstate(all="ignore"):
+            weights = np.exp(ratios - ratios.max())
+        total = weights.sum()
+        if not np.isfinite(total):
+            return None
+        weights /= total
+        mean = self._mean + weights @ self._values - self._values.mean(axis=0)
+        return self._features.total - self._n * mean, weights
+
+    def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
+        """Log-density of the parameters given the variances of the noise."""
+        value = self._prior.log_prior(theta)
+        found = self.residual(theta) if np.isfinite(value) else None
+        if found is None:
+            return -np.inf
+        return float(value - self._temperature * found[0] @ inverse @ found[0] / 2)
+
+    def with_gradient(self, theta: np.ndarray, inverse: np.ndarray) -> tuple[float, np.ndarray]:
+        """The same, and its gradient."""
+        value, gradient = self._prior.log_prior(theta), self._prior.grad_log_prior(theta)
+        found = self.residual(theta) if np.isfinite(value) else None
+        if found is None:
+            return -np.inf, gradient
+        residual, weights = found
+        pulled = inverse @ residual
+        # Derivative of the mean: the covariance of features and scores under the weights.
+        terms = weights * ((self._values - weights @ self._values) @ pulled)
+        slope = terms @ self._scores(theta)
+        factor = self._temperature
+        return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
+
+    def update_parameters(
+        self, state: SumState, step_size: float, rng: np.random.Generator
+    ) -> float:
+        """Move the parameters, in place; acceptance probability."""
+        inverse = np.linalg.inv(self._covariance(state.log_variances))
+        state.theta, probability = hamiltonian_move(
+            state.theta,
+            lambda theta: self.with_gradient(theta, inverse),
+            self._root,
+            step_size,
+            rng,
+        )
+        if self._noncentring is not None:
+            state.theta = self._noncentring.metropolis(
+                state.theta, lambda theta: self.log_density(theta, inverse), rng
+            )
+        return probability
+
+    def update_variances(self, state: SumState, rng: np.random.Generator) -> None:
+        """Move the variances of l2 noise, in place."""
+        found = None if self._features.is_gaussian.all() else self.residual(state.theta)
+        if found is None:
+            return
+        for k in np.flatnonzero(~self._features.is_gaussian):
+            new = state.log_variances.copy()
+            new[k] += _VARIANCE_STEP * rng.standard_normal()
+            now, then = (
+                self._variance_density(x, int(k), found[0]) for x in (state.log_variances, new)
+            )
+            if np.log(rng.random()) < then - now:
+                state.log_variances = new
+
+    def _variance_density(self, log_variances: np.ndarray, k: int, residual: np.ndarray) -> float:
+        """Log-density of the logarithm of a variance of l2 noise."""
+        d = self._features.ends[k + 1] - self._features.ends[k]
+        log_variance, scale = log_variances[k], self._features.scales[k]
+        prior = (d + 1) / 2 * log_variance - np.exp(log_variance) / (2 * scale**2)
+        covariance = self._covariance(log_variances)
+        quadratic = residual @ np.linalg.solve(covariance, residual)
+        likelihood = -(quadratic + np.linalg.slogdet(covariance)[1]) / 2
+        return float(prior + self._temperature * likelihood)

@@ -1,0 +1,677 @@
+"""Audit of Barker's test and of the samplers on batches: what one decision reveals about a record, against its charge.
+
+As in ``test_decisions``, steps are built on neighbouring data sets, and state and proposal are forced. The decision also depends on
+a secret batch: its law is the average over all batches, each given to the step in turn. The Rényi divergences of neighbouring
+laws must stay below the charge and come near it, and planted faults must be found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+
+from dataclasses import replace
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+from scipy.special import logsumexp
+
+from pymc_dp import Barker, DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget, RandomWalk
+from pymc_dp.privacy.budget.allocation import Allocation
+from pymc_dp.privacy.budget.binding import TOKEN
+from pymc_dp.privacy.mechanisms.mechanism import Decision
+from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
+from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.steps import Lazy, Metropolis, accept_reject
+from tests.audit import test_decisions
+from tests.audit.test_decisions import ORDERS, Forced, Leak, Observed, compare, patched, sweep
+from tests.exactness.targets import compiled_once, decide_on
+from tests.exactness.test_fast_mh_exactness import drive
+
+BOUND, DISTANCE = 0.5, 0.4
+OLD, NEW = 0.1, 0.4
+#: Log-ratios of the prior.
+RANGE = np.concatenate([np.arange(-6, 10, 0.4), np.arange(10, 40, 3.0)])
+#: A record here says nothing about the move; others are clipped to one side or the other.
+SILENT, HIGH, LOW = (OLD + NEW) / 2, 1e6, -1e6
+VALUES = (HIGH, LOW, SILENT)
+N_RECORDS, BATCH = 5, 2
+
+
+class Walk(Forced):
+    """Proposes given moves, with a bound on the distance."""
+
+    max_distance = DISTANCE
+
+
+def build(y, *, step, adjacency="substitute", **kwargs):
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("nuisance", 0, 1)
+        pm.Normal("y", mu, 1.0, observed=y)
+    budget = PrivacyBudget(1e6, 1e-6, chains=4, adjacency=adjacency)
+    with compiled_once("two variables", *y):
+        return step(budget=budget, model=model, clip_bound=BOUND, proposal=Walk(DISTANCE), **kwargs)
+
+
+def neighbours(others, values=VALUES):
+    return [np.array([*others, v]) for v in values]
+
+
+def all_pairs(seen):
+    """Audit every pair; return the largest share of the charge that was needed, by order."""
+    return np.max([compare(a, b) for a, b in itertools.combinations(seen, 2)], axis=0)
+
+
+# ---------------------------------------------------------------- laws of decisions on batches
+
+
+def law_of(rule, log_ratio):
+    """Log-probabilities of accepting and of rejecting."""
+    return np.array(rule.log_probabilities(log_ratio))
+
+
+class Charged(Exception):
+    """Ends an iteration where its decision has been charged."""
+
+
+def charged_moves(step, moves):
+    """Every move as an iteration of the step makes it, up to the decision: the mechanism, and what was paid before."""
+    asked, charged, pay = [], [], Allocation.charge
+    pay_decision = type(step).charge_decision
+
+    def charge(allowance, accesses):
+        charged.extend(count * m.renyi(ORDERS) for m, count in accesses)
+        return pay(allowance, accesses)
+
+    def asks(self, move):
+        decision = pay_decision(self, move)
+        asked.append((move, decision, np.sum([np.zeros_like(ORDERS), *charged], axis=0)))
+        raise Charged
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Allocation, "charge", charge)
+        patch.setattr(type(step), "charge_decision", asks)
+        step.set_rng(np.random.default_rng(0))
+        step.stop_tuning()
+        for old, new in moves:
+            charged.clear()
+            step.proposal.new, step.proposal.distance = new, DISTANCE
+            with pytest.raises(Charged):
+                step.step(step.likelihood.unravel(old))
+    assert len(asked) == len(moves)
+    return asked
+
+
+def on_fixed_size(step, moves):
+    """Laws of decisions on batches without replacement: all batches are given, each as likely as the others."""
+    n, m = step.likelihood.n_records, step.batch_size
+    # The record that changes is the last one, and in the first batch.
+    batches = [np.array(b) for b in itertools.combinations(range(n), m)][::-1]
+    law, charges, given = [], [], iter(())
+
+    def give(n_records, size, bits):
+        assert (n_records, size) == (n, m) and isinstance(bits, OperatingSystemBits)
+        return next(given)
+
+    def judge(rule, log_ratio, bits):
+        assert isinstance(bits, OperatingSystemBits)
+        logs.append(law_of(rule, log_ratio))
+
+    for move, decision, charge in charged_moves(step, moves):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(accept_reject, "without_replacement", give)
+            patch.setattr(accept_reject, "decide", judge)
+            given, logs = iter(batches), []
+            for _ in batches:
+                decide_on(step, move, decision)
+        law.append(logsumexp(logs, axis=0) - math.log(len(batches)))
+        charges.append(charge)
+    return Observed(np.array(law), np.array(charges))
+
+
+#: More places than this have no weight, even where each multiplies the odds by the most it can.
+MOST = 60
+#: Logs of probabilities: of an outcome here, at least, and of what has no weight beside it.
+RARE, NOTHING = -55.0, -110.0
+
+
+def on_poisson(step, moves):
+    """Laws of decisions of DP-Fast MH: all sizes of the batch, all places of our record and of the others, which are alike.
+
+    Which places are kept is found by bisection, once; weights are looked up for every move.
+    """
+    n = step.likelihood.n_records
+    law, charges = [], []
+    for move, decision, charge in charged_moves(step, moves):
+        charges.append(charge)
+        given = functools.partial(drive, step, move, decision)
+        empty = given()
+        if empty.rate is None:  # all records decide
+            law.append(law_of(empty.rule, empty.log_ratio))
+            continue
+        if len(law) == 0:
+            kept = [kept_part(given, empty, record) for record in (n - 1, 0)]
+            log_weights, log_full = log_weights_of(given, empty.rate, kept, n)
+            j, k = np.nonzero(log_weights > NOTHING)
+            log_weights = log_weights[j, k]
+            assert log_weights.size and j.max(initial=0) < MOST - 1 and k.max(initial=0) < MOST - 1
+        ours, other = (given([record]).log_ratio - empty.log_ratio for record in (n - 1, 0))
+        terms = logsumexp(law_of(empty.rule, empty.log_ratio + j * ours + k * other) + log_weights, axis=1)  # fmt: skip
+        if log_full > -np.inf:
+            full = given([0] * (MOST - 1))
+            terms = np.logaddexp(terms, log_full + law_of(full.rule, full.log_ratio))
+        law.append(terms)
+    return Observed(np.array(law), np.array(charges))
+
+
+def kept_part(given, empty, record):
+    """Probability that a place of this record counts; 0 if it changes nothing."""
+    if given([record]).log_ratio == empty.log_ratio:
+        return 0.0
+    low, high = 0, 2**53
+    while low < high:
+        middle = (low + high) // 2
+        counts = given([record], middle * 2.0**-53).log_ratio != empty.log_ratio
+        low, high = (middle + 1, high) if counts else (low, middle)
+    return low * 2.0**-53
+
+
+def log_weights_of(given, rate, kept, n):
+    """Log-probabilities of how many places of ours and of the others count, and that all records decide.
+
+    Up to a limit, if there is one, the batch decides: this is seen from what is done with that many places.
+    """
+    by_batch = [b for b in range(MOST) if b == 0 or given([0] * b).places == b]
+    assert by_batch == list(range(len(by_batch)))
+    p, q = kept[0] / n, kept[1] * (n - 1) / n
+    j, k = np.meshgrid(np.arange(MOST), np.arange(MOST), indexing="ij")
+    if len(by_batch) == MOST:
+        with np.errstate(divide="ignore"):
+            return stats.poisson.logpmf(j, rate * p) + stats.poisson.logpmf(k, rate * q), -np.inf
+    left = np.maximum(len(by_batch) - 1 - j - k, -1)
+    rest = stats.poisson.logcdf(left, rate * (1 - p - q))
+    log_weights = stats.poisson.logpmf(j, rate * p) + stats.poisson.logpmf(k, rate * q) + rest
+    return log_weights, stats.poisson.logsf(len(by_batch) - 1, rate)
+
+
+# ---------------------------------------------------------------- all records
+
+FULL = {
+    "Barker": (DPBarker, {}),
+    "lazy Barker": (DPBarker, {"laziness": 0.5, "temperature": 0.6}),
+}
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+@pytest.mark.parametrize("name", FULL)
+def test_all_records(name, adjacency):
+    """Never above the charge, within 2 % of it for the worst neighbours; half the sensitivity for adding and removing."""
+    step, options = FULL[name]
+    others = [0.3, 1.2, -0.4, SILENT]
+    data = neighbours(others)
+    if adjacency == "add_remove":
+        data = [data[0], np.array(others), data[1]]
+    moves = sweep(OLD, NEW, RANGE)
+    steps = [build(y, step=step, adjacency=adjacency, **options) for y in data]
+    assert all(isinstance(s.family.at(DISTANCE), Decision) for s in steps)
+    seen = [test_decisions.observe(s, moves, DISTANCE) for s in steps]
+    pairs = itertools.pairwise(seen) if adjacency == "add_remove" else itertools.combinations(seen, 2)  # fmt: skip
+    share = np.max([compare(a, b) for a, b in pairs], axis=0)
+    assert np.all(share[ORDERS <= 16] > 0.98)
+    if adjacency == "add_remove":
+        with pytest.raises(Leak):
+            compare(seen[0], seen[2])
+
+
+# ---------------------------------------------------------------- batches of fixed size
+
+#: Step, options, and the share of the charge that the worst neighbours need at least, at orders up to 16. A record that raises
+#: the estimate all the way lowers the variance only if the others agree with it, so the charge is reached one way only, and the
+#: other way is worse for lazy decisions. The charge of minibatch Barker adds the largest effects on estimate and variance.
+FIXED_SIZE = {
+    "penalty": (DPPenalty, {"noise_scale": 1.4}, 0.97),
+    "lazy penalty, tempered": (DPPenalty, {"noise_scale": 1.0, "laziness": 0.5, "temperature": 0.5}, 0.65),
+    "noise multiplier": (DPPenalty, {"noise_multiplier": 2.0}, 0.97),
+    "Barker": (DPBarker, {"temperature": 0.7}, 0.5),
+    "lazy Barker": (DPBarker, {"temperature": 0.5, "laziness": 0.5}, 0.5),
+    "Barker, C = 2": (DPBarker, {"temperature": 0.7, "noise_variance": 2.0}, 0.5),
+}  # fmt: skip
+#: What the other records say: all the same, which is the worst; half against half; nothing.
+CROWDS = {
+    "one way": [HIGH] * (N_RECORDS - 1),
+    "both ways": [HIGH, LOW, LOW, HIGH],
+    "silent": [SILENT, 0.6, SILENT, -0.2],
+}
+
+
+def fixed_size(others, values=VALUES, moves=None, **options):
+    moves = sweep(OLD, NEW, RANGE) if moves is None else moves
+    options = {"batch_size": BATCH} | options
+    return [on_fixed_size(build(y, **options), moves) for y in neighbours(others, values)]
+
+
+def all_but(cases, *slow):
+    """Settings; those named with the slow tests."""
+    return [pytest.param(n, marks=pytest.mark.slow if n in slow else []) for n in cases]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", all_but(FIXED_SIZE, "penalty", "noise multiplier", "Barker, C = 2")
+)
+def test_batches_of_fixed_size(name):
+    """Never above the charge, whatever the other records are; near it where they all agree."""
+    step, options, least = FIXED_SIZE[name]
+    shares = {
+        crowd: all_pairs(fixed_size(others, VALUES[:2] if crowd != "silent" else VALUES, step=step, **options))
+        for crowd, others in CROWDS.items()
+    }  # fmt: skip
+    assert np.all(shares["one way"][ORDERS <= 16] > least)
+
+
+# ---------------------------------------------------------------- DP-Fast MH
+
+RATE = 2.0
+POISSON = {
+    "Barker": ({}, 0.94),
+    "Barker, tempered": ({"temperature": 0.4}, 0.94),
+    "lazy Barker": ({"laziness": 0.4}, 0.94),
+    "lazy penalty": ({"rule": Penalty(1.2)}, 0.94),
+    "Barker, limit": ({"full_batch_at": 3}, 0.6),
+    "lazy penalty, limit": ({"rule": Penalty(1.2), "full_batch_at": 2}, 0.6),
+}
+
+
+def poisson(others, values=VALUES, moves=None, *, step=DPFastMH, **options):
+    moves = sweep(OLD, NEW, RANGE) if moves is None else moves
+    options = {"batch_rate": RATE} | options
+    seen = [on_poisson(build(y, step=step, **options), moves) for y in neighbours(others, values)]
+    assert min(each.law.min() for each in seen) > RARE  # nothing was left out
+    return seen
+
+
+@pytest.mark.parametrize(
+    "name", all_but(POISSON, "Barker, tempered", "lazy penalty", "lazy Barker", "Barker, limit")
+)
+def test_poisson_batches(name):
+    """Never above the charge; near it where the other records say nothing, as the worst case is that they hide nothing."""
+    options, least = POISSON[name]
+    shares = {
+        crowd: all_pairs(poisson([value] * (N_RECORDS - 1), VALUES[:2] if value != SILENT else VALUES, **options))
+        for crowd, value in (("silent", SILENT), ("one way", HIGH))
+    }  # fmt: skip
+    assert np.all(shares["silent"][ORDERS <= 16] > least)
+
+
+# ---------------------------------------------------------------- planted faults
+
+
+def with_family(step, **changes):
+    """Charges for another family than the one it was built with."""
+    family = replace(step.family, **{k: f(step.family) for k, f in changes.items()})
+    object.__setattr__(step, "family", family)
+    return step
+
+
+class KeepsItsBatch:
+    """Keeps the batch of the first iteration."""
+
+    def changes(self, move, index):
+        self._kept = getattr(self, "_kept", index)
+        return super().changes(move, self._kept)
+
+
+class PenaltyOnOneBatch(KeepsItsBatch, DPPenalty):
+    pass
+
+
+class BarkerOnOneBatch(KeepsItsBatch, DPBarker):
+    pass
+
+
+class FastOnFixedRecords(DPFastMH):
+    """Fills every place with the same record, in place of a secret one."""
+
+    def changes(self, move, index):
+        return super().changes(move, np.full_like(index, self.likelihood.n_records - 1))
+
+
+class BoundsOfTheData(DPFastMH):
+    """Takes the bound that the records need, and clips nothing."""
+
+    def _batch_bound(self, move, decision):
+        change = float(np.abs(self._records(move.new) - self._records(move.old)).max())
+        self._clip = change / move.distance
+        return max(self.temperature * change, 1e-3)
+
+    def changes(self, move, index):
+        bound = self.clip_bound
+        object.__setattr__(self, "clip_bound", self._clip)
+        try:
+            return super().changes(move, index)
+        finally:
+            object.__setattr__(self, "clip_bound", bound)
+
+
+class FreeIfAllDecide(DPFastMH):
+    """Charges for batches only."""
+
+    def charge(self, accesses):
+        super().charge([(m, k) for m, k in accesses if isinstance(m, PoissonMinibatchDecision)])
+
+
+EXTREMES = (HIGH, LOW)
+
+
+def penalty_on_batches(step=DPPenalty, **options):
+    return lambda y: build(y, step=step, batch_size=BATCH, noise_scale=1.4, **options)
+
+
+def barker_on_batches(step=DPBarker, **options):
+    return lambda y: build(y, step=step, batch_size=BATCH, temperature=0.7, **options)
+
+
+def fast(step=DPFastMH, **options):
+    return lambda y: build(y, step=step, **({"batch_rate": RATE} | options))
+
+
+def changed(build_on, **changes):
+    return lambda y: with_family(build_on(y), **changes)
+
+
+def half(name):
+    return {name: lambda family: getattr(family, name) / 2}
+
+
+def by_rule(change):
+    """Decisions drawn by another rule than was charged."""
+    real = law_of
+    return patched(sys.modules[__name__], "law_of", lambda rule, x: real(change(rule), x))
+
+
+FIXED_SIZE_FAULTS = {
+    "fixed batch": penalty_on_batches(PenaltyOnOneBatch),
+    "fixed batch, Barker": barker_on_batches(BarkerOnOneBatch),
+    "half the sampling": changed(penalty_on_batches(), **half("sampling_probability")),
+    "half the sampling, Barker": changed(barker_on_batches(), **half("sampling_probability")),
+    "half the sensitivity": changed(penalty_on_batches(), **half("sensitivity_per_distance")),
+    "half the sensitivity, Barker": changed(barker_on_batches(), **half("sensitivity_per_distance")),
+    "variance not charged": changed(penalty_on_batches(), sensitivity_per_square=lambda f: 0.0),
+    "half the variance charged": changed(penalty_on_batches(), **half("sensitivity_per_square")),
+    "lazy in the charge only": (penalty_on_batches(laziness=0.5), by_rule(lambda rule: rule.rule)),
+    "lazy in the charge only, Barker": changed(barker_on_batches(), laziness=lambda f: 0.5),
+    "Metropolis' rule": (penalty_on_batches(), by_rule(lambda rule: Metropolis())),
+}  # fmt: skip
+POISSON_FAULTS = {
+    "half the bound": changed(fast(), **half("bound_per_distance")),
+    "known records": fast(FastOnFixedRecords),
+    "lazy in the charge only": (fast(laziness=0.5), by_rule(lambda rule: rule.rule)),
+    "Metropolis' rule": (fast(), by_rule(lambda rule: Metropolis())),
+    "penalty rule, charged as Barker's": (fast(), by_rule(lambda rule: Penalty(0.5))),
+    "bounds of the data": fast(BoundsOfTheData),
+    "free if all decide": fast(FreeIfAllDecide, batch_rate=N_RECORDS + 1.0),
+}
+#: Beyond the clip bound, but not so far that a batch would have more places than there are records.
+FAULT_VALUES = {"bounds of the data": (SILENT + 1.8, SILENT - 1.8)}
+
+
+def find(fault, laws, others, values=EXTREMES):
+    build_on, plant = fault if isinstance(fault, tuple) else (fault, contextlib.nullcontext)
+    moves = sweep(OLD, NEW, np.arange(-6, 12, 0.5))
+    with plant():
+        seen = [laws(build_on(y), moves) for y in neighbours(others, values)]
+    with pytest.raises(Leak):
+        all_pairs(seen)
+
+
+@pytest.mark.parametrize("fault", FIXED_SIZE_FAULTS)
+def test_fault_on_batches_of_fixed_size_is_found(fault):
+    find(FIXED_SIZE_FAULTS[fault], on_fixed_size, CROWDS["one way"])
+
+
+@pytest.mark.parametrize("fault", POISSON_FAULTS)
+def test_fault_on_poisson_batches_is_found(fault):
+    others = [SILENT] * (N_RECORDS - 1)
+    find(POISSON_FAULTS[fault], on_poisson, others, FAULT_VALUES.get(fault, EXTREMES))
+
+
+# ---------------------------------------------------------------- nothing else comes out, and batches are secret
+
+BATCHED = {
+    "penalty": (DPPenalty, {"batch_size": 3}),
+    "Barker": (DPBarker, {"batch_size": 3}),
+    "DP-Fast MH": (DPFastMH, {"batch_rate": 1.0}),
+    "DP-Fast MH, limit": (DPFastMH, {"batch_rate": 1.0, "full_batch_at": 3}),
+}
+
+
+def walking(name, y, *, epsilon=math.inf, reproducible=False, chains=2, **kwargs):
+    """A step with a real proposal, short enough for all: at most 0.3."""
+    step, options = BATCHED[name]
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("y", mu, 1.0, observed=y)
+    with compiled_once("one variable", *y):
+        return step(
+            budget=PrivacyBudget(epsilon, 1e-5, chains=chains), model=model, clip_bound=BOUND,
+            proposal=RandomWalk(0.2, max_distance=0.3), reproducible=reproducible, **(options | kwargs),
+        )  # fmt: skip
+
+
+OTHERS = [0.3, 1.1, -0.4, 0.8, 0.2]
+
+
+@pytest.mark.parametrize("name", all_but(BATCHED, "penalty"))
+def test_results_follow_from_proposals_and_decisions(name, monkeypatch):
+    """With the same proposals and decisions, all that a chain returns is the same on any data set and with any batches, to its end."""
+    results = []
+    for value in (1e6, -1e6, -math.inf):
+        outcomes = np.random.default_rng(3)
+        monkeypatch.setattr(
+            accept_reject, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
+        )
+        step = walking(name, [*OTHERS, value], epsilon=2.0, chains=1)
+        step.set_rng(np.random.default_rng(4))
+        step.stop_tuning()
+        point, history = step.likelihood.unravel(np.zeros(1)), []
+        while not history or not history[-1][-1]:
+            point, (statistics,) = step.step(point)
+            assert statistics.pop(TOKEN) == step.token  # of the budget, for the whole run
+            history.append((point["mu"].tolist(), *statistics.values()))
+            assert len(history) < 1000
+        results.append(history)
+    assert len(results[0]) > 5
+    assert results[0] == results[1] == results[2]
+
+
+def batches_of(step, n=12):
+    """Record numbers that each iteration of a new chain with the same seed asks for."""
+    seen = []
+    changes = type(step).changes
+
+    def note(self, move, index):
+        seen.append(index.tolist())
+        return changes(self, move, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(step), "changes", note)
+        step.set_rng(np.random.default_rng(5))
+        step.stop_tuning()
+        point = step.likelihood.unravel(np.zeros(1))
+        for _ in range(n):
+            step.step(point)
+    return seen
+
+
+MANY = np.random.default_rng(6).normal(size=60)
+
+
+@pytest.mark.parametrize("name", ["penalty", "Barker", "DP-Fast MH"])
+def test_batches_are_new_in_every_iteration_and_chain(name):
+    """Two chains that start alike use other batches, unless they are to be reproducible."""
+    size = {} if name == "DP-Fast MH" else {"batch_size": 30}
+    wide = {"batch_rate": 25.0} if name == "DP-Fast MH" else {"temperature": 0.3}
+    step = walking(name, MANY, chains=3, **size, **wide)
+    chains = batches_of(step), batches_of(step), batches_of(copy.deepcopy(step))
+    drawn = [tuple(batch) for chain in chains for batch in chain]
+    assert len(drawn) > 25
+    assert len(set(drawn)) == len(drawn)
+    repeated = walking(name, MANY, reproducible=True, **size, **wide)
+    first, second = batches_of(repeated), batches_of(repeated)
+    assert first == second and len(set(map(tuple, first))) == len(first)
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_nothing_secret_is_kept(name):
+    """What is secret in an iteration leaves no trace in the step, nor in its copies."""
+    step = walking(name, [*OTHERS, 0.5], chains=3)
+    assert isinstance(step._bits, OperatingSystemBits) and not vars(step._bits)
+    step.set_rng(np.random.default_rng(1))
+    step.stop_tuning()
+    point = step.likelihood.unravel(np.zeros(1))
+    step.step(point)
+    before = set(vars(step))
+    for _ in range(20):
+        step.step(point)
+    assert set(vars(step)) == before
+    for shipped in (pickle.loads(cloudpickle.dumps(step)), copy.deepcopy(step)):
+        assert isinstance(shipped._bits, OperatingSystemBits) and not vars(shipped._bits)
+        assert shipped._current is None  # log-likelihoods of all records, if all decided
+        held = [v for v in vars(shipped).values() if isinstance(v, np.ndarray)]
+        assert all(a is None or a.size <= 1 for a in held)  # the part of theta that moves
+
+
+PROCESSES = """
+import os
+from pymc_dp.privacy.randomness.batches import poisson_count, uniforms, with_replacement, without_replacement
+def batch():
+    numbers = [*without_replacement(10**6, 4), *with_replacement(10**6, 4), int(uniforms(1)[0] * 2**53)]
+    print(*(int(i) for i in numbers), flush=True)
+batch()
+for _ in range(2):
+    if os.fork() == 0:
+        batch()
+        os._exit(0)
+    os.wait()
+batch()
+"""
+
+
+@pytest.mark.slow
+def test_forked_processes_have_their_own_batches():
+    result = subprocess.run(
+        [sys.executable, "-c", PROCESSES], capture_output=True, text=True, check=True, timeout=120
+    )
+    batches = result.stdout.splitlines()
+    assert len(batches) == 4
+    assert len(set(batches)) == 4
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def attempt(y=(*OTHERS, 0.5), *, step, adjacency="substitute", private=True, proposal=None, **kwargs):  # fmt: skip
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 2)
+        pm.Normal("y", mu, 1.0, observed=np.array(y))
+    budget = PrivacyBudget(1.0, 1e-5, chains=1, adjacency=adjacency) if private else None
+    proposal = proposal or RandomWalk(0.1, max_distance=0.3)
+    with compiled_once("one variable", *y):
+        return step(
+            model=model, budget=budget, proposal=proposal, **({"clip_bound": BOUND} | kwargs)
+        )
+
+
+LONG_WALK = RandomWalk(0.1, max_distance=1.0)
+REFUSED = {
+    "batches under add/remove": ({"step": DPPenalty, "batch_size": 3, "adjacency": "add_remove"}, "adjacency 'substitute', not 'add_remove'"),
+    "Barker on batches under add/remove": ({"step": DPBarker, "batch_size": 3, "adjacency": "add_remove"}, "adjacency 'substitute', not 'add_remove'"),
+    "DP-Fast MH under add/remove": ({"step": DPFastMH, "batch_rate": 1.0, "adjacency": "add_remove"}, "adjacency 'substitute', not 'add_remove'"),
+    "Metropolis": ({"step": DPFastMH, "rule": Metropolis()}, "refused in a private run.*budget=None for a run without privacy"),
+    "lazy Metropolis": ({"step": DPFastMH, "rule": Lazy(Metropolis(), 0.5)}, "refused in a private run"),
+    "penalty that is not lazy": ({"step": DPFastMH, "rule": Penalty(1.0), "laziness": 1}, "Leave out laziness .0.5 then., or use Barker.., or DPPenalty"),
+    "batch of one": ({"step": DPPenalty, "batch_size": 1}, "batch_size must be from 2 to the number of records, 6, got 1"),
+    "negative batch": ({"step": DPBarker, "batch_size": -3}, "batch_size must be from 2"),
+    "batch too large": ({"step": DPPenalty, "batch_size": 7}, "batch_size must be from 2 to the number of records, 6"),
+    "rate of zero": ({"step": DPFastMH, "batch_rate": 0.0}, "batch_rate must be positive and finite"),
+    "negative rate": ({"step": DPFastMH, "batch_rate": -1.0}, "batch_rate must be positive and finite"),
+    "rate that is no number": ({"step": DPFastMH, "batch_rate": math.nan}, "batch_rate must be positive and finite"),
+    "infinite rate": ({"step": DPFastMH, "batch_rate": math.inf}, "batch_rate must be positive and finite"),
+    "limit of zero": ({"step": DPFastMH, "full_batch_at": 0}, "full_batch_at must be at least 1, got 0"),
+    "no clip bound": ({"step": DPFastMH, "clip_bound": math.inf, "private": False}, "finite clip_bound"),
+    "no clip bound in a private run": ({"step": DPFastMH, "clip_bound": math.inf}, "clip_bound must be positive and finite"),
+    "variance above one": ({"step": DPBarker, "batch_size": 2, "proposal": LONG_WALK}, "max_distance of at most 0.471405"),
+    "variance without a bound": ({"step": DPBarker, "batch_size": 4, "proposal": RandomWalk(0.1)}, "no max_distance given.*max_distance of at most 0.666667"),
+    "unknown noise variance": ({"step": DPBarker, "batch_size": 4, "noise_variance": 3.0}, "noise.variance"),
+    "unbounded Barker on batches": ({"step": DPBarker, "batch_size": 4, "clip_bound": math.inf, "private": False}, "max_distance|clip_bound"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    """With a message that says what to do, and that is the same whatever the data are."""
+    options, message = REFUSED[name]
+    texts = []
+    for y in ((*OTHERS, 0.5), (0.0,) * 6):
+        with pytest.raises(ValueError, match=message) as caught:
+            attempt(y, **options)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"step": DPPenalty, "batch_size": 2.5},
+        {"step": DPFastMH, "full_batch_at": 1.5},
+        {"step": DPFastMH, "rule": "Barker"},
+    ],
+    ids=str,
+)
+def test_wrong_type(options):
+    with pytest.raises(TypeError):
+        attempt(**options)
+
+
+def test_what_a_refusal_recommends_is_accepted():
+    with pytest.raises(ValueError, match="max_distance of at most") as caught:
+        attempt(step=DPBarker, batch_size=4, proposal=LONG_WALK)
+    advice = float(str(caught.value).split("max_distance of at most ")[1].split(",")[0])
+    step = attempt(step=DPBarker, batch_size=4, proposal=RandomWalk(0.1, max_distance=advice * (1 - 1e-6)))  # fmt: skip
+    assert 0.999 < step._largest_variance() <= 1
+    assert isinstance(attempt(step=DPFastMH, rule=Penalty(1.0)).rule, Lazy)
+    assert attempt(step=DPFastMH, rule=Metropolis(), private=False).family is None
+    assert attempt(step=DPPenalty, batch_size=6).batch_size is None  # all of them
+    attempt(step=DPBarker, adjacency="add_remove")
+
+
+@pytest.mark.parametrize("name", ["rule", "batch_rate", "full_batch_at", "family"])
+def test_what_was_charged_for_cannot_be_changed(name):
+    step = attempt(step=DPFastMH, batch_rate=1.0)
+    with pytest.raises(AttributeError, match="Build a new step"):
+        setattr(step, name, None)
+
+
+def test_charges_are_those_of_what_is_done():
+    """The mechanism charged for a move says which batch was used."""
+    on_batch, barker = attempt(step=DPPenalty, batch_size=3), attempt(step=DPBarker, batch_size=3)
+    for step in (on_batch, barker):
+        charged = step.family.at(0.2)
+        assert isinstance(charged, SampledDecision)
+        assert charged.sampling_probability == 0.5
+        assert charged.adjacencies == {"substitute"}
+    charged = attempt(step=DPFastMH, batch_rate=1.0, full_batch_at=4).family.at(0.2)
+    assert (charged.n_records, charged.batch_rate, charged.rule) == (6, 1.0, Barker())
+    assert charged.log_ratio_bound == pytest.approx(0.1, rel=0.021)

@@ -1,0 +1,83 @@
+"""Stored results of the experiments on noisy scores: what the documentation says of coverage, width and fit check."""
+
+import json
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scipy import stats
+
+from tests.documentation.test_experiments import loaded
+
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "scores_experiments.py"
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    yield from loaded(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def stored(experiments):
+    return json.loads(experiments.STORE.read_text())
+
+
+def right_models(experiments, stored):
+    """Settings whose data follow the model and the stand-in."""
+    settings = ((experiments.SETTINGS[name], found) for name, found in stored.items())
+    return [(s, found) for s, found in settings if not s.truth and s.correlation is None]
+
+
+def test_all_data_sets_are_there(experiments, stored):
+    assert [*stored] == [name for name in experiments.SETTINGS if name in stored]
+    for name, found in stored.items():
+        assert {len(column) for column in found.values()} == {experiments.SETTINGS[name].n_sets}
+
+
+def test_intervals_cover_the_truth(experiments, stored):
+    """Each setting within four standard errors, all together within 2 %: parameters are not drawn from the prior."""
+    all_sets = []
+    for setting, found in right_models(experiments, stored):
+        coverage = np.array(found["coverage"])
+        error = np.sqrt(0.9 * 0.1 / setting.n_dim / len(coverage)) + coverage.std() / np.sqrt(
+            len(coverage)
+        )
+        assert abs(coverage.mean() - 0.9) < 4 * error, setting
+        all_sets.append(coverage)
+    assert abs(np.mean([c.mean() for c in all_sets]) - 0.9) < 0.02
+
+
+def test_posteriors_are_as_narrow_as_said(experiments, stored):
+    for name, most in {"logistic_300": 1.5, "logistic_1000": 1.18, "logistic_3000": 1.08}.items():
+        assert 1 < np.mean(stored[name]["ratio"]) < most
+
+
+def test_width_of_independent_covariates():
+    """The variance of a coefficient is 1.5 times as large with three covariates that correlate by 0.5."""
+    factor = np.linalg.inv(0.5 + 0.5 * np.eye(3))[0, 0]
+    coverage = 2 * stats.norm.cdf(stats.norm.isf(0.05) / np.sqrt(factor)) - 1
+    text = (SCRIPT.parents[1] / "docs" / "noisy_scores.md").read_text()
+    assert f"makes {coverage:.0%} of 90 %".replace("%", " %", 1) in text
+
+
+def test_misfit_is_rejected_or_does_no_harm(experiments, stored):
+    """Misfits are rejected, or the posterior is near the one without privacy; right models are not rejected."""
+    for name, found in stored.items():
+        setting = experiments.SETTINGS[name]
+        rejected = np.array(found["p_value"]) < 0.01
+        if setting.truth:
+            assert (rejected | (np.array(found["distance"]) < 3)).mean() >= 0.95, name
+        elif setting.n_records == 30_000:
+            assert rejected.mean() <= 0.05, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["poisson", "student", "negative_binomial"])
+def test_experiments_in_small(experiments, family):
+    setting = replace(experiments.SETTINGS["logistic_1000"], family=family, n_records=200)
+    found = experiments.one_set(setting, seed=1)
+    assert 0 <= found["coverage"] <= 1 and 0 < found["p_value"] <= 1
+    assert 0.8 < found["ratio"] < 20 and found["ess"] > 20

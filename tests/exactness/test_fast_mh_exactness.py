@@ -1,0 +1,620 @@
+"""DP-Fast MH is exact: single decisions, and chains.
+
+It is compared with three things. Its law of acceptance is found by giving it every outcome of its own randomness, and must be
+that of independent Poisson counts and in detailed balance, to rounding. How often it accepts, with its own randomness, must agree
+with that law. And its chains must have the posterior; so must those of Barker's test on all records.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+from pymc_dp import (
+    DPBarker,
+    DPFastMH,
+    GuidedWalk,
+    OneComponent,
+    Penalty,
+    PrivacyBudget,
+    RandomWalk,
+)
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalPoissonMinibatch
+from pymc_dp.privacy.randomness.batches import without_replacement
+from pymc_dp.steps import Metropolis, accept_reject, fast_mh
+from tests.exactness.targets import (
+    BANANA,
+    GAUSSIAN,
+    LOGIT,
+    compiled_once,
+    decide_on,
+    decision_for,
+    move_between,
+)
+from tests.exactness.test_exactness import (
+    LIMIT,
+    check,
+    private_step,
+    reference,
+    run,
+)
+
+# ---------------------------------------------------------------- a step whose randomness is given
+
+
+@dataclass
+class Given:
+    """What a step of the DP-Fast MH family does with a batch that it is given."""
+
+    rate: float | None = None  # expected number of places; None if no batch was asked for
+    places: int | None = None  # number of places that were filled; None if all records decide
+    rule: object = None
+    log_ratio: float = math.nan
+
+
+def drive(step, move, decision, places=(), u=0.0):
+    """One decision on given places of the batch, with given uniform numbers: what goes into the last draw."""
+    places = np.asarray(places, dtype=np.int64)
+    given = Given()
+
+    def count(rate, bits):
+        assert bits is step._bits
+        given.rate = rate
+        return len(places)
+
+    def fill(n_records, size, bits):
+        assert (n_records, size) == (step.likelihood.n_records, len(places))
+        assert bits is step._bits
+        given.places = size
+        return places
+
+    def numbers(n, bits):
+        assert n == len(places) and bits is step._bits
+        return np.array(np.broadcast_to(u, len(places)), dtype=float)
+
+    def judge(rule, log_ratio, bits):
+        assert bits is step._bits
+        given.rule, given.log_ratio = rule, log_ratio
+        return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_mh, "poisson_count", count)
+        patch.setattr(fast_mh, "with_replacement", fill)
+        patch.setattr(fast_mh, "uniforms", numbers)
+        patch.setattr(accept_reject, "decide", judge)
+        decide_on(step, move, decision)
+    return given
+
+
+@dataclass
+class Counts:
+    """Each record counts an independent Poisson number of times, each time adding its weight to the log-ratio."""
+
+    rates: np.ndarray
+    weights: np.ndarray
+    offset: float
+    rule: object
+
+    def acceptance(self):
+        """Exact up to counts that together have probability 1e-14 or less."""
+        x, p = np.array([self.offset]), np.ones(1)
+        for rate, weight in zip(self.rates, self.weights, strict=True):
+            j = np.arange(int(stats.poisson.isf(1e-15, rate)) + 2)
+            x, p = np.add.outer(x, j * weight).ravel(), np.outer(p, stats.poisson.pmf(j, rate)).ravel()  # fmt: skip
+        return float(p @ np.exp(self.rule.log_probabilities(x)[0]))
+
+
+def driven(step, move, decision):
+    """The law of a step's decision, from nothing but what the step does with given randomness.
+
+    The probability that a record's place is kept is found by bisection over its uniform number, to 2**-53.
+    """
+    n = step.likelihood.n_records
+    empty = drive(step, move, decision)
+    kept, weights = np.zeros(n), np.zeros(n)
+    for i in range(n):
+
+        def added(u, i=i):
+            return drive(step, move, decision, [i], u).log_ratio - empty.log_ratio
+
+        weights[i] = added(0.0)
+        if weights[i] == 0:
+            continue  # whether it is kept cannot be seen, and does not matter
+        low, high = 0, 2**53
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if added(middle * 2.0**-53) else (low, middle)
+        kept[i] = low * 2.0**-53
+    rng = np.random.default_rng(0)
+    for size in (2, 3, 7):  # places do not interact
+        places, u = rng.integers(n, size=size), rng.random(size)
+        counted = places[u < kept[places]]
+        expected = empty.log_ratio + weights[counted].sum()
+        assert drive(step, move, decision, places, u).log_ratio == pytest.approx(expected, abs=1e-9)
+    return Counts(empty.rate * kept / n, weights, empty.log_ratio, empty.rule)
+
+
+# ---------------------------------------------------------------- detailed balance of single moves
+
+#: Contributions of one record per unit of distance: at the bound, beyond it, within it.
+FEW = {2: np.array([1.0, -0.4]), 3: np.array([0.9, -2.5, 0.8])}
+RATE, BOUND, TEMPERATURE = 0.25, 1.0, 0.6
+PAIRS = [(0.0, 1.3), (0.1, 0.75), (0.6, -0.5)]
+
+
+def few_records(n=3, *, step=DPFastMH, private=True, bound=BOUND, **kwargs):
+    """A step on two or three records, whose log-likelihoods are linear: every ratio is known."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.4, 0.6)
+        pm.CustomDist("y", mu, logp=lambda value, mu: value * mu, observed=FEW[n])
+    options = {"clip_bound": bound, "proposal": RandomWalk(0.5), "batch_rate": RATE, "temperature": TEMPERATURE}  # fmt: skip
+    budget = PrivacyBudget(math.inf, 1e-6, chains=1) if private else None
+    options |= {"budget": budget, "reproducible": True}
+    with compiled_once("few records", *FEW[n]):
+        method = step(model=model, **(options | kwargs))
+    method.set_rng(np.random.default_rng(12))
+    method.stop_tuning()
+    method._open()
+    return method
+
+
+def written_by_hand(step, move, decision):
+    """The law of a decision, from the definition: rates, weights and prior."""
+    n, d = step.likelihood.n_records, move.distance
+    u = np.clip(FEW[n] * (move.new.theta - move.old.theta) / (BOUND * d), -1, 1)
+    c = TEMPERATURE * BOUND * d
+    u, c = (u, c) if decision is None else (u * c / decision.log_ratio_bound, decision.log_ratio_bound)  # fmt: skip
+    here, back = 2 * RATE + n * c * (1 - u), 2 * RATE + n * c * (1 + u)
+    prior = stats.norm.logpdf([move.new.theta[0], move.old.theta[0]], 0.4, 0.6) @ [1, -1]
+    rule = step.rule
+    return Counts(here / (2 * n), np.log(back / here), float(prior), rule)
+
+
+RULES = {
+    "Barker": {},
+    "lazy Barker": {"laziness": 0.4},
+    "lazy penalty": {"rule": Penalty(1.2), "laziness": 0.7},
+    "penalty": {"rule": Penalty(0.8), "private": False},
+    "Metropolis": {"rule": Metropolis(), "private": False},
+    "lazy Metropolis": {"rule": Metropolis(), "laziness": 0.6, "private": False},
+}
+
+
+@pytest.mark.parametrize("n", FEW)
+@pytest.mark.parametrize("name", RULES)
+def test_law_of_a_decision(name, n):
+    """By enumeration of the step's own randomness: independent Poisson counts, and detailed balance to 1e-10."""
+    step = few_records(n, **RULES[name])
+    for old, new in PAIRS:
+        there, back = (move_between(step, [a], [b]) for a, b in ((old, new), (new, old)))
+        charged = decision_for(step, there)
+        assert charged == decision_for(step, back)
+        if charged is not None:  # what is charged is what is done: the bound is rounded up
+            rounding = charged.log_ratio_bound / (TEMPERATURE * BOUND * there.distance)
+            assert 1 < rounding < step.family.RATIO + 1e-6
+        laws = [driven(step, move, charged) for move in (there, back)]
+        for move, law in zip((there, back), laws, strict=True):
+            expected = written_by_hand(step, move, charged)
+            assert law.rule == expected.rule
+            assert law.offset == pytest.approx(expected.offset, abs=1e-12)
+            np.testing.assert_allclose(law.weights, expected.weights, rtol=0, atol=1e-7)
+            np.testing.assert_allclose(law.rates, expected.rates, rtol=1e-8)
+        forth, again = (law.acceptance() for law in laws)
+        odds = math.exp(step.log_ratio(there))
+        assert odds * again == pytest.approx(forth, rel=1e-10)
+        assert abs(math.log(odds)) > 0.05  # there is something to balance
+
+
+#: Decisions drawn for each move.
+N_TRIES = 6000
+
+
+def check_frequencies(step):
+    """Raise unless a step accepts as often as the law written by hand says, there and back."""
+    for old, new in (PAIRS[0], PAIRS[0][::-1]):
+        move = move_between(step, [old], [new])
+        decision = decision_for(step, move)
+        p = written_by_hand(step, move, decision).acceptance()
+        accepted = sum(decide_on(step, move, decision) for _ in range(N_TRIES))
+        if stats.binomtest(accepted, N_TRIES, p).pvalue < LIMIT:
+            raise AssertionError(f"wrong law: {accepted / N_TRIES:.3f} in place of {p:.3f}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["Barker", pytest.param("lazy penalty", marks=pytest.mark.slow), "Metropolis"]
+)
+def test_frequency_of_acceptance(name):
+    """With its own randomness a step accepts as often as the enumeration says."""
+    check_frequencies(few_records(**RULES[name]))
+
+
+class Rewritten(DPFastMH):
+    """The test written again by hand, in pieces, so that each can be broken."""
+
+    def places(self, rate):
+        return fast_mh.poisson_count(rate, self._bits)
+
+    def records(self, n, size):
+        return fast_mh.with_replacement(n, size, self._bits)
+
+    def keeps(self, most, pull):
+        """Probability of keeping."""
+        return (2 * self.batch_rate + most - pull) / (2 * (self.batch_rate + most))
+
+    def weights(self, most, pull):
+        rate = 2 * self.batch_rate + most
+        return np.log((rate + pull) / (rate - pull))
+
+    def total(self, weights, prior, size, rate):
+        return weights.sum() + prior
+
+    def transition(self, theta):
+        move = self.propose(theta)
+        return self.choose(move, self.rule, self.batch_log_ratio(move, self.charge_decision(move)))
+
+    def batch_log_ratio(self, move, decision):
+        n, bound = self.likelihood.n_records, self._batch_bound(move, decision)
+        rate = self.batch_rate + n * bound
+        size = self.places(rate)
+        index = self.records(n, size)
+        pull = n * self.temperature * self.changes(move, index)
+        kept = fast_mh.uniforms(len(index), self._bits) < self.keeps(n * bound, pull)
+        weights = self.weights(n * bound, pull)[kept]
+        return float(self.total(weights, move.prior, len(index), rate))
+
+
+class WrongSign(Rewritten):
+    def weights(self, most, pull):
+        return -super().weights(most, pull)
+
+
+class HalfTheWeight(Rewritten):
+    """As if ``2 artanh`` were ``artanh``."""
+
+    def weights(self, most, pull):
+        return super().weights(most, pull) / 2
+
+
+class KeepsTheOthers(Rewritten):
+    """Keeps with ``1 + u`` in place of ``1 - u``."""
+
+    def keeps(self, most, pull):
+        return super().keeps(most, -pull)
+
+
+class KeepsAll(Rewritten):
+    """Nothing is thinned out."""
+
+    def keeps(self, most, pull):
+        return np.ones_like(pull)
+
+
+class PlainEstimate(KeepsAll):
+    """The usual estimate from a batch, with no correction for its error."""
+
+    def weights(self, most, pull):
+        return pull
+
+    def total(self, weights, prior, size, rate):
+        return weights.sum() / max(size, 1) + prior
+
+
+class PriorInTheBatch(Rewritten):
+    """The prior counts with each place that is kept, of which about half are expected to be."""
+
+    def total(self, weights, prior, size, rate):
+        return weights.sum() + prior * len(weights) / (rate / 2)
+
+
+class SizeOfTheRate(Rewritten):
+    """As many places as are expected, not a Poisson number."""
+
+    def places(self, rate):
+        return round(rate)
+
+
+class NoRecordTwice(Rewritten):
+    """Places are filled without replacement."""
+
+    def records(self, n, size):
+        return without_replacement(n, min(n, size), self._bits)
+
+
+MUTANTS = [
+    WrongSign, HalfTheWeight, KeepsTheOthers, KeepsAll, PlainEstimate, PriorInTheBatch, SizeOfTheRate, NoRecordTwice,
+]  # fmt: skip
+#: One fault of each part: weights, what is kept, the prior, the size.
+QUICKLY_FOUND = (HalfTheWeight, KeepsTheOthers, PriorInTheBatch, SizeOfTheRate)
+
+
+def test_rewritten():
+    """Unbroken, it passes: what fails below fails for its fault."""
+    check_frequencies(few_records(step=Rewritten))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutant",
+    [pytest.param(m, marks=[] if m in QUICKLY_FOUND else pytest.mark.slow) for m in MUTANTS],
+)
+def test_broken_decisions_are_found(mutant):
+    with pytest.raises(AssertionError, match="wrong law"):
+        check_frequencies(few_records(step=mutant))
+
+
+# ---------------------------------------------------------------- a limit beyond which all records decide
+
+#: All records pull one way: what the others leave out shows.
+ONE_WAY = np.array([0.9, 2.5, 0.8])
+LIMIT_AT = 2
+
+
+def one_way(**kwargs):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FEW, 3, ONE_WAY)
+        return few_records(**kwargs)
+
+
+def check_balance(step):
+    """Raise unless moves there and back are accepted in proportion to the densities, short moves and long ones."""
+    for old, new in PAIRS[:2]:
+        there, back = (move_between(step, [a], [b]) for a, b in ((old, new), (new, old)))
+        decision = decision_for(step, there)
+        odds = math.exp(step.log_ratio(there))
+        forth, again = (
+            sum(decide_on(step, move, decision) for _ in range(N_TRIES)) / N_TRIES
+            for move in (there, back)
+        )
+        error = math.sqrt(forth * (1 - forth) / N_TRIES + odds**2 * again * (1 - again) / N_TRIES)
+        if stats.norm.sf(abs(forth - odds * again) / error) < LIMIT / 2:
+            raise AssertionError(f"no balance: {forth:.3f} and {odds * again:.3f}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Barker", "lazy penalty"])
+def test_limit_keeps_balance(name):
+    check_balance(one_way(full_batch_at=LIMIT_AT, **RULES[name]))
+
+
+class DrawnSizeDecides(Rewritten):
+    """All records where the batch *drawn* reaches the limit, as in Algorithm 2 of the paper.
+
+    Not reversible, other than Theorem 3 of the paper says: whether ``B < K`` has the same probability both ways, but
+    given ``B < K`` the counts of records are not independent any more, and the factor ``exp(lambda)`` is lost.
+    """
+
+    def batch_log_ratio(self, move, decision):
+        bound = decision.log_ratio_bound
+        size = self.places(self.batch_rate + self.likelihood.n_records * bound)
+        if size >= LIMIT_AT:
+            return self.log_ratio(move)
+        self.places = lambda rate: size
+        try:
+            return super().batch_log_ratio(move, decision)
+        finally:
+            del self.places
+
+
+class RateDecides(Rewritten):
+    """All records where the batch *expected* reaches the limit, as in the code of the paper: public, and exact."""
+
+    def batch_log_ratio(self, move, decision):
+        if self.batch_rate + self.likelihood.n_records * decision.log_ratio_bound >= LIMIT_AT:
+            return self.log_ratio(move)
+        return super().batch_log_ratio(move, decision)
+
+
+@pytest.mark.slow
+def test_limit_on_the_expected_size_keeps_balance():
+    check_balance(one_way(step=RateDecides))
+
+
+def test_limit_on_the_drawn_size_does_not():
+    with pytest.raises(AssertionError, match="no balance"):
+        check_balance(one_way(step=DrawnSizeDecides))
+
+
+# ---------------------------------------------------------------- chains
+
+
+@dataclass
+class Seen:
+    """How the decisions of a chain were made."""
+
+    rates: list = field(default_factory=list)
+    sizes: list = field(default_factory=list)
+    looked: list = field(default_factory=list)  # at how many different records
+    full: int = 0
+    roundings: list = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def watched(step):
+    """Count how decisions come about, and insist that no record is clipped."""
+    seen = Seen()
+    count, changes, clipped = fast_mh.poisson_count, step.changes, accept_reject.clipped_changes
+
+    def count_places(rate, bits):
+        size = count(rate, bits)
+        seen.rates.append(rate), seen.sizes.append(size)
+        return size
+
+    def note_records(move, index):
+        seen.looked.append(len(np.unique(index)))
+        return changes(move, index)
+
+    def check_changes(new, old, bound):
+        assert np.abs(new - old).max(initial=0) < bound
+        return clipped(new, old, bound)
+
+    class Full(type(step)):
+        def log_ratio(self, move):
+            seen.full += 1
+            change = np.abs(self._records(move.new) - self._records(move.old)).max()
+            assert change < self.clip_bound * move.distance
+            return super().log_ratio(move)
+
+        def charge_decision(self, move):
+            decision = super().charge_decision(move)
+            bound = getattr(decision, "log_ratio_bound", None)
+            if bound is not None:
+                seen.roundings.append(bound / self._bound(move.distance))
+            return decision
+
+    kind = type(step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_mh, "poisson_count", count_places)
+        patch.setattr(accept_reject, "clipped_changes", check_changes)
+        step.changes, step.__class__ = note_records, Full
+        try:
+            yield seen
+        finally:
+            step.__class__ = kind
+            del step.changes
+
+
+def largest_slope(likelihood, proposal, exact):
+    """Largest change of a record's log-likelihood per unit of distance, over many moves, and the rms distance."""
+    walk, rng = proposal.start(exact.shape[1]), np.random.default_rng(0)
+    slopes, distances = [], []
+    for theta in exact[:400]:
+        new, distance = walk.propose(theta, rng)
+        change = np.abs(likelihood.logp(new) - likelihood.logp(theta)).max()
+        slopes.append(change / distance), distances.append(distance)
+    return max(slopes), math.sqrt(np.mean(np.square(distances)))
+
+
+#: Clip bounds are the largest slope seen in a trial, times this: no record is clipped in a chain.
+MARGIN = 1.5
+#: Part of the expected batch that does not depend on the proposal, divided by the number of records.
+PART = 0.15
+
+
+def minibatch_chain(
+    target,
+    walk,
+    *,
+    step=DPFastMH,
+    private=True,
+    temperature=1.0,
+    limit=False,
+    margin=MARGIN,
+    seed=1,
+    n=10_000,
+    **kwargs,
+):
+    """Draws of a chain, exact draws, how decisions were made, and the step."""
+    exact = reference(target, temperature)
+    proposal = walk(exact.std(axis=0))
+    model, records = target.model(), kwargs.get("records")
+    with compiled_once(target.name) as compiled:
+        likelihood = compiled(model, records=records)
+    n_records = likelihood.n_records
+    slope, typical = largest_slope(likelihood, proposal, exact)
+    bound, rate = margin * slope, PART * n_records
+    options = {"clip_bound": bound, "proposal": proposal, "batch_rate": rate, "temperature": temperature}  # fmt: skip
+    budget = PrivacyBudget(math.inf, 1e-6, chains=1) if private else None
+    options |= {"budget": budget, "reproducible": True}
+    if limit:
+        options["full_batch_at"] = round(rate + n_records * temperature * bound * typical)
+    with compiled_once(target.name):
+        method = step(model=model, **options, **kwargs)
+    start = np.random.default_rng(seed + 1000).integers(len(exact))
+    with watched(method) as seen:
+        draws = run(method, exact[start], n, seed)
+    return draws, exact, seen, method
+
+
+BLIND = {
+    "random walk": lambda sd: RandomWalk(0.8 * sd, max_distance=2.0 * np.linalg.norm(sd)),
+    "one component": lambda sd: OneComponent(1.2 * sd, metric="proposal", max_distance=2.5),
+    "guided walk": lambda sd: GuidedWalk(1.1 * sd, metric=sd, max_distance=2.5),
+}
+CHAINS = {
+    "TunaMH": (BANANA, "random walk", {"rule": Metropolis(), "private": False}),
+    "Barker": (GAUSSIAN, "random walk", {}),
+    "lazy penalty, tempered": (LOGIT, "one component", {"rule": Penalty(1.2), "laziness": 0.7, "temperature": 0.4}),
+    "penalty": (BANANA, "guided walk", {"rule": Penalty(0.8), "private": False}),
+    "persons": (GAUSSIAN, "one component", {"temperature": 0.4, "records": np.random.default_rng(3).integers(100, size=150) + 7}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_posterior(name):
+    """Batches decide, smaller than the data, and the chain has the posterior."""
+    target, walk, options = CHAINS[name]
+    draws, exact, seen, step = minibatch_chain(target, BLIND[walk], **options)
+    check_way(seen, step, len(draws))
+    check(draws, exact)
+
+
+def check_way(seen, step, n, least=0.6):
+    """Raise unless so many of the decisions were made from batches, and these left out most of the data."""
+    assert len(seen.sizes) + seen.full == n
+    assert len(seen.sizes) > least * n
+    assert max(seen.rates) < step.likelihood.n_records
+    assert np.mean(seen.looked) < 0.5 * step.likelihood.n_records
+    if step.family is not None:
+        assert isinstance(step.family, PerProposalPoissonMinibatch)
+        assert 1 < min(seen.roundings) < np.median(seen.roundings) < 1.021
+
+
+@pytest.mark.slow
+def test_posterior_with_a_limit():
+    """All records decide about half of the time."""
+    draws, exact, seen, _ = minibatch_chain(GAUSSIAN, BLIND["random walk"], limit=True)
+    assert len(seen.looked) + seen.full == len(draws)
+    assert 0.3 < seen.full / len(draws) < 0.7
+    assert np.mean(seen.looked) < 0.5 * len(draws)
+    check(draws, exact)
+
+
+BARKER = {
+    "gaussian": (GAUSSIAN, "random walk", {}),
+    "banana": (BANANA, "guided walk", {"laziness": 0.8}),
+    "logit": (LOGIT, "one component", {"temperature": 0.4}),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "banana" else pytest.mark.slow) for n in BARKER]
+)
+def test_barker_on_all_records(name):
+    """Barker's rule on the log-ratio itself: exact with no noise and no correction."""
+    target, walk, options = BARKER[name]
+    exact = reference(target, options.get("temperature", 1.0))
+    method = private_step(target, BLIND[walk](exact.std(axis=0)), step=DPBarker, **options)
+    check(run(method, exact[7], 10_000, 3), exact)
+
+
+#: Each rule with each target and each walk, and each target with each walk.
+AT_LENGTH = [
+    pytest.param(name, target, walk, id=f"{name}-{target.name}-{walk}")
+    for i, name in enumerate(("Barker", "lazy penalty", "Metropolis"))
+    for j, target in enumerate((GAUSSIAN, BANANA, LOGIT))
+    for k, walk in enumerate(BLIND)
+    if (i + j + k) % 3 == 0
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "target", "walk"), AT_LENGTH)
+def test_posterior_at_length(name, target, walk):
+    """With chains several times as long."""
+    temperature = 0.4 if walk == "guided walk" else 1.0
+    # Longer chains go farther out, where the slopes of the banana are steeper.
+    margin = 2.2 if target is BANANA else MARGIN
+    options = RULES[name] | {"temperature": temperature, "margin": margin}
+    draws, exact, seen, step = minibatch_chain(target, BLIND[walk], n=40_000, **options)
+    check_way(seen, step, len(draws), least=0.3)
+    check(draws, exact)

@@ -1,0 +1,372 @@
+"""SimulatedRecords: the model's likelihood, derivatives and law, and nothing of what was observed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from scipy import stats
+
+from pymc_dp import UnsupportedModel
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs.data_variables import observed_arrays
+from pymc_dp.model.simulation import SimulatedRecords
+from tests.model.example_models import FAMILIES, N
+
+RNG = np.random.default_rng(311)
+X = RNG.normal(size=(N, 2))
+WHO = np.array([0, 0, 1, 2, 2, 2, 1])
+SEED = 4
+
+#: Compiled by default; the others with the slow tests.
+QUICK = ("logistic",)
+BY_NAME = {f.name: f for f in FAMILIES}
+#: No random numbers are known, or what is observed is in another variable's parameters, too.
+NO_DRAWS = ("custom logp", "several observed")
+
+
+def position(model, seed=1):
+    point = model.initial_point(random_seed=0)
+    theta = np.concatenate([np.ravel(point[v.name]) for v in model.value_vars]).astype(float)
+    return theta + 0.1 * np.random.default_rng(seed).normal(size=len(theta))
+
+
+def differences(function, theta, h=1e-6):
+    """Central differences; the last axis runs over the parameters."""
+    columns = [
+        (function(theta + h * e) - function(theta - h * e)) / (2 * h) for e in np.eye(len(theta))
+    ]
+    return np.stack(columns, axis=-1)
+
+
+def check_derivatives(simulated, theta, data):
+    gradients = simulated.gradients(theta, data)
+    assert gradients.shape == (simulated.n_records, simulated.n_dim)
+    expected = differences(lambda t: simulated.logp(t, data), theta)
+    np.testing.assert_allclose(gradients, expected, rtol=1e-5, atol=1e-6)
+    curvature = simulated.curvature(theta, data)
+    expected = -differences(lambda t: simulated.gradients(t, data).sum(axis=0), theta)
+    np.testing.assert_allclose(curvature, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(curvature, curvature.T)
+
+
+def check_model_own_likelihood(model, **options):
+    simulated = SimulatedRecords(model, public_covariates=True, **options)
+    likelihood = RecordLikelihood(model, **options)
+    assert (simulated.n_records, simulated.n_dim) == (likelihood.n_records, likelihood.n_dim)
+    theta = position(model)
+    np.testing.assert_allclose(
+        simulated.logp(theta, observed_arrays(model)), likelihood.logp(theta), rtol=1e-9, atol=1e-12
+    )
+    return simulated, theta
+
+
+# ---------------------------------------------------------------- the likelihood, and its derivatives
+
+
+#: Compiled as RecordLikelihood is, whose tests go through all of them.
+SOME = [n for n in BY_NAME if n not in NO_DRAWS]
+LONG = "multivariate normal, LKJ"  # takes two minutes to compile
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *QUICK,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[::2] if n not in (*QUICK, LONG)),
+    ],
+)
+def test_likelihood_and_derivatives(name):
+    simulated, theta = check_model_own_likelihood(BY_NAME[name].build())
+    data = simulated.draw(theta, np.random.default_rng(SEED))
+    assert np.isfinite(simulated.logp(theta, data)).all()
+    check_derivatives(simulated, theta, data)
+
+
+def two_tables(first, second):
+    """Two observed variables of different length, on the same parameters."""
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", shape=2), pm.HalfNormal("sigma")
+        pm.Normal("y", mu, 1.0, observed=first)
+        pm.Normal("z", mu[0], sigma, observed=second)
+    return model
+
+
+@pytest.mark.slow
+def test_records_of_several_rows_and_variables():
+    y, z = RNG.normal(size=(N, 2)), RNG.normal(size=4)
+    records = {"y": WHO, "z": np.array([3, 0, 0, 2])}
+    simulated, theta = check_model_own_likelihood(two_tables(y, z), records=records)
+    assert simulated.n_records == 4
+    data = simulated.draw(theta, np.random.default_rng(SEED))
+    assert [a.shape for a in data] == [(N, 2), (4,)]
+    check_derivatives(simulated, theta, data)
+
+
+def test_kinks_have_the_right_curvature():
+    """Where all coefficients are zero, softplus as it is compiled elsewhere has kinks."""
+    simulated = SimulatedRecords(BY_NAME["logistic"].build(), public_covariates=True)
+    x, theta = BY_NAME["logistic"].data["X"], np.zeros(3)
+    data = simulated.draw(theta, np.random.default_rng(SEED))
+    np.testing.assert_allclose(simulated.curvature(theta, data), x.T @ x / 4, rtol=1e-7)
+    np.testing.assert_allclose(simulated.gradients(theta, data), (data[0] - 0.5)[:, None] * x)
+
+
+# ---------------------------------------------------------------- the law of what is drawn
+
+MANY = 20_000
+
+
+def law_model(n=MANY, change=0.0):
+    """The second observed variable depends on the first; a scale, and a bounded parameter."""
+    with pm.Model(coords={"row": np.arange(n)}) as model:
+        mu, sigma = pm.Normal("mu", 0, 5), pm.HalfNormal("sigma", 3)
+        slope = pm.Uniform("slope", -1, 3)
+        pm.Deterministic("twice", 2 * mu)
+        pm.Potential("pull", -(mu**2) / 100)
+        x = pm.Normal("x", mu, sigma, observed=pm.Data("x_data", np.zeros(n) + change, dims="row"))
+        pm.Normal("y", slope * x, 0.5, observed=np.arange(n) / n + change, dims="row")
+    return model
+
+
+@pytest.fixture(scope="module")
+def law():
+    return SimulatedRecords(law_model())
+
+
+#: mu, log(sigma), and the slope's place between -1 and 3.
+THETA = np.array([1.5, np.log(2.0), np.log((0.5 + 1) / (3 - 0.5))])
+
+
+@pytest.mark.slow
+def test_law(law):
+    x, y = law.draw(THETA, np.random.default_rng(SEED))
+    assert stats.kstest((x - 1.5) / 2.0, stats.norm.cdf).pvalue > 1e-4
+    residual = (y - 0.5 * x) / 0.5
+    assert stats.kstest(residual, stats.norm.cdf).pvalue > 1e-4
+    assert abs(np.mean(residual * (x - 1.5) / 2)) < 4 / np.sqrt(MANY)
+    # Score and curvature agree as they do under the model's law, and under no other.
+    data = [x, y]
+    gradients = law.gradients(THETA, data)
+    fisher = gradients.T @ gradients
+    z = gradients.sum(axis=0) / np.sqrt(np.diag(fisher))
+    assert np.abs(z).max() < 4
+    scale = np.sqrt(np.diag(fisher))
+    np.testing.assert_allclose(
+        law.curvature(THETA, data) / np.outer(scale, scale),
+        fisher / np.outer(scale, scale),
+        atol=6 * np.sqrt(3 / MANY),
+    )
+    with pytest.raises(AssertionError):
+        wrong = law.gradients(THETA, [x, law.draw(THETA, np.random.default_rng(SEED + 1))[1]])
+        assert np.abs(wrong.mean(axis=0)).max() < 0.01 and abs(np.mean(wrong[:, 2] ** 2)) < 1
+
+
+@pytest.mark.slow
+def test_only_the_generator_decides(law):
+    first, again, other = (
+        law.draw(THETA, np.random.default_rng(s)) for s in (SEED, SEED, SEED + 1)
+    )
+    for a, b, c in zip(first, again, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert not np.any(a == c)
+
+
+@pytest.mark.slow
+def test_integers_stay_integers():
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Exponential("rate", 1), observed=np.arange(N))
+    simulated = SimulatedRecords(model)
+    (y,) = simulated.draw(np.array([np.log(7.0)]), np.random.default_rng(SEED))
+    assert y.dtype == observed_arrays(model)[0].dtype
+    (many,) = zip(*(simulated.draw(np.array([np.log(7.0)]), np.random.default_rng(s)) for s in range(300)), strict=True)  # fmt: skip
+    assert abs(np.mean(many) - 7) < 4 * np.sqrt(7 / (300 * N))
+
+
+# ---------------------------------------------------------------- nothing depends on what was observed
+
+
+def everything(model, theta, **options):
+    """All that a plan sees, to the last bit."""
+    simulated = SimulatedRecords(model, **options)
+    data = simulated.draw(theta, np.random.default_rng(SEED))
+    functions = (simulated.logp, simulated.gradients, simulated.curvature)
+    return [*data, *(f(theta, data) for f in functions)]
+
+
+def same(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.slow
+def test_what_was_observed_does_not_matter():
+    """A constant, and a pm.Data, of a variable that enters the parameters of the other."""
+    one, other = (everything(law_model(50, change), THETA) for change in (0.0, 17.25))
+    assert same(one, other)
+
+
+def discrete_model(counts, levels):
+    """Observed integers, for which PyMC could compute parts of the likelihood in advance."""
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Exponential("m", 1), observed=counts)
+        pm.Bernoulli("z", logit_p=pm.Normal("a"), observed=pm.Data("levels", levels))
+    return model
+
+
+@pytest.mark.slow
+def test_observed_integers_do_not_matter():
+    a = discrete_model(np.arange(N), np.arange(N) % 2)
+    b = discrete_model(np.full(N, 90), np.ones(N, dtype=int))
+    assert same(*(everything(m, np.array([0.3, -0.5])) for m in (a, b)))
+
+
+@pytest.mark.slow
+def test_leak_would_be_found():
+    """Control: the comparison finds the difference of models that differ in a covariate."""
+    models = []
+    for shift in (0.0, 1e-9):
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("mu") * (X[:, 0] + shift), 1.0, observed=np.zeros(N))
+        models.append(model)
+    one, other = (everything(m, np.array([0.5]), public_covariates=True) for m in models)
+    assert not same(one, other)
+
+
+def by_constant(y, z):
+    pm.Normal("y", pm.Normal("mu"), 1.0, observed=y)
+    pm.Normal("z", pm.Normal("b") * y, 1.0, observed=z)
+
+
+def by_container(y, z):
+    data = pm.Data("y_data", y)
+    pm.Normal("y", pm.Normal("mu"), 1.0, observed=data)
+    pm.Normal("z", pm.Normal("b") * data, 1.0, observed=z)
+
+
+def by_column(y, z):
+    table = pm.Data("table", np.column_stack([y, z]))
+    pm.Normal("y", pm.Normal("mu"), 1.0, observed=table[:, 0])
+    pm.Normal("z", pm.Normal("b") * table[:, 0], 1.0, observed=table[:, 1])
+
+
+@pytest.mark.parametrize("fill", [by_constant, by_container, by_column])
+@pytest.mark.parametrize("public", [True, False])
+def test_observed_data_in_other_parameters_are_refused(fill, public):
+    """Even if covariates are public: what is observed is not."""
+    with pm.Model() as model:
+        fill(X[:, 0], X[:, 1])
+    with pytest.raises(UnsupportedModel, match="with the random variable itself"):
+        SimulatedRecords(model, public_covariates=public, public_data=public)
+
+
+# ---------------------------------------------------------------- covariates
+
+
+def covariate(kind):
+    y = np.zeros(N)
+    with pm.Model(coords={"row": np.arange(N)}) as model:
+        mu = pm.Normal("mu", shape=3)
+        if kind == "constant":
+            pm.Normal("y", X @ mu[:2], 1.0, observed=y)
+        elif kind == "container":
+            pm.Normal("y", pm.Data("age", X[:, 0], dims="row") * mu[0], 1.0, observed=y)
+        elif kind == "index":
+            pm.Normal("y", mu[WHO], 1.0, observed=y)
+        elif kind == "index container":
+            pm.Normal("y", mu[pm.Data("group", WHO)], 1.0, observed=y)
+        elif kind == "centred":
+            x = pt.as_tensor(X[:, 0])
+            pm.Normal("y", mu[0] * (x - x.mean()), 1.0, observed=y)
+        elif kind == "scale":
+            pm.Normal("y", mu[0], np.exp(X[:, 0]), observed=y)
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind", ["constant", "container", "index", "index container", "centred", "scale"]
+)
+def test_private_covariates_are_refused(kind):
+    with pytest.raises(ValueError, match='covariates="public"') as refused:
+        SimulatedRecords(covariate(kind))
+    name = {"container": "age", "index container": "group"}.get(kind)
+    assert name is None or name in str(refused.value)
+    assert not any(f"{v:.3f}"[:5] in str(refused.value) for v in X.ravel())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["index container", "index", "container", "constant"])
+def test_public_covariates_are_used(kind):
+    simulated = SimulatedRecords(covariate(kind), public_covariates=True)
+    theta = np.array([100.0, 200.0, 300.0])
+    (y,) = simulated.draw(theta, np.random.default_rng(SEED))
+    mean = {"container": 100 * X[:, 0], "constant": X @ theta[:2]}.get(kind, theta[WHO])
+    assert np.abs(y - mean).max() < 5
+
+
+def test_labels_of_records_are_private():
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=np.zeros(N))
+    with pytest.raises(ValueError, match="which rows belong together"):
+        SimulatedRecords(model, records=WHO)
+
+
+# ---------------------------------------------------------------- what cannot be drawn
+
+
+def custom(random=None):
+    def logp(value, mu):
+        return -((value - mu) ** 2)
+
+    with pm.Model() as model:
+        pm.CustomDist("y", pm.Normal("mu"), logp=logp, random=random, observed=X[:, 0])
+    return model
+
+
+@pytest.mark.slow
+def test_without_random_numbers_the_data_must_be_public():
+    with pytest.raises(UnsupportedModel, match=r"give its pm.CustomDist a random=, or pass covariates=stand_in_model"):  # fmt: skip
+        SimulatedRecords(custom())
+    simulated = SimulatedRecords(custom(), public_covariates=True, public_data=True)
+    (y,) = simulated.draw(np.array([0.3]), np.random.default_rng(SEED))
+    np.testing.assert_array_equal(y, X[:, 0])
+    np.testing.assert_allclose(simulated.gradients(np.array([0.3]), [y])[:, 0], 2 * (y - 0.3))
+
+
+def test_custom_random_numbers():
+    def random(mu, rng=None, size=None):
+        return rng.normal(mu, np.sqrt(0.5), size=size)
+
+    simulated = SimulatedRecords(custom(random), public_covariates=True, public_data=True)
+    draws = [simulated.draw(np.array([8.0]), np.random.default_rng(s))[0] for s in range(200)]
+    assert abs(np.mean(draws) - 8) < 4 * np.sqrt(0.5 / (200 * N))
+
+
+@pytest.mark.parametrize("wrong", ["minibatch", "nothing observed", "discrete"])
+def test_still_refused(wrong):
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        if wrong == "minibatch":
+            batch = pm.Minibatch(X[:, 0], batch_size=3)
+            pm.Normal("y", mu, 1.0, observed=batch, total_size=N)
+        elif wrong == "discrete":
+            pm.Normal("y", pm.Poisson("k", 2.0), 1.0, observed=X[:, 0])
+    with pytest.raises(UnsupportedModel):
+        SimulatedRecords(model)
+    with pytest.raises(UnsupportedModel):
+        RecordLikelihood(model)
+
+
+@pytest.mark.slow
+def test_two_variables_that_were_observed_to_be_the_same():
+    """PyMC has one constant for both; what is simulated differs."""
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("x", a, 1.0, observed=np.zeros(50))
+        pm.Normal("y", b, 0.1, observed=np.zeros(50))
+    simulated = SimulatedRecords(model)
+    theta = np.array([1.0, -1.0])
+    x, y = data = simulated.draw(theta, np.random.default_rng(1))
+    expected = np.stack([x - 1.0, (y + 1.0) / 0.01], axis=1)
+    np.testing.assert_allclose(simulated.gradients(theta, data), expected, rtol=1e-9)

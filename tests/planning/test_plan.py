@@ -1,0 +1,358 @@
+"""Plans: made without private data, and true to what happens."""
+
+import math
+import re
+
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp import (
+    DPHMC,
+    DPBarker,
+    DPFastMH,
+    DPPenalty,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    Simulator,
+    plan,
+)
+from pymc_dp.acceptance import Barker, Lazy, Penalty
+from pymc_dp.planning import Candidate, Forecast, PrivateStart
+from pymc_dp.planning.simulated_posterior import SimulatedPosterior
+from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
+
+pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+
+N = 4000
+X = np.column_stack([np.ones(N), np.random.default_rng(1).normal(size=(N, 2))])
+
+
+def logistic(y=None, x=X):
+    y = np.random.default_rng(2).random(len(x)) < 0.3 if y is None else y
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2.5, shape=x.shape[1])
+        pm.Bernoulli("y", logit_p=x @ beta, observed=y.astype(int))
+    return model
+
+
+def correlated(n=3000):
+    """Known posterior: normal, of variance 1 / n, with correlation 0.9."""
+    covariance = np.array([[1.0, 0.9], [0.9, 1.0]])
+    y = np.random.default_rng(3).multivariate_normal([1.0, -1.0], covariance, size=n)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 100, shape=2)
+        pm.MvNormal("y", mu, covariance, observed=y)
+    return model, covariance / n
+
+
+def budget(epsilon=4.0, chains=2, **kwargs):
+    return PrivacyBudget(epsilon, 1e-6, chains=chains, **kwargs)
+
+
+GUESS = {"beta": np.array([-0.8, 0.1, 0.0])}
+
+
+@pytest.fixture(scope="module")
+def simulator():
+    """The model, compiled once for the tests that do not exchange its data."""
+    return Simulator(logistic(), covariates="public")
+
+
+def penalty_plan(simulator=None, own_budget=None, **options):
+    """A plan for DPPenalty at the guess."""
+    options = {"step": DPPenalty, "guess": GUESS, "random_seed": 1} | options
+    return plan(budget=own_budget or budget(), simulator=simulator, **options)
+
+
+@pytest.fixture(scope="module")
+def planned(simulator):
+    return penalty_plan(simulator)
+
+
+@pytest.mark.slow
+def test_what_was_observed_does_not_matter(planned):
+    for y in (np.zeros(N), np.random.default_rng(5).random(N) < 0.9):
+        other = penalty_plan(model=logistic(y), covariates="public")
+        assert other.chosen == planned.chosen and other.candidates == planned.candidates
+        found, expected = (p.settings["proposal"].scale for p in (other, planned))
+        np.testing.assert_array_equal(found, expected)
+    another = penalty_plan(model=logistic(), covariates="public", random_seed=2)
+    assert another.chosen != planned.chosen  # other records were drawn
+
+
+@pytest.mark.slow
+def test_a_plan_at_a_draw_from_the_prior(simulator):
+    """Records at parameters that the prior has drawn, before there are any data."""
+    drawn = penalty_plan(simulator, guess="prior", random_seed=3)
+    beta = drawn.position["beta"]
+    assert 0.5 < beta.std() < 6 and "one draw from the prior" in str(drawn)
+    same = penalty_plan(simulator, guess={"beta": beta}, random_seed=3)
+    assert same.chosen == drawn.chosen
+    other = penalty_plan(simulator, guess="prior", random_seed=4)
+    assert not np.allclose(other.position["beta"], beta)
+    with pytest.raises(ValueError, match="or 'prior', got 'posterior'"):
+        penalty_plan(simulator, guess="posterior")
+
+
+@pytest.mark.slow
+def test_a_draw_from_the_prior_is_transformed():
+    with pm.Model() as model:
+        pm.Normal("y", 0, pm.HalfNormal("sigma", 2), observed=np.zeros(5))
+    prepared = Simulator(model)
+    draws = np.array([prepared.position("prior", seed)[0] for seed in range(40)])
+    assert abs(np.mean(np.exp(2 * draws)) - 4) < 4 * math.sqrt(
+        2 * 16 / 40
+    )  # sigma**2, from its log
+
+
+def test_private_covariates_are_refused():
+    with pytest.raises(ValueError, match='covariates="public"'):
+        penalty_plan(model=logistic())
+
+
+@pytest.mark.slow
+def test_a_stand_in_has_any_number_of_rows(planned):
+    small = logistic(x=X[:1000])
+    found = penalty_plan(model=logistic(), covariates=small)
+    assert found.n_records == N
+    ratio, expected = (
+        p.settings["proposal"].scale / p.chosen.settings["length"] ** 2 for p in (found, planned)
+    )
+    np.testing.assert_allclose(np.diag(ratio), np.diag(expected), rtol=0.2)
+
+
+@pytest.mark.slow
+def test_nothing_is_claimed_and_the_budget_pays_as_expected(simulator):
+    for terms in ({}, {"adjacency": "add_remove"}, {"chains": 5, "epsilon": 1.0}):
+        own_budget = budget(**terms)
+        made = penalty_plan(simulator, own_budget)
+        assert own_budget.ledger.claims() == []
+        made.build()
+        draws = made.chosen.forecast.draws
+        assert own_budget.expected_draws() == pytest.approx(draws, rel=0.03) or (
+            draws == 20_000 < own_budget.expected_draws()
+        )
+
+
+@pytest.mark.slow
+def test_earlier_claims_are_subtracted(simulator, planned):
+    access = ((Gaussian(2.0), 1),)
+    own_budget = budget()
+    own_budget.spend("something", access)
+    after = penalty_plan(simulator, own_budget)
+    expected = planned.chosen.forecast
+    assert after.chosen.forecast.effective_draws < 0.9 * expected.effective_draws
+    before = penalty_plan(simulator, other_accesses=access)
+    assert before.chosen == after.chosen
+
+
+@pytest.mark.slow
+def test_max_draws_limits_the_plan(simulator):
+    assert 10 <= penalty_plan(simulator, max_draws=50).chosen.forecast.draws <= 50
+
+
+@pytest.mark.slow
+def test_other_rules_than_the_penalty(simulator, planned):
+    """Draws are as many as the budget then allows; a penalty rule would have made more of it, and batches change the cost by a few per cent."""
+    made = {DPPenalty: planned}
+    for step in (DPBarker, DPFastMH):
+        own_budget = budget()
+        made[step] = penalty_plan(simulator, own_budget, step=step)
+        built = made[step].build()
+        assert type(built) is step and step.__name__ in str(made[step])
+        expected = made[step].chosen.forecast
+        assert own_budget.expected_draws() == pytest.approx(expected.draws, rel=0.03)
+        assert expected.error > planned.chosen.forecast.error
+    fast, barker = made[DPFastMH].chosen, made[DPBarker].chosen
+    assert 0.9 < fast.forecast.draws / barker.forecast.draws < 1.1  # lazy ones even gain a little
+    assert fast.settings["clip_bound"] == barker.settings["clip_bound"]
+    assert fast.settings["noise_scale"] is None
+    rate = made[DPFastMH].settings["batch_rate"]
+    typical = float(built.expected_batch(math.sqrt(3)))  # of three standard deviations, in all
+    assert typical == pytest.approx(2 * rate, rel=1e-9) and typical < N / 4
+
+
+def test_steps_without_plans():
+    with pytest.raises(ValueError, match=r"DPFastMH, got DPHMC\..*by hand.*sample\(step="):
+        plan(budget=budget(), step=DPHMC, model=logistic())
+    with pytest.raises(ValueError, match="got a int"):
+        plan(budget=budget(), step=3, model=logistic())
+    with pytest.raises(ValueError, match="'substitute' only"):
+        plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
+    with pytest.raises(ValueError, match="'gaussian' has no bound for the batches of DPFastMH"):
+        plan(budget=budget(accountant="gaussian"), step=DPFastMH, model=logistic())
+
+
+@pytest.mark.slow
+def test_arguments_that_exclude_each_other(simulator):
+    start = PrivateStart({}, np.zeros(3), np.eye(3), np.eye(3), [], 1.0)
+    for options, match in (
+        ({"epsilon": 1.0}, "epsilon= and delta=, or budget="),
+        ({"epsilon": 1.0, "delta": 1e-6, "budget": budget()}, "not both"),
+        ({"budget": budget(), "step": DPPenalty, "start": GUESS}, "public values as guess="),
+        (
+            {"budget": budget(), "step": DPPenalty, "start": start, "guess": GUESS},
+            "start= or guess=",
+        ),
+        ({"budget": budget(), "simulator": simulator, "temperature": 0.5}, "temperature are those"),
+        ({"budget": budget(), "simulator": simulator, "public": ["x"]}, "public are those"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            plan(**options)
+
+
+@pytest.mark.slow
+def test_too_small_a_budget(simulator):
+    with pytest.raises(PrivacyBudgetExhausted, match="does not pay for ten draws in each of 50"):
+        penalty_plan(simulator, budget(0.01, chains=50))
+
+
+@pytest.mark.slow
+def test_it_says_what_it_rests_on(simulator, planned):
+    text = str(planned)
+    assert "private data were not looked at" in text and f"{N} records" in text
+    assert f"{planned.chosen.forecast.draws:.0f} draws" in text
+    assert all(c.forecast.clipped <= 0.1 for c in planned.candidates)
+    assert planned.chosen in planned.candidates
+    assert sorted(planned.candidates, key=lambda c: c.forecast.error) == list(planned.candidates)
+    vague = penalty_plan(simulator, guess=None)
+    assert "initial point" in str(vague) and "initial point" not in text
+
+
+def test_the_table_has_the_settings_that_vary(planned):
+    """As many rows as it says, in text and HTML; a rule without noise has no column for it."""
+    rows = [line.split() for line in str(planned).splitlines()]
+    header = rows.index(["length", "clip", "bound", "noise", "scale", "laziness", "clipped", "bias", "draws", "effective", "error"])  # fmt: skip
+    table = rows[header + 1 : header + 9]
+    for row, candidate in zip(table, planned.candidates, strict=False):
+        settings, forecast = candidate.settings, candidate.forecast
+        assert float(row[0]) == settings["length"] and row[-1] == f"{forecast.error:.2f}"
+        assert float(row[1]) == pytest.approx(settings["clip_bound"], rel=1e-3)
+    shown = planned._repr_html_()
+    assert shown.count("<tr>") == 9 and "<th>clip bound</th>" in shown
+
+
+def test_errors_of_a_forecast():
+    forecast = Forecast(draws=50.0, effective_draws=100.0, clipped=0.01, bias=0.3)
+    assert forecast.error == pytest.approx(math.sqrt(0.1))
+    assert Candidate({"a": 1}, forecast) == Candidate({"a": 1}, forecast)
+
+
+class TestSimulatedPosterior:
+    """What the plan believes, against closed forms."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def posterior():
+        model, _ = correlated()
+        return SimulatedPosterior(Simulator(model), np.array([1.0, -1.0]), np.random.default_rng(4))
+
+    @pytest.mark.slow
+    def test_posterior(self, posterior):
+        _, covariance = correlated()
+        assert list(posterior.shapes) == ["local"] and posterior.notes == []
+        np.testing.assert_allclose(posterior.shapes["local"], covariance, rtol=0.15)
+
+    @pytest.mark.parametrize("length", [0.5, 1.0, 2.0])
+    def test_log_ratios(self, posterior, length):
+        """For a normal posterior of dimension d: mean -m**2 / 2 and variance m**2 for each squared distance m**2."""
+        moves = posterior.moves("local", length)
+        standard = (moves.ratios + moves.distances**2 / 2) / moves.distances
+        assert abs(standard.mean()) < 4 / math.sqrt(len(standard))
+        assert standard.std() == pytest.approx(1, abs=4 / math.sqrt(2 * len(standard)))
+        assert np.mean(moves.distances**2) == pytest.approx(length**2, rel=0.6)
+        assert moves.slowest == pytest.approx(length**2 / 2, rel=0.3)
+
+    def test_clipping(self, posterior):
+        moves = posterior.moves("local", 1.0)
+        for within in (0.9, 0.99):
+            bound, clipped, bias = moves.clipping(within)
+            assert clipped == pytest.approx(1 - within, abs=1e-3)
+            # A change per standard deviation of the proposal is normal, of this variance on average.
+            spread = math.sqrt(moves.slowest * moves.weight / 3000)
+            assert 0.5 < bound / spread / {0.9: 1.64, 0.99: 2.58}[within] < 2
+            assert 0 < bias < 3 * (1 - within) * math.sqrt(3000) * spread / bound
+        assert moves.clipping(1.0)[1:] == (0.0, 0.0)
+
+    @pytest.mark.slow
+    def test_where_the_posterior_is_curved_there_is_a_chain(self):
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, 10)
+            b = pm.Normal("b", 0, 10)
+            pm.Normal("x", a, 1, observed=np.zeros(100))
+            pm.Normal("y", b + 20 * a**2, 0.3, observed=np.zeros(100))
+        posterior = SimulatedPosterior(Simulator(model), np.zeros(2), np.random.default_rng(4))
+        assert list(posterior.shapes) == ["local", "chain"] and len(posterior.notes) == 1
+        variance = 0.03**2 + 400 * 2 * 0.1**4  # of b: of what is left, and of the square
+        assert posterior.shapes["chain"][1, 1] == pytest.approx(variance, rel=1.0)
+        assert posterior.shapes["chain"][1, 1] > 10 * posterior.shapes["local"][1, 1]
+
+
+def test_the_table_of_rules_in_the_documentation():
+    """Why lazy rules are among the candidates: accepted moves per unit of privacy."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    weights /= weights.sum()
+
+    def efficiency(rule, length=0.7):
+        accepted = weights @ [rule.probability(x) for x in -(length**2) / 2 + length * nodes]
+        return accepted / float(Decision(rule, 4 * length / math.sqrt(1e5)).renyi([12.0])[0])
+
+    rules = [Barker(), Penalty(1.4), Penalty(2.0), Penalty(2.5)]
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    lines = [
+        line.split("|")[2:-1]
+        for line in page.splitlines()
+        if re.match(r"\| (Barker|penalty)", line)
+    ]
+    assert len(lines) == len(rules)
+    for rule, line in zip(rules, lines, strict=True):
+        found = [efficiency(r) for r in (rule, *(Lazy(rule, w) for w in (0.5, 0.25, 0.1)))]
+        expected = np.array(found) / efficiency(Barker())
+        np.testing.assert_allclose([float(x) for x in line], expected, atol=0.011)
+
+
+@pytest.mark.slow
+def test_most_records_do_not_change():
+    """The quantiles of their changes are 0, which is no clip bound."""
+    x = np.zeros((N, 1))
+    x[: N // 50] = 5.0
+    found = penalty_plan(
+        own_budget=budget(20.0), guess={"beta": [0.1]}, model=logistic(x=x), covariates="public"
+    )
+    assert found.settings["clip_bound"] > 0
+    found.build()
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"chains": 2}, r"chains: .*draws and chains are free"),
+        ({"max_draws": 50}, "max_draws: "),
+        ({"start": object()}, "start: "),
+        ({"other_accesses": [(Gaussian(2.0), 1)]}, "other_accesses: "),
+        ({"step": DPPenalty, "noise": "l2"}, "noise: DPPenalty has no use"),
+        ({"budget": budget()}, "not both"),
+        ({"delta": None}, "needs epsilon= and delta="),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "-".join(x),
+)
+def test_arguments_of_other_samplers(given, match):
+    """Refused by name, before anything is compiled."""
+    terms = {"epsilon": 1.0, "delta": 1e-6, "model": logistic(), "covariates": "public"}
+    with pytest.raises(TypeError, match=match):
+        plan(**terms | given)
+
+
+def test_the_default_is_a_plan_of_scores(simulator):
+    """Of any budget, its claims and its law of noise."""
+    own = budget(chains=1)
+    made = plan(budget=own, simulator=simulator, guess=GUESS, noise="gaussian", random_seed=1)
+    assert made.budget is own and isinstance(made.design.main, Gaussian)
+    assert own.ledger.claims() == [] and 1 < made.sd_ratios["beta"].max() < 1.5
+    scores = made.release()
+    assert scores.reports[0].epsilon == pytest.approx(4.0, rel=1e-3)
+    with pytest.raises(PrivacyBudgetExhausted):
+        made.release()

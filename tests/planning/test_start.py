@@ -1,0 +1,581 @@
+"""private_start: what it looks at is what was paid for, it finds the posterior, and says so if it does not."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import optimize, stats
+from scipy.special import expit
+
+from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, release
+from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.planning import Simulator, private_start, simulator
+from pymc_dp.planning import local_information as newton
+from pymc_dp.planning import start as starts
+from pymc_dp.privacy.accounting.calibration import epsilon_of
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget import memory
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.steps import noisy_gradients as gradients
+
+N = 4000
+RNG = np.random.default_rng(2024)
+Y = RNG.normal(30.0, 2.0, size=N)
+X = np.column_stack([np.ones(N), RNG.normal(size=(N, 1))])
+RARE = (RNG.random(N) < expit(X @ [-3.3, 0.8])).astype(int)
+
+
+def normal_model(y=Y, sd=100.0):
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("mu", 0, sd), pm.HalfNormal("sigma", 10)
+        pm.Normal("y", mu, sigma, observed=y)
+    return model
+
+
+def rare_model():
+    with pm.Model() as model:
+        pm.Bernoulli("y", logit_p=X @ pm.Normal("b", 0, 5, shape=2), observed=RARE)
+    return model
+
+
+def correlated_model(data, covariates):
+    """hard-gauss-2d of the benchmark; as a stand-in, with the random variable in place of its data."""
+    with pm.Model() as model:
+        one, two = pm.Normal("theta1", 0, 10), pm.Normal("theta2", 0, 10)
+        x = pm.Normal("x1", one, 1, observed=data[:, 0])
+        first = data[:, 0] if covariates else x
+        pm.Normal("x2", two + 0.999 * (first - one), math.sqrt(1 - 0.999**2), observed=data[:, 1])
+    return model
+
+
+@functools.cache
+def built(name):
+    """A model, compiled once, and options of its simulator and of its start."""
+    options, start = {}, {}
+    if name == "normal":
+        model, start["guess"] = normal_model(), {"mu": 20.0, "sigma": 5.0}
+    elif name == "rare":
+        model, options["covariates"] = rare_model(), "public"
+    elif name == "users":
+        records = np.arange(N) // 4
+        model = normal_model(Y + 2 * RNG.normal(size=N // 4)[records])
+        options, start = {"records": records, "covariates": "public"}, {"guess": {"mu": 27.0}}
+    else:
+        z = np.random.default_rng(3).normal(size=(2, N, 2))
+        root = np.linalg.cholesky([[1, 0.999], [0.999, 1]])
+        data = z @ root.T + [0.0, 3.0]
+        model, stand_in = correlated_model(data[0], True), correlated_model(data[1] + 5, False)
+        options["covariates"] = stand_in
+    return Simulator(model, **options), options, start
+
+
+def begin(name, epsilon=2.0, seed=1, budget=None, **more):
+    """A start whose secret bits are seeded."""
+    compiled, options, start = built(name)
+    bits = np.random.default_rng(1000 + seed)
+    budget = budget or PrivacyBudget(epsilon, 1e-6, chains=2)
+    start = start | {key: more.pop(key) for key in ("guess", "share", "n_steps") if key in more}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "RecordLikelihood", lambda *_, **__: compiled.likelihood)
+        patch.setattr(simulator, "SimulatedRecords", lambda *_, **__: compiled.simulated)
+        patch.setattr(starts, "OperatingSystemBits", lambda: SeededBits(bits))
+        model = Simulator(compiled.model, **options | more)
+        return private_start(model, budget=budget, random_seed=seed, **start)
+
+
+@functools.cache
+def exact(name, temperature=1.0):
+    """Mode and precision of the posterior, by Newton's method on everything that is private."""
+    likelihood = built(name)[0].likelihood
+    theta = begin(name, epsilon=math.inf).theta
+
+    def gradient(x):
+        total = likelihood.clipped_grad(x, math.inf)
+        return temperature * total + likelihood.grad_log_prior(x)
+
+    for _ in range(15):
+        columns = [
+            (gradient(theta - 1e-5 * e) - gradient(theta + 1e-5 * e)) / 2e-5
+            for e in np.eye(len(theta))
+        ]
+        precision = (np.array(columns) + np.array(columns).T) / 2
+        theta = theta + np.linalg.solve(precision, gradient(theta))
+    assert np.abs(gradient(theta)).max() < 1e-3 * np.sqrt(np.diag(precision)).max()
+    return theta, precision
+
+
+# ---------------------------------------------------------------- 1. accesses
+
+
+def watched(**options):
+    """A start, and what was done on the way, in order."""
+    events, likelihood = [], built("normal")[0].likelihood
+    spend, noisy = PrivacyBudget.spend, gradients.noisy_sum
+    with pytest.MonkeyPatch.context() as patch:
+
+        def claim(self, label, accesses, *data):
+            spend(self, label, accesses, *data)
+            events.append(("claim", accesses))
+
+        def total(theta, bound, index=None, *, directions=None, logp=None):
+            assert index is None and logp is None
+            events.append(("sum", bound))
+            return type(likelihood).clipped_grad_steps(likelihood, theta, bound, directions=directions)  # fmt: skip
+
+        def noise(steps, exponent, scale, bits):
+            events.append(("noise", scale))
+            return noisy(steps, exponent, scale, bits)
+
+        def other(*_, **__):
+            raise AssertionError("the data were looked at in another way")
+
+        patch.setattr(PrivacyBudget, "spend", claim)
+        patch.setattr(gradients, "noisy_sum", noise)
+        for name in ("logp", "logp_at", "clipped_sum", "clipped_grad"):
+            patch.setitem(likelihood.__dict__, name, other)
+        patch.setitem(likelihood.__dict__, "clipped_grad_steps", total)
+        try:
+            return begin("normal", **options), events
+        except PrivacyBudgetExhausted as error:
+            return error, events
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+def test_what_is_accessed_is_what_is_paid_for(adjacency):
+    budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency=adjacency)
+    found, events = watched(budget=budget, n_steps=9, share=0.2, covariates="public", guess=NEAR)
+    z, sides = found.noise_multiplier, 2 if adjacency == "substitute" else 1
+    # The first sum compiles, and is thrown away.
+    assert events[:2] == [("sum", 1.0), ("claim", ((Gaussian(z), 9),))]
+    assert [kind for kind, _ in events[2:]] == ["sum", "noise"] * 9
+    for (_, bound), (_, scale) in zip(events[2::2], events[3::2], strict=True):
+        assert scale == pytest.approx(z * sides * bound, rel=1e-14)
+    (claim,) = budget.ledger.claims(budget.id)
+    assert claim.accesses == ((Gaussian(z), 9),) and "private start" in str(budget.report())
+    assert len(found.path) == 10
+    adaptive = budget.terms.adaptive  # other claims follow
+    assert 0.999 < adaptive.reading(Cost.of([(Gaussian(z), 9 / 0.2)])) <= 1.0
+    assert budget.spent() == adaptive.reading(Cost.of([(Gaussian(z), 9)]))
+    assert epsilon_of([(Gaussian(z), 9)], 1e-6) < budget.spent() < 1
+
+
+def test_nothing_is_accessed_if_the_budget_does_not_pay():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2)
+    budget.spend("something else", ((Gaussian(epsilon_multiplier(1.0)), 1),))
+    error, events = watched(budget=budget)
+    assert isinstance(error, PrivacyBudgetExhausted)
+    assert events == [("sum", 1.0)]  # compiled, and thrown away
+    assert len(budget.ledger.claims(budget.id)) == 1
+
+
+NEAR = {"mu": 30.0, "sigma": 2.0}
+
+
+def epsilon_multiplier(epsilon):
+    """Of one release that uses an epsilon up."""
+    return starts.calibrate(lambda z: [(Gaussian(z), 1)], epsilon, 1e-6)
+
+
+def test_starts_use_up_the_budget():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2)
+    ((mechanism, steps),) = starts.start_accesses(budget, 0.25)
+    for k in range(4):
+        budget.spend(f"start {k}", ((mechanism, steps),))
+    assert 0.999 < budget.spent() <= 1.0
+    with pytest.raises(PrivacyBudgetExhausted):
+        begin("normal", budget=budget, share=0.25)
+
+
+def test_the_number_of_records_is_private_under_add_remove():
+    budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency="add_remove")
+    with pytest.raises(ValueError, match="number of records is private"):
+        begin("normal", budget=budget)
+    with pytest.raises(ValueError, match="number of records is private"):
+        begin("normal", budget=budget, n_records=N)
+    assert not budget.ledger.claims(budget.id)
+
+
+def test_end_to_end():
+    """Start, sampler and release on one budget."""
+    model = built("normal")[0].model
+    budget = PrivacyBudget(3.0, 1e-6, chains=2)
+    found = begin("normal", budget=budget)
+    covariance = np.linalg.inv(found.precision)
+    with model:
+        step = DPPenalty(
+            budget=budget, clip_bound=0.05, proposal=RandomWalk(covariance * 0.5, metric="proposal"), noise_scale=2.0
+        )  # fmt: skip
+        idata = pm.sample(
+            draws=20, tune=0, chains=2, cores=1, step=step, callback=budget, initvals=found.point,
+            progressbar=False, compute_convergence_checks=False,
+        )  # fmt: skip
+    public = release(idata, model, budget)
+    assert public.posterior.sizes["draw"] > 3 and budget.spent() <= 3.0
+    assert "private start" in str(budget.report())
+    with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+        begin("normal", budget=budget)
+
+
+# ---------------------------------------------------------------- 2. the right answer
+
+#: Part of a posterior standard deviation by which clipping may move the start, for given data.
+CLIPPING = 0.9
+
+
+def check(name, epsilon, seed=0, n=12, **options):
+    """Errors are those of the noise, but for what clipping adds, which does not vary; the precision is right."""
+    mode, precision = exact(name, options.get("temperature", 1.0))
+    root = np.linalg.cholesky(precision).T
+    found = [begin(name, epsilon, seed=100 * seed + k, **options) for k in range(n)]
+    errors = np.array([root @ (f.theta - mode) for f in found])
+    variance = np.mean([root @ f.noise @ root.T for f in found], axis=0)
+    bias, sd = errors.mean(axis=0), np.sqrt(np.diag(variance))
+    # The variance of the errors is estimated from few: chi-square with n - 1 degrees of freedom and more.
+    assert np.all(np.abs(bias) < 4.5 * sd / math.sqrt(n) + CLIPPING), bias
+    ratio = np.sum(np.diag(np.cov(errors.T))) / np.sum(sd**2 + 0.05**2)
+    assert ratio < 3.0, ratio
+    if epsilon < 100:
+        assert ratio > 0.2, ratio
+    values = np.linalg.eigvalsh(np.linalg.solve(root.T, np.linalg.solve(root.T, found[0].precision).T))  # fmt: skip
+    assert np.all(np.abs(values - 1) < 0.25), values
+    return errors
+
+
+CASES = {
+    "normal": ("normal", 4.0, {}),
+    "rare": ("rare", 20.0, {}),
+    "correlated": ("correlated", 8.0, {}),
+    "users": ("users", 8.0, {"temperature": 0.5}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_right_answer(case, seed=0):
+    name, epsilon, options = CASES[case]
+    if (
+        name == "users"
+    ):  # rows of one user are alike, which the model does not know: the sum is what is compared
+        mode, precision = exact(name, 0.5)
+        found = begin(name, epsilon, **options)
+        assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 6
+        return
+    check(name, epsilon, seed, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["normal", "rare", "correlated"])
+def test_right_answer_with_another_seed(case):
+    test_right_answer(case, seed=1)
+
+
+@pytest.mark.slow
+def test_without_what_was_cut_off_skewed_gradients_are_off(monkeypatch):
+    """A tenth of all records clipped: right, but without the correction far off, and found to be."""
+    monkeypatch.setattr(newton, "_QUANTILES", (0.9,))
+    monkeypatch.setattr(newton, "_MIN_BREAD", 0.3)
+    check("normal", 4.0)
+    plan = newton.newton_step
+
+    def biased(*arguments):
+        settings = plan(*arguments)
+        return settings._replace(clipped_off=0 * settings.clipped_off)
+
+    monkeypatch.setattr(starts, "newton_step", biased)
+    with pytest.raises(AssertionError):
+        check("normal", 4.0)
+
+
+class TestHyperparameters:
+    """Where the mass of a hierarchical model is, and not its mode: that is where all groups are equal."""
+
+    compiled = None
+    SIZES = np.array([40, 60, 90, 140, 210, 320, 480, 700])
+    TRUTH = 3 + 0.2 * np.array([0.3, -1.1, 0.9, -0.6, 1.4, -0.8, 0.2, -0.3])
+
+    @functools.cached_property
+    def data(self):
+        group = np.repeat(np.arange(8), self.SIZES)
+        return group, np.random.default_rng(5).normal(self.TRUTH[group], 2.0)
+
+    def model(self):
+        group, y = self.data
+        with pm.Model() as model:
+            mu, tau = pm.Normal("mu", 0, 10), pm.HalfNormal("tau", 5)
+            theta = pm.Normal("theta", mu, tau, shape=8)
+            pm.Normal("y", theta[group], 2, observed=y)
+        return model
+
+    @property
+    def simulator(self):
+        """Compiled once for all tests of this class."""
+        kind = type(self)
+        if kind.compiled is None:
+            kind.compiled = Simulator(self.model(), covariates="public")
+        return kind.compiled
+
+    @functools.cached_property
+    def mode(self):
+        """Of mu and log(tau) with theta integrated out, and theta there; with the standard deviation of log(tau)."""
+        group, y = self.data
+        means, errors = np.bincount(group, y) / self.SIZES, 4 / self.SIZES
+
+        def lost(z):
+            tau = math.exp(z[1])
+            prior = stats.norm.logpdf(z[0], 0, 10) + stats.halfnorm.logpdf(tau, 0, 5) + z[1]
+            return -prior - stats.norm.logpdf(means, z[0], np.sqrt(tau**2 + errors)).sum()
+
+        mu, log_tau = optimize.minimize(lost, [3.0, -1.5], tol=1e-10).x
+        weight = np.exp(2 * log_tau) / (np.exp(2 * log_tau) + errors)
+        h = 1e-3
+        curvature = lost([mu, log_tau + h]) + lost([mu, log_tau - h]) - 2 * lost([mu, log_tau])
+        return np.array([mu, log_tau, *(weight * means + (1 - weight) * mu)]), h / curvature**0.5
+
+    def start(self, epsilon, seed=3):
+        budget = PrivacyBudget(epsilon, 1e-6, chains=1)
+        with pytest.MonkeyPatch.context() as patch:
+            bits = np.random.default_rng(seed)
+            patch.setattr(starts, "OperatingSystemBits", lambda: SeededBits(bits))
+            guess = {"mu": 0.0, "tau": 1.0, "theta": np.zeros(8)}
+            return budget, private_start(
+                self.simulator, budget=budget, random_seed=seed, guess=guess
+            )
+
+    @pytest.mark.slow
+    def test_marginal_mode(self, seed=3):
+        """But for what clipping adds for given data, as elsewhere."""
+        theta, sd = self.mode
+        _, found = self.start(math.inf, seed)
+        scale = np.diag(np.linalg.inv(found.precision)) ** 0.5
+        scale[1] = sd
+        off = np.abs(found.theta - theta) / scale
+        assert off[1] < 0.4 and off.max() < CLIPPING
+
+    @pytest.mark.slow
+    def test_joint_mode_is_a_trap(self, monkeypatch):
+        """The same with the prior's own gradient."""
+        monkeypatch.setattr(newton, "_averaged", lambda gradient, *_: gradient)
+        theta, sd = self.mode
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="has not converged"):
+            _, found = self.start(math.inf)
+        assert found.theta[1] < theta[1] - 3 * sd
+
+    @staticmethod
+    def two_levels(governed, seed=3):
+        """A start in groups of districts, and the mode of mu and the logarithms of two standard deviations."""
+        rng = np.random.default_rng(7)
+        district, group = np.arange(20) // 4, np.repeat(np.arange(20), 200)
+        truth = 3 + 0.15 * rng.normal(size=5)[district] + 0.3 * rng.normal(size=20)
+        y = rng.normal(truth[group], 2.0)
+        with pm.Model() as model:
+            mu, between, within = pm.Normal("mu", 0, 10), pm.HalfNormal("between", 1), pm.HalfNormal("within", 1)  # fmt: skip
+            level = pm.Normal("level", mu, between, shape=5)
+            theta = pm.Normal("theta", level[district], within, shape=20)
+            pm.Normal("y", theta[group], 2, observed=y)
+        budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+        prepared = Simulator(model, public=["theta"], covariates="public")
+        if not governed:
+            prepared.simulated.has_parent[:] = False
+        guess = {"mu": 3.0, "between": 0.5, "within": 0.5}
+        start = private_start(prepared, budget=budget, guess=guess, random_seed=seed)
+        alike, means = district[:, None] == district, np.bincount(group, y) / 200
+
+        def lost(z):
+            between, within = np.exp(z[1:])
+            covariance = between**2 * alike + (within**2 + 4 / 200) * np.eye(20)
+            prior = stats.norm.logpdf(z[0], 0, 10) + stats.halfnorm.logpdf([between, within]).sum()
+            fit = stats.multivariate_normal.logpdf(means, np.full(20, z[0]), covariance)
+            return -prior - z[1:].sum() - fit
+
+        found = optimize.minimize(lost, [3.0, -1.0, -1.0])
+        values = start.point
+        own = [values["mu"], values["between_log__"], values["within_log__"]]
+        return (np.array(own) - found.x) / np.sqrt(np.diag(found.hess_inv))
+
+    @pytest.mark.slow
+    def test_two_levels_are_integrated_out(self):
+        assert np.abs(self.two_levels(governed=True)).max() < 0.4
+
+    @pytest.mark.slow
+    def test_the_middle_level_is_a_trap_too(self):
+        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="has not converged"):
+            assert self.two_levels(governed=False)[1] < -2
+
+    @pytest.mark.parametrize("d", [1, 3, 8, 40])
+    def test_average(self, d):
+        """Of the gradient of normal priors, in closed form; of many parameters for independent errors."""
+        rng = np.random.default_rng(d)
+        root = np.tril(rng.normal(size=(d, d))) if d < 32 else np.diag(rng.uniform(1, 2, d))
+        covariance, theta = root @ root.T, rng.normal(size=d + 2)
+
+        def gradient(x):
+            mu, log_tau, *rest = x
+            off = (rest - mu) / np.exp(2 * log_tau)
+            return np.array([off.sum(), (off * (rest - mu)).sum() - d, *-off])
+
+        found = newton._averaged(gradient, np.arange(2, d + 2), covariance)(theta)
+        expected = gradient(theta)
+        expected[1] += np.trace(covariance) / np.exp(2 * theta[1])
+        assert found == pytest.approx(expected, rel=1e-10)
+
+    def test_parameters_of_records_have_none(self):
+        """There the prior is the model's own."""
+        prepared = built("normal")[0]
+        around = newton.local_information(prepared, np.array([30.0, 0.7]), np.random.default_rng(1))
+        assert around.grad_log_prior == prepared.likelihood.grad_log_prior
+
+
+def test_infinite_epsilon():
+    mode, precision = exact("normal")
+    found = begin("normal", math.inf, seed=9)
+    assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 0.3
+
+
+@pytest.mark.slow
+def test_units_do_not_matter():
+    """Parameters whose posterior is wide in their units."""
+    y = 1e6 * (Y - 25)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1e8)
+        pm.Normal("y", mu, 2e6, observed=y)
+    budget = PrivacyBudget(4.0, 1e-6, chains=1)
+    found = private_start(Simulator(model), budget=budget, random_seed=1)
+    assert abs(found.theta[0] - y.mean()) < 5 * 2e6 / math.sqrt(N)
+    assert found.precision[0, 0] == pytest.approx(N / 4e12, rel=0.05)
+
+
+# ---------------------------------------------------------------- 3. convergence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("far", [-30.0, 200.0, 5000.0])
+def test_moves_double_and_turn_round(far):
+    """From so many standard deviations of a record away; with steps enough to rest."""
+    y = np.random.default_rng(2).normal(far, 1.0, size=N)
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu", 0, 1e5), 1.0, observed=y)
+    budget = PrivacyBudget(8.0, 1e-6, chains=1)
+    found = private_start(Simulator(model), budget=budget, n_steps=40, random_seed=1)
+    sd = math.sqrt(found.noise[0, 0] + 1 / N)
+    assert abs(found.theta[0] - y.mean()) < 5 * sd < 0.2 and found.n_converged_steps > 10
+
+
+def test_a_path_that_is_too_short_warns():
+    with pytest.warns(UserWarning, match=r"has not converged: .*guess=.*n_steps="):
+        begin("normal", n_steps=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memory.forget()
+        begin("normal", n_steps=24)
+
+
+def test_mean_begins_where_moves_are_noise():
+    """Weights 1, 1, 1/2, 1/3, ...: the mean of all but the first; begun again by a long move."""
+    mean, coordinates = starts.PolyakAverage(1), starts.Coordinates(np.eye(1), np.arange(1), 1)
+    weights, noises = [], []
+    for move in (9.0, 1.0, -1.0, 0.5, 0.2, 30.0, 1.0, 1.0):
+        errors = starts.MoveErrors(np.eye(1), np.zeros((1, 1)), 0.0)
+        weights.append(mean.weight(np.array([move]), errors, coordinates))
+        noises.append(float(mean.noise[0, 0]))
+    assert weights == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
+    assert noises == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
+
+
+def test_step_sizes():
+    """Double while moves agree, halve from the first reversal on, single steps near the posterior."""
+    size = starts.ExpandThenBisect(1)
+    moves = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
+    assert [size.after(np.array([m]), is_far=True) for m in moves] == [1, 2, 4, 8, 4, 2, 1, 1]
+    assert size.after(np.array([-1.0]), is_far=True) == 2
+    assert size.after(np.array([-1.0]), is_far=False) == 1
+    size.after(np.array([-1.0]), is_far=True)
+    size.reset()
+    assert size.after(np.array([-1.0]), is_far=True) == 2
+
+
+# ---------------------------------------------------------------- 4. errors
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"share": 0.0}, ValueError, "share"),
+        ({"share": 1.0}, ValueError, "share"),
+        ({"share": math.nan}, ValueError, "share"),
+        ({"n_steps": 1}, ValueError, "n_steps"),
+        ({"n_steps": 2.5}, TypeError, "integer"),
+        ({"temperature": 0.0}, ValueError, "temperature"),
+        ({"temperature": 1.1}, ValueError, "temperature"),
+        ({"n_records": 0}, ValueError, "n_records"),
+        ({"guess": {"nu": 1.0}}, ValueError, "guess has nu, which the model does not"),
+        ({"guess": {"sigma": -1.0}}, ValueError, "guess is where the prior is zero"),
+        ({"guess": {"mu": math.inf}}, ValueError, "guess is where the prior is zero"),
+        ({"guess": {"mu": [1.0, 2.0]}}, ValueError, "guess"),
+    ],
+    ids=str,
+)
+def test_refused(options, error, match):
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    with pytest.raises(error, match=match):
+        begin("normal", budget=budget, **options)
+    assert not budget.ledger.claims(budget.id)
+
+
+def other_names():
+    pm.Normal("y", pm.Normal("m", 0, 9), pm.HalfNormal("sigma", 9), observed=Y[:9])
+
+
+def other_shapes():
+    pm.Normal("y", pm.Normal("mu", 0, 9, shape=1), pm.HalfNormal("sigma", 9), observed=Y[:9])
+
+
+def other_order():
+    sigma = pm.HalfNormal("sigma", 9)
+    pm.Normal("y", pm.Normal("mu", 0, 9), sigma, observed=Y[:9])
+
+
+@pytest.mark.parametrize("fill", [other_names, other_shapes, other_order])
+def test_stand_in_with_other_parameters(fill):
+    with pm.Model() as stand_in:
+        fill()
+    with pytest.raises(ValueError, match=r"the stand-in .* must have the parameters of the model"):
+        remade("normal", covariates=stand_in)
+
+
+def remade(name, **options):
+    """The simulator once more, with other options, without compiling."""
+    compiled = built(name)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulator, "RecordLikelihood", lambda *_, **__: compiled.likelihood)
+        return Simulator(compiled.model, **options)
+
+
+def test_stand_in_needs_to_know_whose_its_rows_are():
+    model = built("normal")[0].model
+    with pytest.raises(ValueError, match="stand_in_records="):
+        remade("normal", records=np.arange(N) // 2, covariates=model)
+
+
+@pytest.mark.parametrize("wrong", ["private", True, X], ids=["word", "bool", "array"])
+def test_what_covariates_may_be(wrong):
+    with pytest.raises(ValueError, match=r'must be "public" .* or covariates=stand_in_model'):
+        remade("normal", covariates=wrong)
+
+
+def test_covariates_that_are_not_public():
+    with pytest.raises(ValueError, match='covariates="public", or covariates=stand_in_model'):
+        remade("rare")
+
+
+def test_custom_distribution_without_random():
+    with pm.Model() as model:
+        pm.CustomDist("y", pm.Normal("mu"), logp=lambda y, mu: -((y - mu) ** 2), observed=Y[:50])
+    with pytest.raises(UnsupportedModel, match="random="):
+        Simulator(model)

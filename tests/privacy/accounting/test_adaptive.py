@@ -1,0 +1,288 @@
+"""What composes adaptively: one Rényi order or Gaussian DP, filters in both, and accounts that keep which."""
+
+import math
+import sqlite3
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pymc_dp.acceptance import Barker, Lazy, Penalty
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of, max_draws
+from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budget
+from pymc_dp.privacy.accounting.filters import (
+    GaussianFilter,
+    GaussianShare,
+    RenyiFilter,
+    RenyiShare,
+)
+from pymc_dp.privacy.budget.allocation import StepAccess, allocate
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian, from_json, to_json
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
+from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
+
+DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=50).tolist())
+EPSILONS, DELTAS = st.floats(1e-2, 50), st.floats(1e-12, 1e-2)
+NOTHING = Cost.of([])
+
+
+def varying(rule=None, laziness=1.0, label="B[x]"):
+    family = PerProposalDecision(2.0, rule or Penalty(1.4), None, laziness, DISTANCES)
+    return step(((family, 1),), label)
+
+
+def step(mechanisms, label="B[x]", **kwargs):
+    return StepAccess(label, ("x",), mechanisms, 1, ("x",), 1000, True, **kwargs)
+
+
+class TestRule:
+    """A function of the terms alone."""
+
+    @given(epsilon=EPSILONS, delta=DELTAS)
+    @settings(max_examples=50, deadline=None)
+    def test_the_limit_is_the_largest_that_converts(self, epsilon, delta):
+        order = AdaptiveComposition.opened(epsilon, delta)
+        worth = renyi_budget(ORDERS, epsilon, delta) / ORDERS
+        assert order.limit / order.order == worth.max()
+        share = order.share(order.limit * (1 - 1e-8))
+        assert epsilon_of([(share, 1)], delta) <= epsilon
+        gaussian = AdaptiveComposition.opened(epsilon, delta, "gaussian")
+        z = 1 / math.sqrt(gaussian.limit)
+        assert delta_of([(Gaussian(z), 1)], epsilon) <= delta
+        assert delta_of([(Gaussian(z * (1 - 1e-6)), 1)], epsilon) > delta * (1 - 1e-6)
+        # More room for Gaussian releases, as it is exact for them.
+        assert gaussian.limit / 2 > worth.max()
+
+    @given(epsilon=EPSILONS, delta=DELTAS, part=st.floats(0.01, 1), less=st.floats(1e-3, 1))
+    @settings(max_examples=50, deadline=None)
+    def test_a_smaller_budget_never_has_a_smaller_order(self, epsilon, delta, part, less):
+        large = AdaptiveComposition.opened(epsilon, delta)
+        small = AdaptiveComposition.opened(epsilon * part, delta * less)
+        assert small.order >= large.order
+
+    @pytest.mark.parametrize("accountant", ACCOUNTANTS)
+    def test_by_accountant(self, accountant):
+        rule = AdaptiveComposition.opened(1.0, 1e-6, accountant)
+        assert (rule.order is None) == (accountant == "gaussian")
+        assert rule.order in (None, 22.0)
+        assert rule.accountant == ("rdp" if rule.order else "gaussian")
+
+    def test_gaussian_dp_has_more_room_for_gaussian_releases(self):
+        """Of docs/accounting.md."""
+        for epsilon, more in ((1.0, 1.15), (4.0, 1.13)):
+            order, gaussian = (AdaptiveComposition.opened(epsilon, 1e-6, a) for a in ("rdp", "gaussian"))  # fmt: skip
+            found = gaussian.limit / 2 / (order.limit / order.order)
+            assert found == pytest.approx(more, abs=0.005)
+            assert round(100 * (1 - 1 / math.sqrt(found))) == {1.0: 7, 4.0: 6}[epsilon]
+
+    def test_infinite_and_tiny(self):
+        for accountant in ("best", "gaussian"):
+            rule = AdaptiveComposition.opened(math.inf, 1e-6, accountant)
+            assert rule.limit == math.inf and rule.fits(Cost.of([(Gaussian(1e-9), 1e9)]))
+        tiny = AdaptiveComposition.opened(1e-9, 1e-12)
+        assert tiny.limit < 0 and not tiny.fits(Cost.of([(Gaussian(1e9), 1)]))
+        assert tiny.fits(NOTHING) and tiny.left(NOTHING) < 0
+
+    @pytest.mark.parametrize("order", [1.0, 0.5, math.nan])
+    def test_invalid_orders(self, order):
+        with pytest.raises(ValueError, match="exceed 1"):
+            AdaptiveComposition(1.0, 1e-6, order)
+
+    @given(
+        epsilon=st.floats(0.1, 20), parts=st.lists(st.floats(0.01, 1), min_size=1, max_size=5),
+        accountant=st.sampled_from(["best", "gaussian"]),
+    )  # fmt: skip
+    @settings(max_examples=50, deadline=None)
+    def test_shares_fit_together(self, epsilon, parts, accountant):
+        """However the total is divided."""
+        rule = AdaptiveComposition.opened(epsilon, 1e-6, accountant)
+        left = rule.left(NOTHING)
+        shares = [(rule.share(left * p / sum(parts)), 1) for p in parts]
+        assert rule.fits(Cost.of(shares))
+        assert rule.reading(Cost.of(shares)) > 0.999 * epsilon
+        assert not rule.fits(Cost.of([*shares, (rule.share(left * 1e-3), 1)]))
+
+    def test_what_holds(self):
+        """At an order the sum so far; in Gaussian DP nothing but all of it."""
+        cost = Cost.of([(Gaussian(20.0), 1)])
+        order, gaussian = (AdaptiveComposition.opened(1.0, 1e-6, a) for a in ("rdp", "gaussian"))
+        assert cost.epsilon(1e-6) < order.holds(cost) == order.reading(cost) < 1
+        assert gaussian.reading(cost) == pytest.approx(cost.epsilon(1e-6), rel=1e-8)
+        assert gaussian.holds(cost) == 1.0 and gaussian.holds(NOTHING) == order.holds(NOTHING) == 0
+
+
+class TestFilters:
+    """Both kinds, by the same code."""
+
+    def test_gaussian_filter_adds_squares(self):
+        spending = GaussianFilter(GaussianShare(0.5))
+        accesses = [(Gaussian(10.0), 3), (Decision(Barker(), 0.1), 2)]
+        each = 3 * 0.01 + 2 * Decision(Barker(), 0.1).gaussian_mu ** 2
+        granted = sum(spending.grant(accesses) for _ in range(100))
+        assert granted == math.floor(0.25 / each)
+        assert spending.spent == pytest.approx(granted * each)
+        assert not spending.grant([(Gaussian(1e6), 1)])  # closed for good
+
+    def test_no_bound_no_grant(self):
+        sampled = SampledGaussian(1.0, 0.01, "without_replacement", "substitute")
+        assert not GaussianFilter(GaussianShare(1e3)).grant([(sampled, 1)])
+
+    def test_a_tiny_mu_has_a_cost(self):
+        assert GaussianShare(1.0).prices(Gaussian(1e200)) > (0.0,)
+
+    def test_a_gaussian_share_is_a_gaussian_release(self):
+        share, release = GaussianShare(0.4), Gaussian(2.5)
+        assert share.renyi(ORDERS) == pytest.approx(release.renyi(ORDERS))
+        assert share.privacy_profile([0.0, 1.0]) == pytest.approx(release.privacy_profile([0, 1]))
+        for accountant in ("best", "gaussian", "zcdp", "rdp"):
+            assert epsilon_of([(share, 3)], 1e-6, accountant) == pytest.approx(epsilon_of([(release, 3)], 1e-6, accountant))  # fmt: skip
+
+    def test_a_share_at_two_orders(self):
+        """It closes at whichever is used up first, and promises both."""
+        share = RenyiShare(20.0, 1.0, 5.0, 0.2)
+        assert share.renyi([4.0, 5.0, 6.0, 20.0, 21.0]).tolist() == [0.2, 0.2, 1, 1, math.inf]
+        for rho in (0.2, 0.5):
+            spending = RenyiFilter(RenyiShare(20.0, 1.0, 5.0, rho))
+            granted = sum(spending.grant([(Gaussian(10.0), 1)]) for _ in range(100))
+            assert granted == min(math.floor(1 / 0.1 + 1e-9), math.floor(rho / 0.025 + 1e-9))
+            assert spending.fraction == pytest.approx(max(granted * 0.1, granted * 0.025 / rho))
+
+    @pytest.mark.parametrize("below, rho", [(5.0, None), (None, 0.1), (20.0, 0.1), (1.0, 0.1), (5.0, 0.0)])  # fmt: skip
+    def test_invalid_lower_orders(self, below, rho):
+        with pytest.raises(ValueError, match=r"below|lower"):
+            RenyiShare(20.0, 1.0, below, rho)
+
+    @pytest.mark.parametrize(
+        "share", [RenyiShare(20.0, 1.0), RenyiShare(20.0, 1.0, 5.0, 0.2), GaussianShare(0.3)]
+    )
+    def test_in_a_ledger(self, share):
+        assert from_json(to_json(share)) == share
+
+
+class TestGaussianBudgets:
+    """Chains whose costs vary, in Gaussian DP."""
+
+    @pytest.mark.parametrize("rule, laziness", [(Barker(), 1.0), (Penalty(2.0), 0.5)])
+    def test_chains_stay_within_their_shares(self, rule, laziness):
+        access = varying(rule, laziness)
+        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 2, "accountant": "gaussian"}
+        other_accesses = [(Gaussian(20.0), 3)]
+        plan = allocate({access.label: access}, **terms, other_accesses=other_accesses)[
+            access.label
+        ]
+        family, rng, charged = access.mechanisms[0][0], np.random.default_rng(1), []
+        for _ in range(2):
+            allocation, used = plan.fresh(), 0
+            while allocation.charge(((cell := family.at(rng.choice(DISTANCES)), 1),)):
+                charged.append((cell, 1))
+                used += 1
+            assert used == pytest.approx(plan.expected, rel=0.25)
+            assert 1.8 < allocation.epsilon_spent() <= 2.0
+        assert 0.95 * 2.0 < epsilon_of([*other_accesses, *charged], 1e-6, "gaussian") <= 2.0
+        assert isinstance(plan.share, GaussianShare)
+
+    def test_a_budget_from_start_to_report(self, tmp_path):
+        budget = PrivacyBudget(2.0, 1e-6, chains=2, accountant="gaussian", ledger=tmp_path / "a")
+        budget.register(varying(Barker()))
+        budget.spend("start", ((Gaussian(20.0), 1),))
+        assert Ledger(tmp_path / "a").account.order is None
+        assert "Gaussian DP" in str(budget.ledger)
+        for _ in range(2):
+            budget.claim("B[x]")
+        report = budget.report()
+        assert report.epsilon == budget.spent() == 2.0 and report.proved_by == "gaussian"
+        assert report.gaussian_mu == pytest.approx(math.sqrt(budget.terms.adaptive.limit))
+        assert 0 <= budget.remaining() < 1e-4
+
+    def test_batches_are_refused_by_name(self):
+        family = PerProposalPoissonMinibatch(0.01, Barker(), 10.0, 1000, None, DISTANCES)
+        access = step(((family, 1),))
+        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 1}
+        allocate({"B[x]": access}, **terms, accountant="best")
+        with pytest.raises(ValueError, match=r"'gaussian' has no bound for: .*Poisson"):
+            allocate({"B[x]": access}, **terms, accountant="gaussian")
+
+    def test_lazy_barker_decisions_have_a_bound(self):
+        """The accountant had none for Barker's rule."""
+        decision = Decision(Lazy(Barker(), 0.5), 0.1)
+        assert 0 < max_draws([(decision, 1)], 1.0, 1e-6, accountant="gaussian") < math.inf
+
+
+class TestAccounts:
+    """What an account composes is in its file, and smaller budgets share it."""
+
+    def test_slices_of_varying_cost(self, tmp_path):
+        """Four budgets of epsilon 1 cost an account of 4 what they cost at its order, about a third of it, not all of it."""
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
+        rule = ledger.account.adaptive
+        for k in range(4):
+            budget = PrivacyBudget(1.0, 1e-6, chains=1, ledger=ledger)
+            assert budget.terms.adaptive.order > rule.order
+            budget.register(varying(Barker()))
+            allocation = budget.claim("B[x]")
+            assert rule.price(allocation.share) == allocation.share.rho_below
+            used = rule.price_of(ledger.claimed().total) / rule.limit
+            assert used < 0.11 * (k + 1)
+        # The lower order does not end a chain before the budget's own.
+        family, rng = varying(Barker()).mechanisms[0][0], np.random.default_rng(1)
+        while allocation.charge(((family.at(rng.choice(DISTANCES)), 1),)):
+            pass
+        assert allocation.filter.spent / allocation.share.rho > 0.97
+
+    def test_another_currency_is_refused(self, tmp_path):
+        """A Rényi share has no mu; a Gaussian one has a divergence at every order."""
+        for accountant, other, paid in (("gaussian", "best", False), ("best", "gaussian", True)):
+            path = tmp_path / f"{accountant}.ledger"
+            ledger = Ledger(path, epsilon=4.0, delta=1e-6, accountant=accountant)
+            first = PrivacyBudget(1.0, 1e-6, chains=1, accountant=accountant, ledger=ledger)
+            first.spend("first", ((Gaussian(100.0), 1),))
+            budget = PrivacyBudget(1.0, 1e-6, chains=1, accountant=other, ledger=ledger)
+            budget.register(varying(Barker()))
+            if paid:
+                budget.claim("B[x]")
+            else:
+                with pytest.raises(PrivacyBudgetExhausted, match="added up by Gaussian DP"):
+                    budget.claim("B[x]")
+
+    def test_a_file_of_an_earlier_version(self, tmp_path):
+        path = tmp_path / "a.ledger"
+        Ledger(path, epsilon=4.0, delta=1e-6)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("ALTER TABLE account DROP COLUMN renyi_order")
+            db.commit()
+        with pytest.raises(LedgerError, match=r"earlier version .* Open a new one"):
+            Ledger(path)
+        with pytest.raises(LedgerError, match="earlier version"):
+            PrivacyBudget(1.0, 1e-6, chains=1, ledger=path)
+
+    @pytest.mark.parametrize("order", ["1.0", "'x'", "-3"])
+    def test_a_file_with_an_absurd_order(self, tmp_path, order):
+        path = tmp_path / "a.ledger"
+        Ledger(path, epsilon=4.0, delta=1e-6)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute(f"UPDATE account SET renyi_order = {order}")
+            db.commit()
+        with pytest.raises(LedgerError, match="cannot be used"):
+            Ledger(path)
+
+    def test_the_order_stays_what_it_was(self, tmp_path):
+        """Whatever a later version would choose."""
+        path = tmp_path / "a.ledger"
+        Ledger(path, epsilon=1.0, delta=1e-6)
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE account SET renyi_order = 17.3")
+            db.commit()
+        ledger = Ledger(path)
+        assert ledger.account.order == 17.3 and "order 17.3" in str(ledger)
+        rule = ledger.account.adaptive
+        budget = PrivacyBudget(0.9, 1e-6, chains=1, ledger=ledger)
+        budget.spend("first", ((Gaussian(20.0), 1),))
+        assert ledger.spent() == rule.reading(Cost.of([(Gaussian(20.0), 1)]))

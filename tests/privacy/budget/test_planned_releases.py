@@ -1,0 +1,179 @@
+"""Releases that are all planned before the first: one claim of the whole plan, of which each release takes a part."""
+
+import math
+import pickle
+
+import pytest
+
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
+from pymc_dp.privacy.accounting.calibration import epsilon_of
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
+
+DELTA = 1e-6
+#: A start, and the release: within (1, 1e-6) by the best accountant, but not one after the other.
+START, RELEASE = ((Gaussian(30.0), 3),), ((L2Laplace(0.82, 4), 1),)
+TIGHT = (*START, *RELEASE)
+#: The same with less of everything, which fits both ways.
+LOOSE = ((Gaussian(60.0), 3), (L2Laplace(0.3, 4), 1))
+
+
+def budget_of(epsilon=1.0, **kwargs):
+    return PrivacyBudget(epsilon, DELTA, chains=1, **kwargs)
+
+
+def both(budget, plan):
+    budget.spend("start", plan[:1], plan=plan)
+    budget.spend("release", plan[1:], plan=plan)
+
+
+@pytest.mark.parametrize("plan, fits", [(TIGHT, False), (LOOSE, True)])
+class TestAPlan:
+    def test_the_whole_plan_counts_from_the_first_part(self, plan, fits):
+        budget = budget_of()
+        assert budget.terms.adaptive.fits(Cost.of(plan)) == fits
+        expected, proved_by = Cost.of(plan).best(DELTA)
+        assert expected <= 1
+        budget.spend("start", plan[:1], plan=iter(plan))
+        for label, not_made in (("release", plan[1:]), (None, ())):
+            report = budget.report()
+            assert budget.spent() == report.epsilon == expected
+            assert budget.remaining() == pytest.approx(1 - expected)
+            assert report.proved_by == proved_by and report.protected
+            assert report.attack_power["1%"] == max_true_positive_rate(Cost.of(plan), 0.01)
+            assert report.gaussian_mu == pytest.approx(math.sqrt(Cost.of(plan).mu_squared))
+            names = tuple(f"{k} x {m.name}" for m, k in not_made)
+            assert report.one_off_accesses.pop("planned, not made", ()) == names
+            assert report.one_off_accesses["start"] == (f"3 x {plan[0][0].name}",)
+            if label is not None:
+                budget.spend(label, plan[1:])
+        assert list(report.one_off_accesses) == ["start", "release"]
+        assert [c.step for c in budget.ledger.claims()] == ["start", "release"]
+
+    def test_nothing_else_is_ever_claimed(self, plan, fits):
+        budget = budget_of()
+        budget.spend("start", plan[:1], plan=plan)
+        for other in (
+            ((Gaussian(1e9), 1),),  # costs nothing, but was not planned
+            (plan[0],),  # already made
+            ((plan[1][0], 2),),
+        ):
+            with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
+                budget.spend("other", other)
+        with pytest.raises(PrivacyBudgetExhausted, match="cannot be given or changed"):
+            budget.spend("release", plan[1:], plan=(*plan, (Gaussian(1e9), 1)))
+        budget.spend("release", plan[1:])
+        with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
+            budget.spend("again", plan[1:])
+        assert len(budget.ledger.claims()) == 2
+
+    def test_no_chain_runs(self, plan, fits):
+        """By the budget, and by the ledger for who does not know of the plan."""
+        budget = budget_of()
+        step = StepAccess("G[x]", ("x",), ((Gaussian(1e3), 1),), 1, ("x",), 1000, True)
+        budget.register(step)
+        ignorant = pickle.loads(pickle.dumps(budget))
+        budget.spend("start", plan[:1], plan=plan)
+        assert budget.left() == 0
+        for ask in (budget.plan, lambda: budget.claim("G[x]"), budget.expected_draws):
+            with pytest.raises(PrivacyBudgetExhausted, match=r"planned with the first .*\(start\)"):
+                ask()
+        with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
+            ignorant.claim("G[x]")
+        both_labels = [c.step for c in budget.ledger.claims()]
+        assert both_labels == ["start"]
+        copy = pickle.loads(pickle.dumps(budget))
+        copy.spend("release", plan[1:])
+        assert copy.report().one_off_accesses.keys() == {"start", "release"}
+
+    def test_an_account_shared_by_two_budgets(self, plan, fits, tmp_path):
+        """Of the same terms: the plan leaves what composes adaptively with it, made or not."""
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=DELTA)
+        first, second = budget_of(ledger=ledger), budget_of(ledger=ledger)
+        first.spend("start", plan[:1], plan=plan)
+        claimed = ledger.claimed()
+        assert claimed.total.counts == Cost.of(plan).counts
+        assert claimed.is_whole(first.id) and claimed.closes(ledger.account.terms) != fits
+        rule = ledger.account.adaptive
+        assert ledger.spent() == (rule.reading(Cost.of(plan)) if fits else first.spent())
+        small = ((Gaussian(200.0), 1),)
+        if not fits:
+            with pytest.raises(PrivacyBudgetExhausted, match="The account allows"):
+                second.spend("other", small)
+        else:
+            second.spend("other", small)
+            rest = Gaussian(math.sqrt(rule.order / 2 / rule.left(Cost.of([*plan, *small]))))
+            second.spend("all the rest", ((rest, 1),))
+            everything = Cost.of([*plan, *small, (rest, 1)])
+            assert 0.99 < ledger.spent() == rule.reading(everything) <= 1
+        first.spend("release", plan[1:])  # what was claimed is there, whatever others did
+        assert first.spent() == epsilon_of(plan, DELTA)
+
+
+def test_a_larger_account_stays_open(tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=DELTA)
+    first, second = budget_of(ledger=ledger), budget_of(ledger=ledger)
+    both(first, TIGHT)
+    both(second, TIGHT)
+    assert first.spent() == second.spent() <= 1 < ledger.spent()
+    assert ledger.spent() == ledger.account.adaptive.reading(Cost.of([*TIGHT, *TIGHT])) <= 4
+
+
+def test_after_another_budget_a_plan_composes_adaptively(tmp_path):
+    ledger = Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=DELTA)
+    budget_of(ledger=ledger).spend("other", ((Gaussian(1e4), 1),))
+    for plan, fits in ((TIGHT, False), (LOOSE, True)):
+        budget = budget_of(ledger=ledger)
+        if fits:
+            both(budget, plan)
+            assert budget.spent() == epsilon_of(plan, DELTA)
+        else:
+            with pytest.raises(PrivacyBudgetExhausted, match="The account allows"):
+                budget.spend("start", plan[:1], plan=plan)
+            assert ledger.claimed().of(budget.id).free
+
+
+@pytest.mark.parametrize("epsilon", [0.9, 0.02])
+def test_a_plan_that_does_not_fit_is_refused_before_its_first_part(epsilon):
+    budget = budget_of(epsilon)
+    with pytest.raises(PrivacyBudgetExhausted, match=r"all that is planned \(epsilon = 0\.9") as e:
+        budget.spend("start", START, plan=TIGHT)
+    assert "Nothing was accessed" in str(e.value)
+    assert budget.spent() == 0 == len(budget.ledger.claims()) and budget.planned == ()
+    budget.spend("start", ((Gaussian(1e3), 1),), plan=((Gaussian(1e3), 2),))
+
+
+def test_what_is_not_a_plan():
+    budget = budget_of()
+    with pytest.raises(ValueError, match="not part of its own plan"):
+        budget.spend("start", START, plan=RELEASE)
+    with pytest.raises(ValueError, match="whole number"):
+        budget.spend("start", START, plan=(*START, (Gaussian(9.0), 0.5)))
+    batch = SampledGaussian(1.0, 0.1, "poisson", "add_remove")
+    with pytest.raises(ValueError, match="'substitute'"):
+        budget.spend("start", START, plan=(*START, (batch, 1)))
+    assert budget.ledger.claims() == []
+    budget.spend("start", START)
+    with pytest.raises(PrivacyBudgetExhausted, match="fixed by the first claim"):
+        budget.spend("release", RELEASE, plan=TIGHT)
+    with pytest.raises(PrivacyBudgetExhausted, match="fixed by the first claim"):
+        budget.spend("release", RELEASE, plan=RELEASE)
+
+
+def test_without_protection():
+    budget = budget_of(math.inf)
+    both(budget, TIGHT)
+    assert budget.spent() == math.inf and not budget.report().protected
+
+
+def test_the_ledger_lists_the_plan(tmp_path):
+    budget = budget_of(ledger=tmp_path / "a.ledger")
+    both(budget, TIGHT)
+    text = str(Ledger(tmp_path / "a.ledger"))
+    assert "all that it claims, at once: 3 x Gaussian" in text and f"{budget.spent():.4g}" in text

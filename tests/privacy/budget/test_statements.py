@@ -1,0 +1,206 @@
+"""What a report covers, who paid for draws, and warnings: without PyMC."""
+
+import math
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from pymc_dp.errors import (
+    LedgerError,
+    PrivacyBudgetExhausted,
+    PrivacyLeak,
+    PrivacyLeakWarning,
+    WeakGuaranteeWarning,
+)
+from pymc_dp.privacy.budget.binding import check_draws, check_paid, new_token
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.coverage import covered_by, uncovered
+from pymc_dp.privacy.budget.ledger import Ledger, main
+from pymc_dp.privacy.budget.memory import together
+from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.budget.stopping import check_own
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from tests.privacy.budget.test_budget import fixed, varying
+
+ACCESS = ((Gaussian(20.0), 1),)
+
+
+def budget_of(epsilon=1.0, delta=1e-6, chains=2, **kwargs):
+    return PrivacyBudget(epsilon, delta, chains=chains, **kwargs)
+
+
+class TestWhoPaid:
+    def test_draws(self):
+        budget, other = budget_of().id, budget_of().id
+        mine, second, theirs = new_token(budget), new_token(budget), new_token(other)
+        check_draws(
+            np.broadcast_to([second, mine], (2, 5, 2)).astype(float), [mine, second], budget
+        )
+        faults = {
+            "another budget": (np.full((2, 5), theirs), [mine]),
+            "budget=None, for which": (np.zeros((2, 5)), [mine]),
+            "newer one has replaced": (np.full((2, 5), second), [mine]),
+            "by 1 of the 2 steps": (np.full((2, 5), mine), [mine, second]),
+            "by 2 of the 1 steps": (np.full((2, 5, 2), mine), [mine]),
+            "do not show which": (np.full((2, 5), np.nan), [mine]),
+            "was removed": (None, [mine]),
+            "were made by a step with": (np.zeros((2, 5)), [0]),
+        }
+        for words, (tokens, registered) in faults.items():
+            with pytest.raises(PrivacyLeak, match=words):
+                check_draws(tokens, registered, budget)
+
+    def test_results_and_steps(self):
+        check_paid("start", None, "a" * 32)
+        check_paid("start", "a" * 32, "a" * 32)
+        with pytest.raises(
+            PrivacyLeak, match=r"start was paid for by another budget \(id bbbbbbbb"
+        ):
+            check_paid("start", "b" * 32, "a" * 32)
+        check_own([{"epsilon_spent": 0.1, "budget_token": 3}], {3})
+        with pytest.raises(PrivacyLeak, match=r"not private .*statistics: step_size"):
+            check_own([{"step_size": 0.1}], {3})
+        with pytest.raises(PrivacyLeak, match="not on the budget that is its callback"):
+            check_own([{"epsilon_spent": 0.1, "budget_token": 4}], {3})
+
+
+def group(names=("mu",), n=5, **coords):
+    return xr.Dataset({name: ("draw", np.zeros(n)) for name in names}, coords={"draw": range(n)} | coords)  # fmt: skip
+
+
+class TestCoverage:
+    COVERS = covered_by({"posterior": group(), "sample_stats": group(["accepted"])})
+
+    def tree(self, **groups):
+        return xr.DataTree.from_dict({"posterior": group(), **groups})
+
+    @pytest.mark.parametrize("result", [
+        {"posterior": group(n=4)}, group(), xr.DataTree.from_dict({"posterior": group()}),
+        SimpleNamespace(groups=lambda: ["posterior"], posterior=group()),
+    ])  # fmt: skip
+    def test_what_was_released(self, result):
+        assert uncovered(result, self.COVERS) == ()
+
+    def test_what_was_added(self):
+        added = group(["mu", "residual"], n=6, person=("draw", list("abcdef")))
+        added["mu"].attrs["data"], added.attrs["note"] = 1, 2
+        expected = {
+            "posterior: residual", "posterior: person", "posterior: attribute note",
+            "posterior: attributes of mu", "posterior: draw of length 6, released with 5",
+        }  # fmt: skip
+        assert set(uncovered({"posterior": added}, self.COVERS)) == expected
+        tree = self.tree(observed_data=group())
+        tree.attrs["copy"] = 1
+        tree["posterior/inner"] = xr.DataTree(group())
+        assert set(uncovered(tree, self.COVERS)) == {"attribute copy", "observed_data", "posterior/inner"}  # fmt: skip
+        tree = self.tree()
+        tree.dataset = xr.Dataset({"y": ("draw", np.ones(5))})
+        assert set(uncovered(tree, self.COVERS)) == {"/: y", "/: draw of length 5, released with no such axis"}  # fmt: skip
+        assert uncovered(tree, None)[0].startswith("everything")
+
+    def test_the_report_of_a_result(self):
+        budget = budget_of()
+        budget.spend("sum", ACCESS)
+        covered = replace(budget.report(), covers=self.COVERS)
+        result = self.tree()
+        with pytest.raises(ValueError, match="no privacy report"):
+            PrivacyReport.of(result)
+        result.attrs["privacy_report"] = covered.to_json()
+        assert PrivacyReport.of(result) == covered and covered.protected
+        result["observed_data"] = xr.DataTree(group())
+        report = PrivacyReport.of(result)
+        assert not report.protected and report.attack_power["1%"] == 1
+        text = str(report)
+        assert "does NOT cover all of this: observed_data" in text and "NOT PROTECTED" in text
+        kept = str(replace(covered, kept=("residual",)))
+        assert "kept at the user's wish, outside the guarantee: residual" in kept
+
+
+class TestWarnings:
+    def test_weak_guarantees(self):
+        with pytest.warns(WeakGuaranteeWarning, match="practically no protection"):
+            budget = budget_of(25.0)
+        with pytest.warns(WeakGuaranteeWarning, match="not below 1 / "):
+            budget.register(fixed(n_records=1_000_000))
+        budget.claim(fixed().label)
+        text = str(budget.report())
+        assert "WEAK EPSILON" in text and "WEAK DELTA" in text and "1000000" in text
+
+    @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+    def test_other_budgets(self, adjacency):
+        keys = (b"others",)
+        first = budget_of(adjacency=adjacency)
+        first.spend("sum", ACCESS, keys)
+        second = budget_of()
+        with pytest.warns(PrivacyLeakWarning, match="1 other budget"):
+            second.spend("sum", ACCESS, keys)
+        report = second.report()
+        assert report.other_budgets == 1 and "OTHER BUDGETS" in str(report)
+        if adjacency == "add_remove":
+            assert report.total_epsilon is None and "cannot be added up" in str(report)
+        else:
+            assert report.total_epsilon == first.spent() + second.spent()
+
+    def test_a_ledger_that_was_removed_stays_spent(self, tmp_path):
+        first = budget_of(ledger=tmp_path / "a.ledger")
+        first.spend("sum", ACCESS, (b"removed",))
+        (tmp_path / "a.ledger").unlink()
+        second = budget_of()
+        assert together((b"removed",), second.ledger).epsilon == math.inf
+        with pytest.warns(PrivacyLeakWarning, match="no bound on the cost"):
+            second.spend("sum", ACCESS, (b"removed",))
+
+    def test_several_budgets_of_an_account(self, tmp_path):
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)
+        for budget in (first := budget_of(ledger=ledger), budget_of(ledger=ledger)):
+            budget.spend("sum", ACCESS)
+        assert first.report().account_epsilon == ledger.spent() > first.spent()
+        assert "all budgets on this ledger together" in str(first.report())
+
+
+class TestRefusals:
+    def test_one_chain_too_many(self):
+        budget = budget_of()
+        budget.register(fixed())
+        budget.claim(fixed().label)
+        budget.check_number_of_chains(fixed().label, 1)
+        with pytest.raises(PrivacyBudgetExhausted, match=r"2 chain.*Largest feasible: 1 chain"):
+            budget.check_number_of_chains(fixed().label, 2)
+
+    def test_a_step_is_no_label(self):
+        budget = budget_of()
+        budget.register(fixed())
+        with pytest.raises(ValueError, match="is a step of this budget"):
+            budget.spend(fixed().label, ACCESS)
+
+    def test_a_filter_too_small_for_one_draw(self):
+        budget = budget_of(0.01)
+        budget.register(varying())
+        with pytest.raises(PrivacyBudgetExhausted, match="fewer than one for each of 2 chains"):
+            budget.plan()
+
+    def test_another_adjacency_and_no_protection(self, tmp_path):
+        Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)
+        with pytest.raises(LedgerError, match="for adjacency 'substitute', not 'add_remove'"):
+            budget_of(ledger=Ledger(tmp_path / "a.ledger"), adjacency="add_remove")
+        budget = budget_of(math.inf)
+        budget.register(fixed())
+        assert budget.remaining() == math.inf and budget.plan()[fixed().label].epsilon_spent() == math.inf  # fmt: skip
+        budget.check_number_of_chains(fixed().label, 2)
+        budget.claim(fixed().label)
+        assert "epsilon is infinite" in str(budget.report())
+        assert repr(budget).startswith("PrivacyBudget(epsilon=inf, delta=1e-06, chains=2")
+
+    def test_the_command(self, tmp_path, capsys):
+        path = tmp_path / "a.ledger"
+        budget_of(ledger=path).spend("sum", ACCESS)
+        assert main([str(path)]) == 0
+        assert "1 claim" in capsys.readouterr().out
+        assert main([]) == 2 and main([str(tmp_path / "none")]) == 1
+        assert "holds no account yet" in capsys.readouterr().err
+        path.write_bytes(b"")
+        assert main([str(path)]) == 1 and "holds no account" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""Secret bits: exact laws, fresh in every process."""
+
+import math
+import multiprocessing
+
+import numpy as np
+import pytest
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from pymc_dp.acceptance import Barker, Lazy, Penalty
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits, SeededBits, bernoulli, decide
+
+
+class Fixed:
+    """A bit source that plays back given words."""
+
+    secret = False
+
+    def __init__(self, *words):
+        self.words = list(words)
+
+    def word(self):
+        return self.words.pop(0)
+
+
+@given(p=st.floats(0, 1), first=st.integers(0, 2**64 - 1), second=st.integers(0, 2**64 - 1))
+def test_bernoulli_compares_with_every_bit_of_p(p, first, second):
+    """The decision is that of the exact comparison of a 128-bit uniform with p, as rationals."""
+    from fractions import Fraction
+
+    numerator = first * 2**64 + second
+    low, high = Fraction(numerator, 2**128), Fraction(numerator + 1, 2**128)
+    exact = Fraction(p)
+    if high <= exact:
+        assert bernoulli(p, Fixed(first, second))
+    elif low >= exact:
+        assert not bernoulli(p, Fixed(first, second))
+
+
+def test_probabilities_far_below_the_resolution_of_53_bits():
+    p = 2.0**-100
+    assert bernoulli(p, Fixed(0, 2**28)) is False
+    assert bernoulli(p, Fixed(0, 2**28 - 1)) is True
+    assert bernoulli(p, Fixed(1)) is False
+
+
+@pytest.mark.parametrize("p", [0.001, 0.3, 0.5, 0.999])
+def test_bernoulli_frequency(p):
+    bits, n = SeededBits(np.random.default_rng(3)), 20_000
+    assert binomtest(sum(bernoulli(p, bits) for _ in range(n)), n, p).pvalue > 1e-5
+
+
+@pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
+def test_bernoulli_refuses(bad):
+    with pytest.raises(ValueError, match="probability"):
+        bernoulli(bad, OperatingSystemBits())
+
+
+@pytest.mark.parametrize(
+    "rule", [Penalty(1.4), Barker(), Lazy(Penalty(2.0), 0.5)], ids=lambda r: r.name
+)
+@pytest.mark.parametrize("log_ratio", [-2.0, 0.0, 3.0])
+def test_decisions_have_the_probability_of_the_rule(rule, log_ratio):
+    bits, n = SeededBits(np.random.default_rng(4)), 5_000
+    accepted = sum(decide(rule, log_ratio, bits) for _ in range(n))
+    assert binomtest(accepted, n, rule.probability(log_ratio)).pvalue > 1e-5
+
+
+def test_extreme_decisions_are_not_rounded_away():
+    """Rejecting at a log-ratio of 60 has probability e^-60 under Barker's rule: tiny, but not zero."""
+    assert decide(Barker(), 60.0, Fixed(0, 0)) is False
+    assert decide(Barker(), 60.0, Fixed(1)) is True
+    assert decide(Barker(), -60.0, Fixed(0, 0)) is True
+    assert decide(Barker(), math.inf, Fixed()) is True
+    assert decide(Barker(), -math.inf, Fixed()) is False
+
+
+def _word(queue, bits):
+    queue.put(bits.word())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_two_processes_share_bits(method):
+    context = multiprocessing.get_context(method)
+    queue, bits = context.Queue(), OperatingSystemBits()
+    workers = [context.Process(target=_word, args=(queue, bits)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    words = {queue.get(timeout=60) for _ in workers} | {bits.word()}
+    for worker in workers:
+        worker.join()
+    assert len(words) == 3

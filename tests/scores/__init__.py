@@ -1,0 +1,1 @@
+"""Noisy scores: their releases, and the posterior given them."""

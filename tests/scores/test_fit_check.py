@@ -1,0 +1,280 @@
+"""Fit check: sensitivity and scale of the counts, false alarms where the model is right, power where it is not."""
+
+import math
+
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.scores import check_design, fit_check
+from pymc_dp.scores.check_design import CheckDesign, edges_of
+from pymc_dp.scores.clipped_scores import clip_rows
+from pymc_dp.scores.design import SimulatedScores, best_design
+from pymc_dp.scores.fit_check import check_fit, norm_counts, release_histogram
+from pymc_dp.scores.private_scores import plan_scores
+from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+
+N_ROWS = 3000
+
+
+class Rows:
+    """Gradients of records, in place of a likelihood."""
+
+    def __init__(self, gradients):
+        self._gradients = gradients
+
+    def gradients(self, theta):
+        return self._gradients
+
+
+@pytest.fixture(scope="module")
+def normal():
+    with pm.Model() as model:
+        mu, log_sigma = pm.Normal("mu", 0, 2), pm.Normal("log_sigma", 0, 2)
+        pm.Normal("y", mu, pm.math.exp(log_sigma), observed=np.random.default_rng(0).normal(size=N_ROWS))  # fmt: skip
+    return Simulator(model)
+
+
+@pytest.fixture(scope="module")
+def poisson():
+    with pm.Model() as model:
+        log_rate = pm.Normal("log_rate", 0, 2)
+        pm.Poisson("y", pm.math.exp(log_rate), observed=np.zeros(N_ROWS, dtype=int))
+    return Simulator(model)
+
+
+def budget_of(epsilon, delta=1e-6, adjacency="substitute"):
+    return PrivacyBudget(epsilon=epsilon, delta=delta, chains=1, adjacency=adjacency)
+
+
+@lru_cache
+def planned(simulator, n, epsilon):
+    theta = np.zeros(simulator.likelihood.n_dim)
+    simulated = SimulatedScores(simulator, theta, np.random.default_rng(0))
+    return best_design(simulated, budget_of(epsilon), n, "auto", 0.03)
+
+
+def released(simulator, theta, y, epsilon, rng):
+    """Scores at `theta` of records `y`, which are no secret, as private_scores() would release them."""
+    n = len(y)
+    simulated = SimulatedScores(simulator, np.asarray(theta, dtype=float), rng)
+    design = planned(simulator, n, epsilon)
+    blocks = [
+        simulator.simulated.gradients(simulated.theta, [block]) for block in y.reshape(-1, N_ROWS)
+    ]
+    gradients, factor = np.vstack(blocks), 2.0
+    histogram = release_histogram(Rows(gradients), simulated, design.check, factor, SeededBits(rng))
+    bound = simulated.design(factor * design.main.noise_sd).bound
+    sd = factor * bound * design.main.noise_sd
+    total = clip_rows(gradients @ simulated.directions, bound).sum(axis=0)
+    total += sd * rng.standard_normal(len(total))  # close to the law of l2 noise
+    release = ScoreRelease(simulated.theta, simulated.directions, bound, "gaussian", sd, total, histogram)  # fmt: skip
+    shapes = dict.fromkeys(simulator.likelihood.unravel(simulated.theta), ())
+    return PrivateScores((release,), shapes, n, "substitute", ())
+
+
+# Sensitivity and noise
+
+
+def check_sensitivity():
+    """Compare the largest change by neighbours with the sensitivity that noise is scaled by."""
+    rng = np.random.default_rng(1)
+    directions, edges = rng.normal(size=(3, 2)), np.array([0.5, 1.0, 1.0, 2.0])
+    changes = {1.0: 0.0, 2.0: 0.0}
+    for _ in range(200):
+        rows = rng.normal(size=(20, 3))
+        other = rows.copy()
+        other[rng.integers(20)] = rng.choice([0.1, 1, 100, np.nan, np.inf]) * rng.normal(size=3)
+        for factor, neighbour in ((1.0, rows[1:]), (2.0, other)):
+            counts = [norm_counts(Rows(r), None, directions, edges) for r in (rows, neighbour)]
+            assert all(c.dtype == np.int64 and c.sum() in (19, 20) for c in counts)
+            changes[factor] = max(changes[factor], np.linalg.norm(counts[0] - counts[1]))
+    for factor, change in changes.items():
+        assert change == pytest.approx(check_design.count_sensitivity(factor), rel=1e-12)
+        for mechanism in (Gaussian(3.0), L2Laplace(0.5, 5)):
+            design = CheckDesign(mechanism, (0.5,) * 4)
+            per_sensitivity = 3.0 if isinstance(mechanism, Gaussian) else 1 / 0.5
+            assert design.scale(factor) == pytest.approx(change * per_sensitivity)
+
+
+def test_neighbours_change_counts_by_the_sensitivity():
+    check_sensitivity()
+
+
+def test_a_wrong_sensitivity_is_found(monkeypatch):
+    monkeypatch.setattr(check_design, "count_sensitivity", lambda factor: 1.0)
+    with pytest.raises(AssertionError):
+        check_sensitivity()
+
+
+def test_a_bin_depends_on_its_record_alone():
+    rng = np.random.default_rng(2)
+    rows, directions = rng.normal(size=(500, 7)), rng.normal(size=(7, 5))
+    norms = np.linalg.norm(rows @ directions, axis=1)
+    rows[3], rows[4] = np.nan, np.inf
+    edges = edges_of(norms[5:], (0.2, 0.5, 0.9))
+    places, counts = fit_check._binned(rows, directions, edges)
+    assert (places[3:5] == 3).all()
+    assert np.array_equal(places[5:], np.searchsorted(edges, norms[5:], side="right"))
+    single = [fit_check._binned(row[None], directions, edges)[0][0] for row in rows]
+    assert np.array_equal(places, single)
+    assert np.array_equal(counts, np.bincount(places, minlength=4))
+
+
+def test_edges_lie_between_equal_values():
+    values = np.repeat([0.0, 1.0, 1.0 + 1e-12, 3.0], 25)
+    edges = edges_of(values, (0.1, 0.5, 0.6, 0.9))
+    assert edges == pytest.approx([0.5, 2.0, 2.0, 3.6])
+
+
+@pytest.mark.parametrize("mechanism", [Gaussian(20.0), L2Laplace(0.1, 4)], ids=lambda m: m.name)
+def test_noise_has_the_claimed_scale(normal, mechanism):
+    rng = np.random.default_rng(3)
+    simulated = SimulatedScores(normal, np.zeros(2), rng)
+    rows, design = Rows(rng.normal(size=(300, 2))), CheckDesign(mechanism, (0.5, 0.9, 0.99))
+    found = [release_histogram(rows, simulated, design, 2.0, SeededBits(rng)) for _ in range(300)]
+    exact = norm_counts(rows, None, simulated.directions, found[0].edges)
+    errors = np.array([h.counts for h in found]) - exact
+    claimed = math.sqrt(2) * mechanism.noise_sd
+    assert found[0].noise_sd == pytest.approx(claimed)
+    assert np.sqrt(np.mean(errors**2)) == pytest.approx(claimed, rel=0.12)
+    drawn = found[0].draw_noise(4000, rng)
+    assert np.array_equal(drawn, np.rint(drawn))
+    assert np.sqrt(np.mean(drawn**2)) == pytest.approx(claimed, rel=0.05)
+
+
+# Plan, budget and file
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-6), (4.0, 0.0)])
+def test_the_budget_pays_for_the_scale_that_is_released(normal, epsilon, delta, tmp_path):
+    budget = budget_of(epsilon, delta)
+    plan = plan_scores(normal, budget, random_seed=1)
+    assert Cost.of(plan.design.accesses).epsilon(delta, budget.accountant) <= epsilon
+    scores = plan.release()
+    ((mechanism, count),) = budget.one_off_accesses["fit check"]
+    histogram = scores.releases[-1].histogram
+    assert count == 1
+    assert histogram.noise_sd == pytest.approx(math.sqrt(2) * mechanism.noise_sd)
+    assert histogram.noise == ("l2" if isinstance(mechanism, L2Laplace) else "gaussian")
+    assert abs(histogram.counts.sum() - N_ROWS) < 6 * histogram.noise_sd * math.sqrt(len(histogram.counts))  # fmt: skip
+    assert "fit check" in str(plan)
+    scores.save(tmp_path / "scores.json")
+    loaded = PrivateScores.load(tmp_path / "scores.json")
+    assert loaded.to_dict() == scores.to_dict()
+    assert isinstance(loaded.releases[-1].histogram, ScoreHistogram)
+    first, second = (check_fit(s, normal, random_seed=2) for s in (scores, loaded))
+    assert first.p_value == second.p_value
+    assert first.expected.sum() == pytest.approx(N_ROWS)
+
+
+def test_the_check_costs_a_small_part_and_can_be_left_out(normal):
+    with_check, without = (
+        plan_scores(normal, budget_of(1.0), fit_share=share, random_seed=1) for share in (0.03, 0)
+    )
+    assert without.design.check is None
+    ratio = with_check.design.main.noise_sd / without.design.main.noise_sd
+    assert 1 < ratio < 1.04
+    scores = without.release()
+    assert scores.releases[-1].histogram is None
+    assert check_fit(scores, normal) is None
+    with pytest.raises(ValueError, match="fit_share"):
+        plan_scores(normal, budget_of(1.0), fit_share=1.0)
+
+
+def test_few_records_have_fewer_bins(normal):
+    simulated = SimulatedScores(normal, np.zeros(2), np.random.default_rng(4))
+    few, many = (
+        best_design(simulated, budget_of(1.0, 0.0), n, "auto", 0.03).check.levels
+        for n in (300, 1_000_000)
+    )
+    assert len(few) < len(many)
+
+
+# False alarms and power
+
+
+def p_values(simulator, theta, draw, n, epsilon, n_replicates):
+    """Of data sets drawn by `draw`; the reference is two standard deviations off."""
+    found = []
+    for seed in range(n_replicates):
+        rng = np.random.default_rng([seed, n])
+        reference = np.asarray(theta) + 2 / math.sqrt(n)
+        scores = released(simulator, reference, draw(rng, n), epsilon, rng)
+        found.append(check_fit(scores, simulator, random_seed=seed))
+    return found
+
+
+def normal_draw(rng, n):
+    return rng.normal(size=n)
+
+
+def outliers(rng, n):
+    return np.where(rng.random(n) < 0.01, 10.0, 1.0) * rng.normal(size=n)
+
+
+def test_the_right_model_fits(normal):
+    found = p_values(normal, [0.0, 0.0], normal_draw, N_ROWS, 4.0, 3)
+    assert sum(check.is_rejected for check in found) == 0
+    assert "like the model's" in str(found[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [N_ROWS, 10 * N_ROWS])
+def test_false_alarms_are_rare(normal, n):
+    found = p_values(normal, [0.0, 0.0], normal_draw, n, 4.0, 200)
+    assert np.mean([check.is_rejected for check in found]) <= 0.02
+    # Not more conservative than needed.
+    assert np.mean([check.p_value < 0.5 for check in found]) > 0.3
+
+
+MISFITS = {
+    "t(4)": (lambda rng, n: rng.standard_t(4, n), "heavier tails"),
+    "outliers": (outliers, "heavier tails"),
+    "gamma": (lambda rng, n: rng.gamma(2.0, 1.0, n) - 2, "heavier tails"),
+    "uniform": (lambda rng, n: rng.uniform(-1.7, 1.7, n), "lighter tails"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_misfit_is_rejected_and_named(normal, name):
+    draw, words = MISFITS[name]
+    spread = float(np.log(np.std(draw(np.random.default_rng(0), 30_000))))
+    (check,) = p_values(normal, [0.0, spread], draw, 30_000, 4.0, 1)
+    assert check.is_rejected
+    assert words in check.message
+
+
+@pytest.mark.slow
+def test_overdispersed_counts_are_rejected(poisson):
+    def draw(rng, n):
+        return rng.poisson(3 * rng.gamma(5, 1 / 5, n))
+
+    (right,) = p_values(poisson, [math.log(3)], lambda rng, n: rng.poisson(3, n), 30_000, 4.0, 1)
+    (wrong,) = p_values(poisson, [math.log(3)], draw, 30_000, 4.0, 1)
+    assert not right.is_rejected
+    assert wrong.is_rejected
+    assert "NegativeBinomial" in wrong.message
+
+
+def test_a_guessed_number_of_records_is_no_misfit(normal):
+    rng = np.random.default_rng(5)
+    scores = released(normal, [0.0, 0.0], rng.normal(size=30_000), 4.0, rng)
+    draws = rng.normal(scale=1 / math.sqrt(30_000), size=(500, 2))
+    guessed = {
+        adjacency: check_fit(
+            replace(scores, n_records=25_000, adjacency=adjacency), normal, draws=draws
+        )
+        for adjacency in ("substitute", "add_remove")
+    }
+    assert guessed["substitute"].is_rejected
+    assert not guessed["add_remove"].is_rejected

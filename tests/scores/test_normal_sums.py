@@ -1,0 +1,148 @@
+"""The normal approximation of sums: against augmentation by records, and against closed forms."""
+
+from __future__ import annotations
+
+import arviz as az
+import numpy as np
+import pytest
+
+from pymc_dp import DPScore
+from pymc_dp.planning.simulator import Simulator
+from tests.scores.score_models import CASES, chain, public, released, simulator_of, template
+
+N = 2000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gaussian", "l2"])
+@pytest.mark.parametrize("name", ["location_scale", "poisson"])
+def test_both_methods_agree(name, kind):
+    case, simulator, rng = CASES[name], simulator_of(name, N), np.random.default_rng(2)
+    theta = case.prior[0] + 0.3 * case.prior[1]
+    wanted = [template(case, kind, 1.0, theta - 0.01, 0.6, N)]
+    if name == "poisson":
+        wanted.append(template(case, kind, 3.0, theta + 0.2, 0.5, N))
+    scores = public(case, released(case, wanted, theta, rng, N), N)
+    one, other = (
+        chain(simulator, scores, n, 1, m) for m, n in (("records", 1200), ("normal", 4000))
+    )
+    for x, y in zip(one.T, other.T, strict=True):
+        errors = [np.std(z) / np.sqrt(float(az.ess(z[None]))) for z in (x, y)]
+        # Records at the centre are as many as those of the model: a few per cent.
+        assert abs(x.mean() - y.mean()) < 4 * np.hypot(*errors) + 0.1 * x.std()
+        assert abs(np.log(x.std() / y.std())) < 0.2
+
+
+def normal_mean(temperature, k, n, seed=3):
+    """A sum without clipping of a normal model's scores, and its posterior in closed form."""
+    case, rng = CASES["mean"], np.random.default_rng(seed)
+    one = template(case, "gaussian", k, [0.0], 0.0, n)
+    (release,) = released(case, [one], np.array([0.1]), rng, n)
+    w = release.directions[0, 0]
+    variance = n * w**2 + release.scale**2
+    precision = 1 + temperature * (n * w) ** 2 / variance
+    mean = (0.2 + temperature * n * w * release.total[0] / variance) / precision
+    return public(case, [release], n), mean, precision**-0.5
+
+
+def check_tempered(temperature, k):
+    simulator = Simulator(CASES["mean"].model(N), temperature=temperature)
+    scores, mean, sd = normal_mean(temperature, k, N)
+    draws = chain(simulator, scores, 800, 1, "auto")[:, 0]
+    error = draws.std() / np.sqrt(float(az.ess(draws[None])))
+    assert abs(draws.mean() - mean) < 4 * error + 0.1 * sd
+    assert abs(np.log(draws.std() / sd)) < 0.2
+
+
+def test_tempered_sums_have_the_closed_form():
+    check_tempered(0.5, 0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("temperature", "k"), [(0.9, 0.5), (0.5, 0.6), (0.7, 0.3)])
+def test_tempered_sums_have_the_closed_form_at_other_temperatures(temperature, k):
+    check_tempered(temperature, k)
+
+
+@pytest.mark.slow
+def test_tempered_sums_with_as_much_noise():
+    check_tempered(0.5, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rows",
+    [
+        5000,
+        100,
+    ],
+)
+def test_many_records_and_few_rows(rows):
+    simulator, (scores, mean, sd) = simulator_of("mean", rows), normal_mean(1.0, 0.3, 50_000)
+    draws = chain(simulator, scores, 1500, 1, "auto")[:, 0]
+    error = draws.std() / np.sqrt(float(az.ess(draws[None])))
+    assert abs(draws.mean() - mean) < 4 * error + 0.05 * sd
+    assert abs(np.log(draws.std() / sd)) < 0.07
+
+
+@pytest.mark.parametrize("kind", [pytest.param("gaussian", marks=pytest.mark.slow), "l2"])
+def test_the_density_is_proper(kind):
+    """Far away the density of the sums is bounded, and below that in the bulk: the prior decides."""
+    case, simulator, rng = (
+        CASES["location_scale"],
+        simulator_of("location_scale", 150),
+        np.random.default_rng(4),
+    )
+    one = template(case, kind, 0.5, case.prior[0], 0.6, 150)
+    scores = public(case, released(case, [one], case.prior[0] + 0.05, rng, 150), 150)
+    step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
+    target, centre = step._target, step.approximation.mean
+    sd = np.sqrt(np.diag(step.approximation.covariance))
+    inverse = np.linalg.inv(target._covariance(target.first(centre).log_variances))
+
+    def likelihood(theta):
+        return target.log_density(theta, inverse) - simulator.likelihood.log_prior(theta)
+
+    bulk = likelihood(centre)
+    assert bulk <= 0
+    for direction in ([1, 0], [-1, 0], [0, 1], [0, -1], [1, 1], [-1, 1]):
+        for distance in (10, 100, 1000):
+            far = likelihood(centre + distance * np.array(direction) * sd)
+            assert far < bulk, (direction, distance)
+            assert far <= 0
+    # The gradient is that of the density.
+    theta, h = centre + 0.7 * sd, 1e-5
+    value, gradient = target.with_gradient(theta, inverse)
+    assert value == pytest.approx(target.log_density(theta, inverse), rel=1e-12)
+    for e, g in zip(np.eye(2), gradient, strict=True):
+        up, down = (target.log_density(theta + s * h * e, inverse) for s in (1, -1))
+        assert (up - down) / (2 * h) == pytest.approx(g, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_variances_of_l2_noise_have_their_law():
+    """Without records' spread: the chain of variances given the residual, against the mixture's conditional by quadrature."""
+    case, simulator = CASES["location_scale"], simulator_of("location_scale", 150)
+    one = template(case, "l2", 1.0, case.prior[0], 0.6, 150)
+    rng = np.random.default_rng(5)
+    scores = public(case, released(case, [one], case.prior[0], rng, 150), 150)
+    step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
+    target, state = step._target, step._target.first(step.approximation.mean)
+    residual, _ = target.residual(state.theta)
+    draws = np.empty(6000)
+    for i in range(len(draws)):
+        target.update_variances(state, rng)
+        draws[i] = state.log_variances[0]
+    grid = np.linspace(draws.min() - 3, draws.max() + 3, 2000)
+    d, s = 2, one.scale
+    # Gamma((d + 1) / 2) with scale 2 s^2, on the scale of the logarithm, times the normal density.
+    log_p = (d + 1) / 2 * grid - np.exp(grid) / (2 * s**2)
+    for i, v in enumerate(np.exp(grid)):
+        covariance = target._spread + v * np.eye(d)
+        log_p[i] -= np.linalg.slogdet(covariance)[1] / 2
+        log_p[i] -= residual @ np.linalg.solve(covariance, residual) / 2
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+    error = draws.std() / np.sqrt(float(az.ess(draws[None])))
+    assert abs(draws.mean() - p @ grid) < 4.5 * error
+    assert draws.std() == pytest.approx(np.sqrt(p @ (grid - p @ grid) ** 2), rel=0.1)

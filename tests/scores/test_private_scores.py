@@ -1,0 +1,302 @@
+"""private_scores: nothing is spent if anything is wrong, all that is spent is reported, and what is released can be kept in a file."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+
+from dataclasses import replace
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp import PrivacyBudget, PrivateScores, private_scores
+from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.planning.start import NoisyNewton
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.scores import plan_scores, score_plan
+from tests.scores.score_models import simulator_of
+
+N = 150
+
+
+def regression(covariates=True):
+    rng = np.random.default_rng(5)
+    with pm.Model() as model:
+        x = pm.Data("x", rng.normal(size=N)) if covariates else 1.0
+        pm.Normal("y", pm.Normal("t", 0, 1) * x, 1.0, observed=rng.normal(size=N))
+    return model
+
+
+@functools.cache
+def simulator() -> Simulator:
+    return simulator_of("location_scale", N)
+
+
+def budget_for(epsilon=1.0, delta=1e-6, **options) -> PrivacyBudget:
+    return PrivacyBudget(epsilon, delta, chains=1, **options)
+
+
+def released(budget=None, seed=1, **options) -> PrivateScores:
+    return private_scores(simulator(), budget=budget or budget_for(), random_seed=seed, **options)
+
+
+# ---------------------------------------------------------------------- nothing is spent
+
+
+WRONG = {
+    "covariates that may not be used": (ValueError, "covariates", {"model": regression}, {}),
+    "covariates by another word": (ValueError, "covariates must be", {"model": regression, "covariates": "private"}, {}),
+    "noise": (ValueError, "noise must be", {"noise": "laplace"}, {}),
+    "Gaussian noise without delta": (ValueError, "delta", {"noise": "gaussian"}, {"delta": 0}),
+    "guess": (ValueError, "guess has", {"guess": {"other": 1.0}}, {}),
+    "number of records": (ValueError, "number of records is private", {}, {"adjacency": "add_remove"}),
+    "number of records and no stand-in": (
+        ValueError, "number of records is private", {"n_records": 100, "model": lambda: simulator().model}, {"adjacency": "add_remove"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_nothing_is_spent_if_anything_is_wrong(what):
+    error, match, options, terms = WRONG[what]
+    budget = budget_for(**terms)
+    options = dict(options)
+    if "model" in options:
+        options["model"] = options["model"]()
+    elif "n_records" not in options:
+        options["simulator"] = simulator()
+    with pytest.raises(error, match=match):
+        private_scores(budget=budget, **options)
+    assert budget.ledger.claims(budget.id) == [] and budget.spent() == 0
+
+
+def test_an_exhausted_budget_is_refused():
+    budget = budget_for()
+    budget.spend("before", ((Gaussian(4.5), 1),))
+    with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
+        released(budget)
+    (claim,) = budget.ledger.claims(budget.id)
+    assert claim.step == "before"
+
+
+def test_a_budget_pays_once():
+    budget = budget_for()
+    released(budget)
+    before = budget.spent()
+    for seed in (1, 2):
+        with pytest.raises(PrivacyBudgetExhausted, match="budget"):
+            released(budget, seed)
+    assert budget.spent() == before
+
+
+def test_a_second_release_is_refused_with_the_reason():
+    budget = budget_for()
+    released(budget)
+    with pytest.raises(PrivacyBudgetExhausted) as caught:
+        released(budget)
+    assert "chain" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- what is claimed
+
+
+@pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+@pytest.mark.parametrize(("delta", "kind"), [(0, "l2"), (1e-6, "l2"), (1e-6, "gaussian")])
+def test_claims_are_the_noise_that_is_used(delta, kind, adjacency):
+    options, factor = {}, 2
+    if adjacency == "add_remove":
+        options, factor = {"covariates": "public"}, 1
+    budget = budget_for(delta=delta, adjacency=adjacency)
+    source = simulator()
+    changed = {"covariates": source.covariates} | options
+    before, source.covariates = source.covariates, changed["covariates"]
+    try:
+        scores = private_scores(source, budget=budget, noise=kind, random_seed=1)
+    finally:
+        source.covariates = before
+    claims = budget.ledger.claims(budget.id)
+    mechanisms = [m for claim in claims for m, count in claim.accesses for _ in range(int(count))]
+    *sums, check = mechanisms  # in this order; the check has tests of its own
+    assert len(sums) == len(scores.releases) and claims[-1].step == "fit check"
+    for release, mechanism in zip(scores.releases, sums, strict=True):
+        assert release.noise == kind
+        if kind == "l2":
+            assert isinstance(mechanism, L2Laplace) and mechanism.n_dim == len(release.total)
+            expected = factor * release.bound / mechanism.epsilon
+        else:
+            assert isinstance(mechanism, Gaussian)
+            expected = factor * release.bound * mechanism.noise_multiplier
+        assert release.scale == pytest.approx(expected, rel=1e-14)
+    (report,) = scores.reports
+    assert (report.epsilon_budget, report.delta, report.adjacency) == (1.0, delta, adjacency)
+    assert 0.99 < report.epsilon <= 1.0 and report.protected
+    assert f"(1, {delta:g})" in str(report).replace("1.0", "1") or delta == 0
+    if delta == 0:
+        assert sum(m.epsilon for m in (*sums, check)) <= 1.0
+
+
+def test_a_run_without_protection_says_so():
+    scores = released(budget_for(math.inf))
+    assert scores.releases[-1].noise == "gaussian"
+    (report,) = scores.reports
+    assert not report.protected and report.epsilon == math.inf
+
+
+@functools.cache
+def far() -> Simulator:
+    """Data 31 standard deviations of a record from the guess."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("t", 0, 100), 1.0, observed=np.full(N, 30.0) + np.arange(N) % 3)
+    return Simulator(model)
+
+
+@pytest.mark.slow
+def test_a_start_from_a_far_guess():
+    """Steps of a start are claimed; of all sums only the last one, at their end, is kept."""
+    budget = budget_for(100.0)
+    scores = private_scores(far(), budget=budget, random_seed=1)
+    start, main, _ = budget.ledger.claims(budget.id)
+    assert (start.step, main.step) == ("start", "scores")
+    assert sum(count for _, count in start.accesses) > 1
+    (release,) = scores.releases
+    assert abs(release.theta[0] - 31) < 1
+    assert 99 < scores.reports[0].epsilon <= 100.0
+
+
+@pytest.mark.slow
+def test_starts_from_a_far_guess_arrive():
+    """Noise of a fifth of the clip bound on each step: 1 of 100 starts ends elsewhere, so 7 of 40 hardly ever do.
+
+    If one move that noise explains ends the doubling of steps, 30 of 100 do.
+    """
+    budget = budget_for(8.0)
+    design = (plan := plan_scores(far(), budget, random_seed=1)).design
+    ends = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        newton = NoisyNewton(
+            far(), plan.simulated.theta, design.step, design.n_steps, budget.adjacency, rng
+        )
+        ends.append(newton.run(None).theta[0])
+    assert np.sum((np.array(ends) - 31) ** 2 < 25 * design.reference_error) >= 34
+
+
+@pytest.mark.slow
+def test_with_a_stand_in_the_start_gets_more_of_the_budget():
+    """Its information may be wrong, so that a distance from the reference would shift the posterior."""
+    shares = []
+    for covariates in ("public", regression()):
+        simulator = Simulator(regression(), covariates=covariates)
+        design = plan_scores(simulator, budget_for(8.0), random_seed=1).design
+        assert isinstance(design.step, L2Laplace) and isinstance(design.main, L2Laplace)
+        shares.append(design.n_steps * design.step.epsilon / design.main.epsilon)
+    public, stand_in = shares
+    assert 0 < public < 0.12 < stand_in < 3.5
+
+
+def test_what_was_paid_for_is_kept_if_the_next_reference_is_impossible(monkeypatch):
+    """After a first sum whose posterior mean allows no simulation, the main release is made at the guess."""
+    plan = plan_scores(simulator(), budget_for(4.0), random_seed=1)
+    plan = replace(plan, design=replace(plan.design, n_steps=1, step=Gaussian(30.0)))
+
+    def impossible(*args):
+        raise UnsupportedModel("records cannot be drawn")
+
+    for name in ("SimulatedScores", "normal_posterior"):
+        with monkeypatch.context() as patch:
+            patch.setattr(score_plan, name, impossible)
+            scores = replace(plan, budget=budget_for(6.0)).release()
+        first, main = scores.releases
+        np.testing.assert_array_equal(first.theta, main.theta)
+        assert first.histogram is None and main.histogram is not None
+        assert first.noise_sd != main.noise_sd
+
+
+def test_a_plan_is_reproducible():
+    plans = [plan_scores(simulator(), budget_for(), random_seed=s) for s in (1, 1, 2)]
+    designs = [p.design.design for p in plans]
+    assert str(plans[0]) == str(plans[1])
+    assert designs[0].bound == designs[1].bound != designs[2].bound
+    np.testing.assert_array_equal(plans[0].simulated.directions, plans[1].simulated.directions)
+    for plan in plans:
+        assert plan.budget.spent() == 0
+        assert set(plan.sd_ratios) == {"t", "sigma_log__"}
+        assert all(1 < r < 3 for ratios in plan.sd_ratios.values() for r in ratios)
+
+
+def test_noise_is_new_each_time():
+    one, other = released(seed=1), released(seed=1)
+    assert one.releases[0].bound == other.releases[0].bound
+    assert (one.releases[0].total != other.releases[0].total).all()
+
+
+def test_a_forecast_comes_true():
+    """The noise of the release is the planned one, relative to the bound."""
+    plan = plan_scores(simulator(), budget_for(), random_seed=1)
+    release = plan.release().releases[-1]
+    assert release.noise_sd / release.bound == pytest.approx(2 * plan.design.main.noise_sd)
+
+
+# ---------------------------------------------------------------------- the public result
+
+
+def equal(one, other):
+    """Whether two objects have the same fields, arrays to the last bit."""
+    if isinstance(one, np.ndarray):
+        return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
+    if not hasattr(one, "__dict__"):
+        return type(one) is type(other) and one == other
+    fields = vars(one).items()
+    return type(one) is type(other) and all(equal(x, vars(other)[name]) for name, x in fields)
+
+
+def same(one: PrivateScores, other: PrivateScores):
+    assert str(one) == str(other)
+    assert all(equal(r, s) for r, s in zip(one.releases, other.releases, strict=True))
+    assert dict(one.shapes) == dict(other.shapes)
+    assert (one.n_records, one.adjacency) == (other.n_records, other.adjacency)
+    assert [r.to_json() for r in one.reports] == [r.to_json() for r in other.reports]
+
+
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_scores_are_kept_in_a_file(tmp_path, epsilon):
+    scores = released(budget_for(epsilon))
+    scores.save(tmp_path / "scores.json")
+    same(scores, PrivateScores.load(tmp_path / "scores.json"))
+    same(scores, PrivateScores.from_dict(json.loads(json.dumps(scores.to_dict()))))
+
+
+def test_scores_of_two_budgets_are_added(tmp_path):
+    one, other = released(), released(budget_for(2.0), noise="gaussian")
+    both = one + other
+    assert both.releases == (*one.releases, *other.releases)
+    assert both.reports == (*one.reports, *other.reports)
+    assert len((one + one).reports) == 1
+    both.save(tmp_path / "both.json")
+    same(both, PrivateScores.load(tmp_path / "both.json"))
+    for wrong in (replace(other, n_records=N + 1), replace(other, adjacency="add_remove")):
+        with pytest.raises(ValueError, match="different data"):
+            one + wrong
+    with pytest.raises(ValueError, match="names, shapes"):
+        one + replace(other, shapes={"t": ()})
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"t": ()},
+        {"sigma_log__": (), "t": ()},
+        {"t": (1,), "sigma_log__": ()},
+        {"t": (), "sigma": ()},
+    ],
+)
+def test_another_model_is_refused(shapes):
+    scores = released()
+    scores.check_model({"t": (), "sigma_log__": ()})
+    with pytest.raises(ValueError, match="names, shapes and transforms"):
+        scores.check_model(shapes)

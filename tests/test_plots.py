@@ -1,0 +1,53 @@
+"""Plots of plans, by the data in their artists."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from pymc_dp import DPPenalty, Plan, PrivacyBudget
+from pymc_dp.planning import Candidate, Forecast
+from pymc_dp.plots import plot_plan
+
+
+@pytest.fixture
+def plt():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    yield plt
+    plt.close("all")
+
+
+def plan(step, *forecasts):
+    """A plan with these forecasts: bias and effective draws."""
+    candidates = tuple(
+        Candidate({"k": k}, Forecast(100.0, effective, 0.05, bias))
+        for k, (bias, effective) in enumerate(forecasts)
+    )
+    return Plan(
+        step=step, budget=PrivacyBudget(1.0, 1e-6, chains=2), simulator=None, candidates=candidates,
+        chosen=candidates[0], settings={}, position={}, summary="", notes=(), builder=None,
+    )  # fmt: skip
+
+
+def test_what_is_drawn(plt):
+    drawn, expected = plan(DPPenalty, (0.05, 100.0), (0.3, 25.0)), [[0.1, 0.05], [0.2, 0.3]]
+    _, mine = plt.subplots()
+    ax = plot_plan(drawn, ax=mine)
+    assert ax is mine
+    dots, ring = ax.collections
+    np.testing.assert_allclose(dots.get_offsets(), expected)
+    np.testing.assert_allclose(ring.get_offsets(), expected[:1])
+    # The inner circle goes through the chosen candidate, at its error.
+    x, y = ax.get_lines()[0].get_data()
+    np.testing.assert_allclose(np.hypot(x, y), np.hypot(*expected[0]))
+    assert plot_plan(drawn) is not mine
+
+
+def test_without_matplotlib(monkeypatch):
+    for name in ("matplotlib", "matplotlib.pyplot"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ImportError, match="'plots'"):
+        plot_plan(plan(DPPenalty, (0.05, 100.0)))

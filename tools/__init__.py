@@ -1,0 +1,1 @@
+"""Programs that are run by hand, to make what the package stores."""
