@@ -28,6 +28,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are shown with the outputs they are stored with
 
 autosummary_generate = True
+autosummary_context = {"top_level": pymc_dp.__all__}  # these have their page there
 autosummary_ignore_module_all = False  # the pages are those of pymc_dp.__all__
 autodoc_typehints = "none"  # numpydoc docstrings name the types
 numpydoc_show_class_members = False  # the template of a class lists its own
@@ -36,14 +37,14 @@ html_theme = "pymc_sphinx_theme"
 html_title = "pymc_dp"
 html_show_sourcelink = False
 html_theme_options = {
-    "google_analytics_id": "",  # the theme counts visitors for PyMC's site unless told not to
+    "google_analytics_id": "",  # the theme otherwise counts visitors for PyMC's site
     "navbar_end": [],
     "secondary_sidebar_items": ["page-toc"],
 }
 
 
 def copy_notebooks():
-    """Bring the examples to where Sphinx reads: it looks at nothing outside its own folder.
+    """Copy the examples into the folder of the pages, since Sphinx reads no other one.
 
     Links from examples to pages are those of the repository, ``../docs/page.md``.
     """
@@ -55,12 +56,12 @@ def copy_notebooks():
             copy.unlink()
     for name, original in originals.items():
         copy, text = here / "examples" / name, original.read_text().replace("](../docs/", "](../")
-        if not copy.exists() or copy.read_text() != text:  # only what has changed is built anew
+        if not copy.exists() or copy.read_text() != text:  # only changed notebooks are built again
             copy.write_text(text)
 
 
 def signature_of_steps(app, what, name, obj, options, signature, return_annotation):
-    """Show what a step method takes: PyMC's ``__new__`` hides it behind ``*args, **kwargs``."""
+    """Show the arguments of a step method, which PyMC's ``__new__`` hides."""
     if what == "class" and signature == "(*args, **kwargs)":
         own = inspect.signature(obj.__init__)
         parameters = [p.replace(annotation=p.empty) for p in own.parameters.values()][1:]

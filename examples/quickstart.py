@@ -2,8 +2,8 @@
 
 Data: 214 144 men from the 1960 US census (package ``causaldata``, after Fetter 2013): home
 ownership against veteran status, race and quarter of birth. We pretend that the records are
-confidential, except for a pilot survey of 2 % of the men, which is public: from it come the start
-of the chains and the length of their moves, never from the confidential records.
+confidential, except for a pilot survey of 2 % of the men, which is public. The start of the chains and
+the length of their moves are computed from the pilot, never from the confidential records.
 
 Writes ``quickstart.png``: the private posteriors at epsilon = 1 and 4 beside the one without
 privacy.
@@ -11,7 +11,7 @@ privacy.
 
 import os
 
-# One thread per chain: idle threads of the linear algebra library would take the other chains' cores.
+# One thread per chain: idle BLAS threads would use the cores of the other chains.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import matplotlib
@@ -27,7 +27,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 NAMES = ["intercept", "veteran", "nonwhite", "quarter of birth"]
-#: Largest absolute value of each covariate, known without looking at any record.
+#: Largest absolute value of each covariate, known without access to any record.
 REACH = np.array([1.0, 0.5, 0.9, 1.0])
 
 
@@ -50,8 +50,8 @@ def fit_public(X, y):
 
 
 def private_posterior(X, y, epsilon, start, scale):
-    """The main job: a PyMC model, a budget, a private step, a result that may be published."""
-    with pm.Model(coords={"coefficient": NAMES}) as model:
+    """A PyMC model, a budget, a private step, and a result that may be published."""
+    with pm.Model(coords={"coefficient": NAMES}):
         beta = pm.Normal("beta", 0, 2.5, dims="coefficient")
         pm.Bernoulli("owner", logit_p=X @ beta, observed=y)
 
@@ -64,24 +64,19 @@ def private_posterior(X, y, epsilon, start, scale):
         print(
             f"epsilon = {epsilon:g} pays for about {budget.expected_draws():.0f} draws in each chain"
         )
-        idata = pm.sample(
-            draws=30_000,  # an upper limit: the budget stops the chains
-            tune=0,
-            chains=2,
-            cores=2,
-            step=step,
-            callback=budget,
-            initvals={"beta": start},
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
-    public = dp.release(idata, model, budget)
+    public = dp.sample(
+        step=step,
+        cores=2,
+        initvals={"beta": start},
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
     print(budget.report(), "\n")
     return public
 
 
 def exact_posterior(X, y):
-    """Sample the posterior without privacy, by NUTS; counting the 16 kinds of men first changes nothing but the speed."""
+    """Sample the posterior without privacy, by NUTS; equal men are counted first, which is faster."""
     kinds, which = np.unique(X, axis=0, return_inverse=True)
     owners = np.bincount(which, weights=y).astype(int)
     with pm.Model(coords={"coefficient": NAMES}):
@@ -127,7 +122,7 @@ def main():
         draws = np.asarray(idata.posterior["beta"])
         draws = draws[:, draws.shape[1] // 4 :].reshape(
             -1, len(NAMES)
-        )  # without the way from the start
+        )  # without the beginning of the chain
         results[label] = draws
         estimates = zip(NAMES, draws.mean(0), draws.std(0), strict=True)
         print(f"{label:>13}:", ",  ".join(f"{n} {m:.3f} +- {s:.3f}" for n, m, s in estimates))

@@ -17,25 +17,25 @@ beside this file::
         )
     reference = experiment.exact(data, 1000, np.random.default_rng(2))  # shape (1000, n_dim)
 
-``python examples/benchmark_models.py`` prints the table with posterior standard deviations. Vectors
+``python experiments/benchmark_models.py`` prints the table with posterior standard deviations. Vectors
 have the order of ``RecordLikelihood.ravel``, that of the parameters in the model: nothing is
 transformed. Smaller versions: ``dataclasses.replace(experiment, n_records=500)``.
 
-Where the numbers come from: the models, and the table, from the text; proposals, noise and clip
-bounds from the parameter files of the author's program (https://github.com/oraisa/masters-thesis),
-for the text has none. Where the two contradict each other:
+Sources of the numbers: the models and the table are from the text; proposals, noise and clip bounds
+are from the parameter files of the author's program (https://github.com/oraisa/masters-thesis), since
+the text has none. They contradict each other in these points:
 
-- The prior variance of the correlated Gaussian is 100 in the table. The program's sampler takes 100
-  for the standard deviation, its reference draws take it for the variance. The text is followed,
-  throughout; with 200 000 records the posterior means differ by less than 1e-4 standard deviations.
-- The program lists spreads of starting points that it does not use. The text says what it does: the
-  mean standard deviation of the posterior. Exact ones here, those of 1000 reference draws there.
-- The text does without reference draws for the circle, as not easy to get. They are: with
-  ``u = x**2 + y**2`` the area is ``du dphi / 2``, so ``u`` is normal, cut off at zero.
+- The prior variance of the correlated Gaussian is 100 in the table. The program's sampler uses 100
+  as the standard deviation, its reference draws use it as the variance. We follow the text; with
+  200 000 records the posterior means differ by less than 1e-4 standard deviations.
+- The program lists spreads of starting points that it does not use. It uses those of the text: the
+  mean standard deviation of the posterior. Here it is exact, there it is that of 1000 reference draws.
+- The text has no reference draws for the circle, and calls them difficult. They are not: with
+  ``u = x**2 + y**2`` the area is ``du dphi / 2``, so ``u`` is normal, truncated at zero.
 
-Data come from NumPy's generator, so they are not the thesis's. It matters for the bananas: how wide
-they are in theta2 depends on the mean of x1. Starting points depend on the truth and, by their
-spread, on the data: comparisons of samplers may know these, private analyses do not.
+Data come from NumPy's generator, so they are not the thesis's. This affects the bananas: their width
+in theta2 depends on the mean of x1. Starting points depend on the true parameters and, by their spread,
+on the data: a comparison of samplers may use these, a private analysis may not.
 """
 
 import os
@@ -66,7 +66,7 @@ class Experiment(abc.ABC):
     tau: float  # noise, in sensitivities, by the root of the number of records
     scale: float  # standard deviation of the random walk
     clip_bound: float  # per unit of Euclidean distance, before tempering
-    n_tempered: int | None = None  # as many records as the tempered likelihood is worth
+    n_tempered: int | None = None  # effective number of records of the tempered likelihood
 
     def __post_init__(self):
         if not 0 < self.temperature <= 1:
@@ -81,7 +81,7 @@ class Experiment(abc.ABC):
 
     @property
     def delta(self):
-        """What the thesis takes for delta."""
+        """Delta of the thesis."""
         return 0.1 / self.n_records
 
     @property
@@ -99,11 +99,11 @@ class Experiment(abc.ABC):
 
     @abc.abstractmethod
     def data(self, seed):
-        """Draw the records; the leading axis runs over them."""
+        """Draw the records, along the leading axis."""
 
     @abc.abstractmethod
     def model(self, data):
-        """Write the model down; its likelihood is not tempered, steps do that."""
+        """Write the model; its likelihood is not tempered, since steps do that."""
 
     @abc.abstractmethod
     def exact(self, data, n_draws, rng):
@@ -124,10 +124,10 @@ class Experiment(abc.ABC):
 
 @dataclass(frozen=True)
 class Banana(Experiment):
-    """Normal records whose second mean is bent: ``x2 ~ N(theta2 + a theta1**2, ...)``.
+    """Normal records whose second mean is a curve: ``x2 ~ N(theta2 + a theta1**2, ...)``.
 
-    The prior is bent alike, so that ``phi = (theta1, theta2 + a theta1**2, theta3, ...)`` is normal a
-    priori and, as the bend has Jacobian 1, a posteriori (Theorem 5.2 of the thesis).
+    The prior has the same curve, so that ``phi = (theta1, theta2 + a theta1**2, theta3, ...)`` is normal a
+    priori and, as the map has Jacobian 1, a posteriori (Theorem 5.2 of the thesis).
     """
 
     curvature: float = 20.0  # a
@@ -136,7 +136,7 @@ class Banana(Experiment):
 
     @property
     def truth(self):
-        """Parameters that the data are drawn with."""
+        """True parameters."""
         return np.concatenate([[0.0, 3.0], np.zeros(self.n_dim - 2)])
 
     @property
@@ -164,8 +164,8 @@ class Banana(Experiment):
         return self.straight(self.truth) + z @ np.linalg.cholesky(self.covariance).T
 
     def model(self, data):
-        """Write the model down: the second column given the first, and the rest."""
-        # In two dimensions four times as fast as a matrix, and ten times as fast as pm.MvNormal.
+        """Write the model: the second column given the first, and the others."""
+        # In two dimensions four times faster than a matrix, and ten times faster than pm.MvNormal.
         first, second = np.ascontiguousarray(data[:, 0]), np.ascontiguousarray(data[:, 1])
         a, prior = self.curvature, math.sqrt(self.prior_variance)
         sd1, sd2 = np.sqrt(np.diag(self.covariance)[:2])
@@ -221,7 +221,7 @@ class Banana(Experiment):
 class Circle(Experiment):
     """Log-likelihood ``-a (x**2 + y**2 - r**2)**2`` of a radius, and a flat prior.
 
-    That is a loss rather than the log of a density: its integral over ``r`` varies with ``x, y``.
+    This is a loss rather than a log-density: its integral over ``r`` varies with ``x, y``.
     """
 
     sharpness: float = 1e-5  # a
@@ -231,7 +231,7 @@ class Circle(Experiment):
         return np.random.default_rng(seed).normal(3.0, 1.0, size=self.n_records)
 
     def model(self, data):
-        """Write the model down, with one parameter vector (x, y)."""
+        """Write the model, with one parameter vector (x, y)."""
 
         def logp(r, square):
             return -self.sharpness * (square - r**2) ** 2
@@ -242,7 +242,7 @@ class Circle(Experiment):
         return model
 
     def posterior(self, data):
-        """Distribution of ``x**2 + y**2``, by SciPy: normal, but not below zero."""
+        """Distribution of ``x**2 + y**2``, by SciPy: normal, truncated at zero."""
         mean = np.mean(data**2)
         sd = 1 / math.sqrt(2 * self.sharpness * self.temperature * len(data))
         return truncnorm(-mean / sd, np.inf, loc=mean, scale=sd)

@@ -1,10 +1,10 @@
 """Draws of typical runs by each rule of adaptive composition: the table of ``docs/accounting.md``.
 
-    python examples/composition_table.py
+    python experiments/composition_table.py
 
-Nothing is sampled, and the noise is the same in each row. *Best* is the least over accountants of all that the run accesses,
-which holds where it is claimed at once; or over orders, where there is a filter: that of what has been claimed when it is opened, which
-does not hold.
+Nothing is sampled, and the noise is the same in each row. *Best* is the minimum over accountants for all accesses of the run,
+which is valid if they are claimed at once. For runs with a filter it is the minimum over orders when the filter is opened, which is
+not valid.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import math
 
 import numpy as np
 
-from pymc_dp import Barker, Lazy, Penalty
+from pymc_dp import Barker, Penalty
 from pymc_dp.privacy import Decision, Gaussian, max_draws
-from pymc_dp.privacy.adaptive import AdaptiveComposition
-from pymc_dp.privacy.families import DecisionFamily
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
+from pymc_dp.steps import Lazy
 
 DELTA = 1e-6
 EPSILONS = (1.0, 4.0)
@@ -26,16 +27,16 @@ def varying(rule: Penalty | Barker, laziness: float = 1.0) -> list:
     """Accesses of a draw, on average: a random walk in four dimensions, sensitivity 0.05 on average."""
     lengths = np.linalg.norm(np.random.default_rng(0).normal(size=(200, 4)), axis=1)
     distances = tuple((0.05 * lengths / lengths.mean()).tolist())
-    family = DecisionFamily(1.0, rule, None, laziness, distances)
+    family = PerProposalDecision(1.0, rule, None, laziness, distances)
     return [(family.at(d), 1 / len(distances)) for d in distances]
 
 
 def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
-    """What each draw accesses, what is accessed before, and the accountant of the first column."""
+    """Accesses of each draw, accesses before, and the accountant of the first column."""
     order = AdaptiveComposition.opened(epsilon, DELTA)
 
     def gaussian(part: float, times: int = 1) -> list:
-        """Releases that take a part of what the order allows."""
+        """Releases that take a part of the budget at the order."""
         return [
             (Gaussian(math.sqrt(order.price(Gaussian(1.0)) * times / part / order.limit)), times)
         ]
@@ -51,8 +52,8 @@ def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
         "`DPBarker`, random walk": (varying(Barker()), [], "rdp"),
         "`DPHMC`, 10 gradients (noise 60), penalty noise 2": ([(Gaussian(60.0), 10), (penalty, 1)], [], "rdp"),
         "`DPSGHMC`, 10 gradients of all records (noise 60)": ([(Gaussian(60.0), 10)], [], "best"),
-        "`dp.sample`: start 15 %, sum 40 %, decisions": (small, [*start, *gaussian(0.4)], "rdp"),
-        "`dp.sample`: start 15 %, sum 70 %, decisions": (small, [*start, *gaussian(0.7)], "rdp"),
+        "start 15 %, sum 40 %, decisions": (small, [*start, *gaussian(0.4)], "rdp"),
+        "start 15 %, sum 70 %, decisions": (small, [*start, *gaussian(0.7)], "rdp"),
     }  # fmt: skip
 
 
@@ -64,7 +65,7 @@ def main() -> None:
         cells = []
         for epsilon in EPSILONS:
             each, before, least = runs(epsilon)[name]
-            terms = {"epsilon": epsilon, "delta": DELTA, "besides": before}
+            terms = {"epsilon": epsilon, "delta": DELTA, "other_accesses": before}
             by = [
                 AdaptiveComposition.opened(epsilon, DELTA, a).reading for a in ("best", "gaussian")
             ]

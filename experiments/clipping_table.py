@@ -1,11 +1,11 @@
-"""What clipping of records' log-ratios does to the posterior of a chain: the table of ``docs/guarantees.md``.
+"""Bias of a chain with clipped log-ratios: the table of ``docs/guarantees.md``.
 
-    python examples/clipping_table.py
+    python experiments/clipping_table.py
 
-Nothing is sampled. Records are the quantiles of a law, the one parameter lives on a grid, and so the
-chain of :class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix, whose stationary law is
-compared with the posterior. The part of the records that is clipped is that at proposals from the
-posterior.
+Nothing is sampled. Records are the quantiles of a distribution and the one parameter is on a grid, so
+the chain of :class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix. Its stationary
+distribution is compared with the posterior. The fraction of clipped records is that at proposals
+from the posterior.
 """
 
 import numpy as np
@@ -16,14 +16,14 @@ from pymc_dp import Penalty
 
 RULE = Penalty(2.0)
 CLIPPED = (0.0, 0.02, 0.05, 0.1, 0.2)
-#: Root mean square of a proposal, which hardly matters.
+#: Root mean square of a proposal; it has little effect.
 LENGTH = 1.0
-#: Of the grid, in posterior standard deviations; it is as wide as the shifts that are found need it.
+#: Of the grid, in posterior standard deviations; it is wide enough for the shifts.
 SPACING, HALF_WIDTH = 0.2, 24
 
 
 def normal(theta, y):
-    """Mean of a normal law with variance 1."""
+    """Mean of a normal distribution with variance 1."""
     return -((y - theta) ** 2) / 2
 
 
@@ -33,7 +33,7 @@ def exponential(theta, y):
 
 
 def rare(theta, y):
-    """Shift of the log-odds of an outcome that one in ten has."""
+    """Shift of the log-odds of an outcome with probability one in ten."""
     odds = theta + np.log(0.1 / 0.9)
     return y * odds - np.logaddexp(0, odds)
 

@@ -3,33 +3,33 @@
 O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of
 Helsinki, 2021), chapters 5 and 6::
 
-    python examples/comparison_experiments.py            # what is not stored yet; all: half an hour
-    python examples/comparison_experiments.py --print    # medians beside the published ones
+    python experiments/comparison_experiments.py            # all that is not stored yet; half an hour in total
+    python experiments/comparison_experiments.py --print    # medians beside the published ones
 
 Writes ``comparison_experiments.json`` beside this file after each cell, that is a model, a sampler
 and an epsilon. ``comparing_samplers.ipynb`` shows it.
 
-**Models**, data and exact draws are those of ``benchmark_models.py``; the seeds of the data those of
-``control_variate_experiments.py``, for which flat and narrow bananas are as wide as the thesis's. The
+**Models**, data and exact draws are those of ``benchmark_models.py``; for some
+models another seed is the first (`FIRST_SEED`), so that bananas are as wide as the thesis's. The
 data are simulated, so decisions may be drawn from seeds and the results can be reproduced; that breaks the
 guarantee. Leave out ``reproducible`` for real data.
 
 **Settings** are those of the parameter files of the author's program
 (https://github.com/oraisa/masters-thesis), which were tuned at epsilon 4: proposals, noise, clip
-bounds, batch sizes. ``DPBarker`` on batches has no clip bound there: the variance of its estimate must
-not exceed 1, and ours is the largest with which it cannot, if moves are cut off at a length that one in
-twenty exceeds. ``penalty_two``, which the thesis does not have, is its DP penalty with our default
-noise, 2 whatever the length of the move.
+bounds, batch sizes. ``DPBarker`` on batches has no clip bound there. The variance of its estimate must
+not exceed 1: ours is the largest bound that guarantees this, for moves that are cut off at a length
+which one in twenty exceeds. ``penalty_two``, which the thesis does not have, is its DP penalty with our
+default noise of 2 for every length of the move.
 
-**Runs.** The measure is the thesis's: the second half of a chain against 1000 exact draws, in MMD with a
-Gaussian kernel as wide as the median distance. Chain ``i`` of all samplers begins at the same point.
-A cell has 20 chains, fewer where they take long (`SECONDS`), but three at least. Chains are cut off at
-a number of draws, and of gradients, that depends on the dimensions (`MOST`), though budgets pay for up
-to a thousand times that; ``bought`` says for how many. Where a budget pays for so many, larger ones
-are not run: nothing else in a chain depends on epsilon. Not all models have all epsilons (`SOME`), to
+**Runs.** The measure is the thesis's: the MMD of the second half of a chain and 1000 exact draws, with a
+Gaussian kernel whose width is the median distance. Chain ``i`` of all samplers begins at the same point.
+A cell has 20 chains, fewer where they take long (`SECONDS`), but at least three. Chains are cut off at
+a number of draws, and of gradients, that depends on the dimensions (`MOST`), although budgets pay for up
+to a thousand times as many (``bought``). Where a budget pays for that many, larger ones are not run:
+nothing else in a chain depends on epsilon. Not all models have all epsilons (`SOME`), to
 save time; ``--epsilon`` and ``--seconds`` run more.
 
-**Shares of clipped records** are computed afterwards on some of the records, from proposals at states of the
+**Fractions of clipped records** are computed afterwards on some of the records, from proposals at states of the
 second half. No private run could show them.
 
 *Clipping*, after Figure 6.2: random walks and HMC without noise, on two of the models, with clip bounds
@@ -60,15 +60,17 @@ import numpy as np
 import pymc as pm
 
 from benchmark_models import EXPERIMENTS, Experiment
-from control_variate_experiments import FIRST_SEED
+from mmd import mmd
 
 import pymc_dp as dp
 
 from pymc_dp.steps import base
 
 STORE = Path(__file__).with_suffix(".json")
+#: Seeds for which the mean of x1, and so the width of the banana, is that of the thesis's data.
+FIRST_SEED = {"easy-2d": 68, "hard-2d": 13, "easy-10d": 14}
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
-#: Where it is not all of them, to save time; the circle takes less.
+#: Models without all epsilons, to save time; those of the circle are smaller.
 SOME = {
     "tempered-2d": (1.0, 2.0, 4.0), "hard-2d": (1.0, 2.0, 4.0), "hard-gauss-2d": (1.0, 2.0, 4.0),
     "easy-10d": (1.0, 4.0), "tempered-10d": (1.0, 4.0), "gauss-30d": (1.0, 4.0), "circle": (0.5, 1.0),
@@ -76,7 +78,7 @@ SOME = {
 SECONDS, FEWEST, RUNS = 4.0, 3, 20  # CPU time per cell, after which no further chain begins
 #: Dimensions: draws, gradients.
 MOST = {2: (5000, 20_000), 10: (3000, 3000), 30: (1000, 900)}
-#: Records, states and paths from which shares of clipped records are computed.
+#: Records, states and paths from which fractions of clipped records are computed.
 RECORDS, STATES, PATHS = 2000, 8, 4
 
 SAMPLERS = {
@@ -131,14 +133,14 @@ def settings(experiment, sampler):
     if sampler == "hmc":
         tau, tau_g, steps, size, clip, clip_g = HMC[name]
         return dp.DPHMC, {
-            "step_size": size, "leapfrog_steps": steps, "clip_bound": clip, "gradient_clip_bound": clip_g,
+            "step_size": size, "n_leapfrog": steps, "clip_bound": clip, "gradient_clip_bound": clip_g,
             "gradient_noise_multiplier": tau_g * root, "noise_multiplier": tau * root,
         }  # fmt: skip
     if name not in BATCH:
         return None
     if sampler == "barker_batch":
         scale, size = BARKER_BATCH[name]
-        longest = (math.sqrt(experiment.n_dim) + 1.1) * scale  # about 1 in 20 is redrawn
+        longest = (math.sqrt(experiment.n_dim) + 1.1) * scale  # about 1 in 20 is drawn again
         reach = experiment.n_records * experiment.temperature * longest
         clip, walk = math.sqrt(size) / reach, dp.RandomWalk(scale, max_distance=longest)
         return dp.DPBarker, {"clip_bound": clip, "proposal": walk, "batch_size": size}
@@ -170,11 +172,11 @@ class Case:
     @cached_property
     def likelihood(self):
         """Compiled once for all steps: it has no state, and compiling takes longer than most chains."""
-        return dp.RecordLikelihood(self.model)
+        return dp.model.RecordLikelihood(self.model)
 
     @cached_property
     def exact(self):
-        """What chains are compared with."""
+        """Exact draws with which chains are compared."""
         return self.experiment.exact(self.data, 1000, np.random.default_rng(1))
 
     @cached_property
@@ -217,12 +219,12 @@ def case_of(name):
 
 # ---------------------------------------------------------------------------------------- measures
 def compared(case, draws):
-    """MMD of the second half, and how far its mean is off: as distance, and in posterior sds."""
+    """MMD of the second half, and the error of its mean: as distance, and in posterior sds."""
     kept = draws[len(draws) // 2 :]
     off = kept.mean(axis=0) - case.mean
     shift = math.sqrt(np.mean((off / case.experiment.sds(case.data)) ** 2))
     error = float(np.linalg.norm(off))
-    return {"mmd": dp.mmd(kept, case.exact), "error": error, "shift": shift}
+    return {"mmd": mmd(kept, case.exact), "error": error, "shift": shift}
 
 
 def some_records(case, rng):
@@ -231,7 +233,7 @@ def some_records(case, rng):
 
 
 def clipped_ratios(case, moves, clip_bound, rng):
-    """Share of records whose log-ratio is clipped, over moves ``(old, new, distance)``."""
+    """Fraction of records whose log-ratio is clipped, over moves ``(old, new, distance)``."""
     index = some_records(case, rng)
     shares = []
     for old, new, distance in moves:
@@ -241,7 +243,7 @@ def clipped_ratios(case, moves, clip_bound, rng):
 
 
 def clipped_gradients(case, points, bound, rng):
-    """Share of records whose gradient is clipped, by differences of their log-likelihoods."""
+    """Fraction of records whose gradient is clipped, by differences of their log-likelihoods."""
     index, d = some_records(case, rng), case.experiment.n_dim
     h = 1e-3 * case.experiment.sds(case.data).min()  # log-likelihoods are quadratic, or nearly so
     shares = []
@@ -253,7 +255,7 @@ def clipped_gradients(case, points, bound, rng):
 
 
 def clipped(case, step_class, options, states, rng):
-    """Shares of clipped log-ratios, and of clipped gradients, on moves from some states of a chain."""
+    """Fractions of clipped log-ratios, and of clipped gradients, on moves from some states of a chain."""
     states = states[np.linspace(0, len(states) - 1, STATES).astype(int)]
     if step_class is not dp.DPHMC:
         walk = options["proposal"].start(case.experiment.n_dim)
@@ -278,13 +280,13 @@ def clipped(case, step_class, options, states, rng):
 
 # ---------------------------------------------------------------------------------------- runs
 def most_draws(experiment, sampler):
-    """Draws after which a chain is cut off, whatever the budget still pays for."""
+    """Draws after which a chain is cut off, even if the budget pays for more."""
     draws, gradients = MOST[experiment.n_dim]
     return min(draws, gradients // HMC[experiment.name][2]) if sampler == "hmc" else draws
 
 
 def run(case, sampler, epsilon, number, most=None):
-    """Run one private chain: what became of it, and its draws."""
+    """Run one private chain: its results, and its draws."""
     step_class, options = settings(case.experiment, sampler)
     budget = dp.PrivacyBudget(epsilon=epsilon, delta=case.experiment.delta, chains=1)
     step = case.step(step_class, options, budget)
@@ -309,7 +311,7 @@ def unfinished(row, seconds=SECONDS, runs=RUNS):
 
 
 def cell(case, sampler, epsilon, row=None, most=None, seconds=SECONDS, runs=RUNS):
-    """Repeat a run, from where the row ends: a list of what was found for each key."""
+    """Repeat a run, from the end of the row: a list of results for each key."""
     row = {"runs": 0, "failed": 0, "CPU seconds": 0.0} | (row or {})
     while unfinished(row, seconds, runs):
         began = time.process_time()
@@ -329,7 +331,7 @@ def independent(case, repeats=10):
     """MMD of other exact draws, as many as the reference has."""
     rng = np.random.default_rng(4)
     samples = (case.experiment.exact(case.data, 1000, rng) for _ in range(repeats))
-    return [dp.mmd(sample, case.exact) for sample in samples]
+    return [mmd(sample, case.exact) for sample in samples]
 
 
 # ---------------------------------------------------------------------------------------- clipping
@@ -340,7 +342,7 @@ CLIPPING = {"easy-2d": (3, 3000, 500, 2e-3, 8), "easy-10d": (1, 2000, 200, 1e-3,
 
 
 def clipping_run(case, kind, bound, number):
-    """Run one chain without privacy, with clipped log-ratios: MMD and what was clipped."""
+    """Run one chain without privacy, with clipped log-ratios: MMD and the fraction that was clipped."""
     rng = np.random.default_rng(number)
     _, walk_draws, path_draws, size, steps = CLIPPING[case.experiment.name]
     if kind == "random walk":
@@ -350,8 +352,8 @@ def clipping_run(case, kind, bound, number):
         step, draws = case.step(dp.DPPenalty, options, None), walk_draws
     else:
         options = {
-            "clip_bound": bound, "step_size": size, "leapfrog_steps": steps, "gradient_noise_multiplier": 0.0,
-            "gradient_clip_bound": math.inf, "rule": dp.Metropolis(), "record_trajectories": True,
+            "clip_bound": bound, "step_size": size, "n_leapfrog": steps, "gradient_noise_multiplier": 0.0,
+            "gradient_clip_bound": math.inf, "rule": dp.steps.Metropolis(), "record_trajectories": True,
         }  # fmt: skip
         step, draws = case.step(dp.DPHMC, options, None), path_draws
     draws, _ = case.sample(step, None, draws, number)
@@ -372,7 +374,7 @@ ALGORITHMS = {
 }  # fmt: skip
 
 
-def published(mmd, iterations):
+def published(quartiles, iterations):
     """Quartiles, and iterations by each way of accounting, from two files."""
     back = {code: sampler for sampler, code in ALGORITHMS.items()}
     found = {
@@ -386,7 +388,7 @@ def published(mmd, iterations):
         sampler, epsilon = back[row["algorithm"]], float(row["epsilon"])
         return f"{row['experiment']}, {sampler}, epsilon {epsilon:g}"
 
-    with open(mmd) as file:
+    with open(quartiles) as file:
         for row in csv.DictReader(file):
             found["mmd"][key(row)] = [float(row[q]) for q in ("q25", "median", "q75")]
     with open(iterations) as file:
@@ -426,7 +428,7 @@ def write(results, path=STORE):
 
 
 def run_all(results, names, epsilons=None, samplers=SAMPLERS, path=STORE, seconds=SECONDS):
-    """Run what is not in the results yet."""
+    """Run all that is not in the results yet."""
     for name in names:
         case = case_of(name)
         if name not in results["independent"]:
@@ -448,7 +450,7 @@ def run_all(results, names, epsilons=None, samplers=SAMPLERS, path=STORE, second
 
 
 def clip_all(results, path=STORE):
-    """Run what is not in the results yet of the clipping experiment."""
+    """Run all of the clipping experiment that is not in the results yet."""
     for name in CLIPPING:
         case = case_of(name)
         for kind in ("random walk", "HMC"):

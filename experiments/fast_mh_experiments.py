@@ -1,38 +1,38 @@
 """The experiments of the DP-Fast MH paper, at equal composed epsilon.
 
 Zhang and Zhang (2023), *DP-Fast MH*, https://arxiv.org/abs/2303.06171, compare private samplers on a
-mixture of two normal distributions (their Figures 1 and 2) and on a logistic regression that tells
-sevens from nines (Figure 3). They fix what *one* iteration may cost. Here a whole chain has an
-epsilon, whatever its sampler, and that is what is on the axes::
+mixture of two normal distributions (their Figures 1 and 2) and on a logistic regression for images of
+sevens and nines (Figure 3). They fix the cost of *one* iteration. Here epsilon is that of a whole
+chain, for every sampler, also on the axes of the figures::
 
-    python examples/fast_mh_experiments.py --mnist mnist_7_9_pca50.npz
-    python examples/fast_mh_experiments.py --tune      # how the constants below were found
+    python experiments/fast_mh_experiments.py --mnist mnist_7_9_pca50.npz
+    python experiments/fast_mh_experiments.py --tune      # how the constants below were chosen
 
 Writes ``fast_mh_experiments.json`` beside this file and two figures into ``docs/_static``; takes
 about 20 minutes on two cores.
 
-**Every run has 10 000 draws**, as in the paper. Epsilon decides how long the moves are: as long as
-10 000 of them can be paid for, but no longer than ``longest``, beyond which moves get worse even
-without privacy. That calibration looks at no data.
+**Every run has 10 000 draws**, as in the paper. Epsilon determines the length of the moves: the longest
+for which 10 000 can be paid, but at most ``longest``, since longer moves are worse even without
+privacy. This calibration uses no data.
 
-**What had to be chosen was chosen on simulated data** (``--tune``): the longest moves, one value for
-all samplers, since they hardly differ in it, and the clip bounds, by one rule: the least multiple of
-0.5 at which fewer than 2 % of the records are clipped. The simulated mixture is drawn like the data
-that are analysed. The simulated images have 50 components with variances in the ratio ``1, 1/2, ...,
-1/50`` and the total that is known of MNIST's pixels (standard deviation 0.3081), coefficients are
+**Settings were chosen on simulated data** (``--tune``): the longest moves, one value for all
+samplers, since they hardly differ in it, and the clip bounds, by one rule: the smallest multiple of
+0.5 at which fewer than 2 % of the records are clipped. The simulated mixture has the distribution of the
+data that are analysed. The simulated images have 50 components with variances in the ratio ``1, 1/2, ...,
+1/50`` and the published total of MNIST's pixels (standard deviation 0.3081), coefficients are
 drawn from the prior and labels from the model.
 
-**The data are public** and decisions are drawn from seeds, so that results can be reproduced; that
-breaks the guarantee, and the reports of the runs say so. Leave out ``reproducible`` for real data.
+**The data are public** and decisions are drawn from seeds, so that results can be reproduced. This
+breaks the guarantee, and the reports of the runs state it. Leave out ``reproducible`` for real data.
 
 *Mixture*: ``x ~ N(0, 2) / 2 + N(1, 2) / 2``, 50 000 records, temperature 1/500, flat prior on ``[-3,
 3]**2``. The paper's text truncates x to ``[-3, 3]``, its program does not; truncated data would have
-a posterior with one mode in place of the two that the paper shows, so nothing is truncated here, and
-the clip bound does what truncation was for.
+a posterior with one mode instead of the two in the paper, so nothing is truncated here, and the clip
+bound limits the effect of a record.
 
-*Images*: 12 214 sevens and nines, the first 50 principal components (which are taken to be public),
-Normal(0, 1) prior. At the paper's temperature 1 no sampler gets anywhere near the posterior, so most
-runs have temperature 1/100. Everything starts at zero.
+*Images*: 12 214 sevens and nines, the first 50 principal components (assumed to be public),
+Normal(0, 1) prior. At the paper's temperature 1 no sampler comes near the posterior, so most runs
+have temperature 1/100. All chains start at zero.
 """
 
 import os
@@ -69,7 +69,7 @@ DRAWS = 10_000
 # --------------------------------------------------------------------------------------- problems
 @dataclass(frozen=True)
 class Problem:
-    """A model with its data, and what is public about how to sample it."""
+    """A model with its data, and public settings for sampling it."""
 
     name: str
     make_model: Callable[[], pm.Model]
@@ -80,7 +80,7 @@ class Problem:
     batch: int  # records per iteration: batch size, or batch rate of DP-Fast MH
     clip_bound: float = 1.5
     draws: int = DRAWS
-    discard: float = 0.1  # part of a chain that is not used
+    discard: float = 0.1  # fraction of a chain that is not used
     # What to compute from draws, shape (n, dim): numbers by name.
     measure: Callable[[np.ndarray], dict[str, float]] = field(compare=False, default=lambda draws: {})  # fmt: skip
 
@@ -98,32 +98,31 @@ class Sampler:
 SAMPLERS = {
     "fast": Sampler("DPFastMH", dp.DPFastMH),
     "fast_penalty": Sampler("DPFastMH, lazy penalty", dp.DPFastMH, (("rule", dp.Penalty(2.0)), ("laziness", 0.5))),
-    "full": Sampler("DPFastMH, full batch", dp.DPFastMH, (("full_batch", True),)),
+    "full": Sampler("DPFastMH, full batch", dp.DPBarker),
     "penalty": Sampler("DPPenalty", dp.DPPenalty),
     "penalty_batch": Sampler("DPPenalty, batches", dp.DPPenalty, (("laziness", 0.5),)),
     "barker_batch": Sampler("DPBarker, batches", dp.DPBarker),
-    "tuna": Sampler("TunaMH, not private", dp.TunaMH, private=False),
+    "tuna": Sampler("TunaMH, not private", dp.DPFastMH, (("rule", dp.steps.Metropolis()),), private=False),
     "metropolis": Sampler("Metropolis", dp.DPPenalty, (("noise_scale", 0.0),), private=False),
 }  # fmt: skip
 PRIVATE = tuple(name for name, sampler in SAMPLERS.items() if sampler.private)
+BARKER_BATCH = SAMPLERS["barker_batch"]
 
 
 def build(problem, sampler, epsilon, scale, **changes):
     """Make a model, a budget for one chain, and a step; epsilon None for no privacy."""
     options = dict(sampler.options)
-    if sampler.step in (dp.DPFastMH, dp.TunaMH):
-        if not options.get("full_batch"):
-            options["batch_rate"] = float(problem.batch)
+    if sampler.step is dp.DPFastMH:
+        options["batch_rate"] = float(problem.batch)
     elif sampler.label.endswith("batches"):
         options["batch_size"] = problem.batch
     cap = None
-    if sampler.step is dp.DPBarker:  # its test on batches needs short moves
+    if sampler == BARKER_BATCH:  # needs short moves
         cap = _longest_of_barker(problem)
     budget = None
     if sampler.private and epsilon is not None:
         budget = dp.PrivacyBudget(epsilon=epsilon, delta=DELTA, chains=1)
-    if sampler.step is not dp.TunaMH:  # which is never private
-        options |= {"budget": budget, "reproducible": True}
+    options |= {"budget": budget, "reproducible": True}
     model = problem.make_model()
     step = sampler.step(
         model=model, clip_bound=problem.clip_bound, temperature=problem.temperature,
@@ -138,9 +137,9 @@ def _longest_of_barker(problem):
 
 
 def affordable_scale(problem, sampler, epsilon, **changes):
-    """Length of the moves, by public calculation: 10 000 can be paid for, but at most ``longest``."""
+    """Length of the moves, by public calculation: the longest for which 10 000 can be paid, at most ``longest``."""
     longest = problem.longest
-    if sampler.step is dp.DPBarker:
+    if sampler == BARKER_BATCH:
         # About one proposal in seven is redrawn for being too long; more would only take time.
         longest = min(longest, _longest_of_barker(problem) / (math.sqrt(problem.dim) + 0.75))
     if not sampler.private or epsilon is None:
@@ -154,7 +153,9 @@ def affordable_scale(problem, sampler, epsilon, **changes):
             ratio = 1e-4
         if abs(ratio - 1) < 0.01 or (scale == longest and ratio > 1):
             break
-        scale = min(longest, scale * math.sqrt(ratio))  # a decision costs about its square
+        scale = min(
+            longest, scale * math.sqrt(ratio)
+        )  # the cost of a decision is about proportional to its square
     return scale
 
 
@@ -171,7 +172,7 @@ def run(problem, sampler, epsilon, scale, seed, **changes):
     if budget is not None:
         idata = dp.release(idata, model, budget)
     distance = np.asarray(idata.sample_stats["step_distance"])[0]
-    used = step.batch_size or step.likelihood.n_records
+    used = getattr(step, "batch_size", None) or step.likelihood.n_records
     if hasattr(step, "expected_batch"):
         used = float(np.mean(step.expected_batch(distance)))
     draws = np.asarray(idata.posterior["theta"], dtype=float)[0]
@@ -254,13 +255,13 @@ def mixture_exact(seed=1, fine=12):
 
 
 def in_cells(draws):
-    """Share of the draws in each cell of the box."""
+    """Fraction of the draws in each cell of the box."""
     edges = np.linspace(-BOX, BOX, CELLS + 1)
     return np.histogram2d(draws[:, 0], draws[:, 1], bins=[edges, edges])[0] / len(draws)
 
 
 def symmetric_kl(p, q):
-    """Mean of both Kullback-Leibler divergences, each law mixed with 1 % of the uniform law on the cells."""
+    """Mean of both Kullback-Leibler divergences, each distribution mixed with 1 % of the uniform one on the cells."""
     p, q = ((1 - FLOOR) * each + FLOOR / each.size for each in (p, q))
     return float(np.sum((p - q) * np.log(p / q)) / 2)
 
@@ -349,7 +350,7 @@ class Images:
         }
 
     def problem(self, temperature=0.01, draws=DRAWS):
-        """Return what a sampler needs to know."""
+        """Return the settings that a sampler needs."""
         longest = 0.08 * math.sqrt(0.01 / temperature)  # as the posterior's width
         return Problem(
             "images", self.model, *self.x.shape, temperature, longest, batch=500, draws=draws,
@@ -357,7 +358,7 @@ class Images:
         )  # fmt: skip
 
     def exact(self, temperature):
-        """What the exact tempered posterior makes of the test data, by NUTS."""
+        """Predictions of the test data by the exact tempered posterior, by NUTS."""
         with pm.Model() as model:
             theta = pm.Normal("theta", 0, 1, shape=self.x.shape[1])
             logp = pm.logp(pm.Bernoulli.dist(logit_p=self.x @ theta), self.y).sum()
@@ -377,7 +378,7 @@ def read_images(path):
 
 @lru_cache
 def simulated_images(seed, n=12_214, n_test=2037):
-    """Images that were made up from public facts, see above."""
+    """Images simulated from public facts, see above."""
     rng = np.random.default_rng(seed)
     variances = 1 / np.arange(1, 51)
     variances *= 784 * 0.3081**2 / variances.sum()
@@ -389,7 +390,7 @@ def simulated_images(seed, n=12_214, n_test=2037):
 
 def image_jobs(images, epsilons=(0.1, 0.3, 1.0, 3.0, 10.0), seeds=2, samplers=PRIVATE):
     main, plain = images.problem(), images.problem(temperature=1.0)
-    more = {1.0: range(2 * seeds)}  # where samplers are compared most closely
+    more = {1.0: range(2 * seeds)}  # where samplers are compared in detail
     jobs = [
         (main, name, e, more.get(e, range(seeds)), False) for name in samplers for e in epsilons
     ]
@@ -448,7 +449,7 @@ def run_all(jobs, processes):
 
 
 def rounded(value):
-    """Four digits are enough."""
+    """Rounded to four digits."""
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -457,7 +458,7 @@ def rounded(value):
 
 
 def tune():
-    """Print what the constants were chosen by, on simulated data, without privacy."""
+    """Print the numbers by which the constants were chosen, on simulated data, without privacy."""
     images, truth = simulated_images(5)
     for problem, data in [
         (replace(MIXTURE, make_model=_simulated_mixture, measure=_simulated_measure), "mixture"),
@@ -466,7 +467,7 @@ def tune():
         where = {"mixture": "the posterior", "images": "the start and the truth"}[data]
         print(f"\n{data}: share of records clipped on moves from {where}")
         rng = np.random.default_rng(0)
-        likelihood = dp.RecordLikelihood(problem.make_model())
+        likelihood = dp.model.RecordLikelihood(problem.make_model())
         shares = []
         for i in range(200):
             move = rng.normal(size=problem.dim)
@@ -483,7 +484,7 @@ def tune():
             print(f"  clip bound {bound}: {np.mean(shares > bound):.2%}")
         for name, sampler in SAMPLERS.items():
             if name in ("barker_batch", "metropolis"):
-                continue  # the longest moves it allows are shorter
+                continue  # its longest moves are shorter
             for factor in (0.5, 1.0, 1.5, 2.0):
                 scale = factor * problem.longest
                 found = [run(problem, sampler, None, scale, seed)[1] for seed in (1, 2, 3)]
@@ -503,7 +504,7 @@ def _simulated_measure(draws):
 
 
 # ---------------------------------------------------------------------------------------- figures
-# Colours of Okabe and Ito, which can be told apart by nearly everyone.
+# Colours of Okabe and Ito, which nearly everyone can distinguish.
 STYLES = {
     "fast": ("#0072B2", "o", "-"),
     "fast_penalty": ("#56B4E9", "s", "-"),
@@ -516,7 +517,7 @@ STYLES = {
 
 
 def style_figures():
-    """Set matplotlib as the figures want it; returns pyplot."""
+    """Set matplotlib's parameters for the figures; returns pyplot."""
     import matplotlib.pyplot as plt
 
     plt.rcParams.update(
@@ -541,7 +542,7 @@ def against_epsilon(axis, rows, key, samplers=PRIVATE, **style):
         if not mine:
             continue
         colour, marker, dash = STYLES[name]
-        # A little to the side of each other, lest they hide one another.
+        # Side by side, so that none is hidden.
         x = np.array([r["epsilon"] for r in mine]) * 1.03 ** (i - (len(samplers) - 1) / 2)
         values = [np.atleast_1d(r[key]) for r in mine]  # one epsilon may have more replicates
         mean = np.array([average(key, v) for v in values])
@@ -583,7 +584,7 @@ def draw_mixture_figure(results, path):
     lines = [(tuna, "TunaMH, not private")] + [(one[n], f"{n} independent draws") for n in ("100", "1000")]  # fmt: skip
     for value, text in lines:
         axes[0].axhline(value, color="#777777", linestyle=":", linewidth=1)
-        left = not text.startswith("100 ")  # where no curve runs
+        left = not text.startswith("100 ")  # where there is no curve
         axes[0].annotate(text, (0 if left else 1, value), (3 if left else -2, 3), ("axes fraction", "data"), "offset points", ha="left" if left else "right", fontsize="small", color="#777777")  # fmt: skip
     axes[0].set(yscale="log", ylim=(0.015, 5), ylabel="symmetric KL divergence from the exact law", title="Accuracy of 10 000 draws")  # fmt: skip
     axes[0].legend(frameon=False, fontsize="small")
@@ -612,7 +613,7 @@ def draw_mixture_figure(results, path):
 
 
 def draw_images_figure(results, path):
-    """Accuracy and records against epsilon, what K and the batch rate do, and temperature 1."""
+    """Accuracy and records against epsilon, effects of K and the batch rate, and temperature 1."""
     plt = style_figures()
     figure, axes = plt.subplots(2, 2, figsize=(11.5, 8))
     rows = results["rows"]

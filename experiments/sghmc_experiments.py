@@ -4,17 +4,17 @@ T. Lode, *Sub-sampled and differentially private Hamiltonian Monte Carlo*, shows
 trajectories on batches, samples a normal mean (Table 6.1), classifies radon measurements (Table
 6.2) and accounts for a run (Table 6.3)::
 
-    python examples/sghmc_experiments.py --radon radon.csv.gz
-    python examples/sghmc_experiments.py --quick        # all of it in small, nothing stored
-    python examples/sghmc_experiments.py --print        # the tables of docs/sghmc.md
+    python experiments/sghmc_experiments.py --radon radon.csv.gz
+    python experiments/sghmc_experiments.py --quick        # all of it in small, nothing stored
+    python experiments/sghmc_experiments.py --print        # the tables of docs/sghmc.md
 
 Writes ``sghmc_experiments.json`` beside this file and figures into ``docs/_static``; takes about 15
-minutes. The data are public or made up and all randomness comes from seeds, so that results can be
-reproduced; that breaks the guarantee. Leave out ``reproducible`` for real data.
+minutes. The data are public or simulated and all randomness comes from seeds, so that results can be
+reproduced. This breaks the guarantee. Leave out ``reproducible`` for real data.
 
 *Radon*: the columns ``log_radon, log_uppm, floor_measure`` of posteriordb's ``radon_all``, 12 573
 rows. The five classes are the values 0, 1, 2, 3, 9 of ``floor_measure``. Covariates are centred and
-scaled by constants that are taken to be public, to a standard deviation of about 1/2.
+scaled by constants that are assumed to be public, to a standard deviation of about 1/2.
 """
 
 import os
@@ -73,7 +73,7 @@ def normal_data(seed=2):
 
 @lru_cache
 def normal_model(seed=2):
-    """Their mean has the prior N(0, 1)."""
+    """Model of these values; their mean has the prior N(0, 1)."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
         pm.Normal("y", mu, SD, observed=normal_data(seed))
@@ -96,7 +96,7 @@ def batch_variance(size=BATCH, seed=2):
 
 
 def law(precision, step_size, friction, noise_estimate, variance, n_steps, *, refresh=True):
-    """Covariance of momentum and position, from which the linear recursion of the sampler does not move.
+    """Covariance of momentum and position that the linear recursion of the sampler leaves invariant.
 
     `variance` is that of the batches' gradients. With `refresh` momentum is that at the end of a draw.
     """
@@ -128,7 +128,7 @@ TABLE_6_1 = {
 
 
 def normal_mean(quick):
-    """Table 6.1: its settings, as far as they are given, and ours."""
+    """Table 6.1: its settings, where they are given, and ours."""
     centre, precision = normal_posterior()
     draws = 60 if quick else 500
     rows = [{"what": "posterior", "mean": centre, "sd": precision**-0.5}]
@@ -172,7 +172,7 @@ class _constant:
 
 
 # -------------------------------------------------------------------------------- bias of the steps
-KINDS_OF_BIAS = {  # records in a batch, whether their noise is allowed for, whether each draw has a new momentum
+KINDS_OF_BIAS = {  # records in a batch, whether noise_estimate includes their noise, whether each draw has a new momentum
     "all records": (N, False, True),
     "all, momentum kept": (N, False, False),
     "batches": (BATCH, False, True),
@@ -210,7 +210,7 @@ def bias(quick):
 
 
 def clipping_bias(draws):
-    """The same model and a skewed one: waiting times, of which the tail is clipped."""
+    """The same model and a skewed one: waiting times, whose tail is clipped."""
     rows = []
     skewed = np.random.default_rng(3).exponential(2.0, N) - 1.0
     with pm.Model() as model:
@@ -315,7 +315,7 @@ PUBLISHED_RUNS = {9.789: (1.7, 0.15, 1.0), 19.811: (2.0, 0.05, 0.7), 2.248: (3.0
 
 
 def thesis_step(beta, friction, bound, adjacency="add_remove", **batch):
-    """The step whose noise multiplier is that of the thesis: it weighs the data by T = q."""
+    """The step whose noise multiplier is that of the thesis: at temperature T = q."""
     budget = dp.PrivacyBudget(math.inf, DELTA, chains=1, adjacency=adjacency)
     return dp.DPSGHMC(
         budget=budget, model=normal_model(), step_size=beta, n_steps=10, gradient_clip_bound=bound, friction=friction,
@@ -330,7 +330,7 @@ def charged(step, draws):
 
 
 def accounting(quick):
-    """Table 6.3, and what the thesis says of other runs."""
+    """Table 6.3, and other runs of the thesis."""
     step = thesis_step(3.0, 1.0, 0.7)
     table = [
         {
@@ -352,7 +352,7 @@ def accounting(quick):
         for e, (beta, c, b) in PUBLISHED_RUNS.items()
     ]  # fmt: skip
     fixed = thesis_step(3.0, 1.0, 0.7, "substitute", batch_size=N // 100)
-    turned = [  # a vector of norm at most L, turned round by one record, moves by 2 L
+    turned = [  # a vector of norm at most L, reversed by one record, changes by 2 L
         (SampledGaussian(step.noise_multiplier(t) / 2, 0.01, "poisson", "add_remove"), 10)
         for t in range(1, 201)
     ]
@@ -384,7 +384,7 @@ def read_radon(path):
 
 
 class Radon:
-    """Four fifths of the records to learn from, one fifth to test, the same split for every method."""
+    """Four fifths of the records for training, one fifth for testing, the same split for every method."""
 
     def __init__(self, path, seed):
         x, y = read_radon(path)
@@ -409,7 +409,7 @@ class Radon:
         return model
 
     def accuracy(self, theta):
-        """Share of the test records whose class is the likeliest."""
+        """Fraction of the test records whose class has the highest probability."""
         return float(np.mean(np.argmax(self.x_test @ theta, axis=1) == self.y_test))
 
     def log_loss(self, theta):
@@ -421,7 +421,7 @@ class Radon:
         )
 
     def likeliest(self):
-        """Posterior mode under the normal prior: what all methods aim at."""
+        """Posterior mode under the normal prior: the target of all methods."""
 
         def loss(flat):
             theta = flat.reshape(3, 5)
@@ -604,7 +604,7 @@ def draw_radon(found, path):
 
 # ------------------------------------------------------------------------------------------ tables
 def number(value, digits=3):
-    """As shown in a table."""
+    """Text of a number in a table."""
     if value is None:
         return ""
     return f"{value:.3g}" if abs(value) >= 1000 else f"{value:.{digits}f}"
@@ -613,7 +613,7 @@ def number(value, digits=3):
 def table(name, heads, rows):
     """Lines of a table, between marks."""
     lines = [
-        f"<!-- {name}: python examples/sghmc_experiments.py --print -->",
+        f"<!-- {name}: python experiments/sghmc_experiments.py --print -->",
         "| " + " | ".join(heads) + " |",
     ]
     lines.append("| " + " | ".join(["---"] + ["---:"] * (len(heads) - 1)) + " |")
@@ -685,7 +685,7 @@ def tables(found):
 
 
 def rounded(value):
-    """Four digits are enough."""
+    """Rounded to four digits."""
     if isinstance(value, dict):
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list):

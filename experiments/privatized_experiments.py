@@ -4,15 +4,15 @@ N. Ju, J. A. Awan, R. Gong and V. A. Rao, *Data augmentation MCMC for Bayesian i
 privatized data* (NeurIPS 2022): posterior means, acceptance rates and the coverage of intervals, for
 a naive Bayes log-linear model (section 4) and a linear regression (section 5 and supplement)::
 
-    python examples/privatized_experiments.py --parameters loglinear_N100.json
-    python examples/privatized_experiments.py --quick       # all of it in small, nothing stored
-    python examples/privatized_experiments.py --print       # the tables of docs/privatized.md
+    python experiments/privatized_experiments.py --parameters loglinear_N100.json
+    python experiments/privatized_experiments.py --quick       # all of it in small, nothing stored
+    python experiments/privatized_experiments.py --print       # the tables of docs/privatized.md
 
 Writes ``privatized_experiments.json`` beside this file; takes about 50 minutes on one core. The
 true probabilities of answers in the log-linear model are the authors' if their file is given (the
-key ``pijk``), else drawn from the prior.
+key ``pijk``), otherwise they are drawn from the prior.
 
-As in the paper a chain has 10 000 iterations, of which the second half counts; an iteration is a
+As in the paper a chain has 10 000 iterations, of which the second half is used; an iteration is a
 sweep over all records and a draw of the parameters from their conjugate distribution. These draws
 are a few lines of NumPy here; in the notebooks NUTS does it.
 """
@@ -78,7 +78,7 @@ class LogLinear:
             release(pm.Laplace.dist, table, shape)
 
     def records(self, rng):
-        """Make up the confidential survey."""
+        """Simulate the confidential survey."""
         y = rng.choice(self.classes, size=self.n, p=self.truth)
         x = (rng.random((self.n, self.questions, 1)) > self.probabilities[y].cumsum(-1)).sum(-1)
         return {"y": y, "x": np.minimum(x, self.answers - 1)}
@@ -96,7 +96,7 @@ class LogLinear:
         return {"p": p / p.sum(), "q": q / q.sum(-1, keepdims=True)}
 
     def parameters(self, point):
-        """Pick what the paper reports."""
+        """Select the parameters that the paper reports."""
         return point["p"]
 
     def confidential(self, y, x):
@@ -126,7 +126,7 @@ class Regression:
             release(pm.Laplace.dist, (z.T @ z)[self.pairs], 9)
 
     def records(self, rng):
-        """Make up the confidential data."""
+        """Simulate the confidential data."""
         x = rng.normal(self.centre, 1, size=(self.n, 2))
         mean = self.truth[0] + x @ self.truth[1:]
         return {"x": x, "y": rng.normal(mean, math.sqrt(self.variance))}
@@ -149,7 +149,7 @@ class Regression:
         return {"beta": mean + np.linalg.cholesky(covariance) @ rng.standard_normal(3)}
 
     def parameters(self, point):
-        """Pick what the paper reports."""
+        """Select the parameters that the paper reports."""
         return point["beta"]
 
     def confidential(self, x, y):
@@ -158,9 +158,9 @@ class Regression:
 
 
 def release(noise, statistic, shape):
-    """What is released, and its scale, as variables that nothing moves.
+    """The release and its scale, as shared variables.
 
-    So one compilation serves all releases. For a single one, write ``pm.Laplace("released",
+    One compilation then serves all releases. For a single one, write ``pm.Laplace("released",
     statistic, scale, observed=...)``, as the notebooks do.
     """
     released, scale = pm.Flat("released", shape=shape), pm.Flat("scale", initval=1.0)
@@ -168,7 +168,7 @@ def release(noise, statistic, shape):
 
 
 def chain(case, step, released, scale, rng, iterations):
-    """Draws of the parameters of interest, and what became of records, after half the chain."""
+    """Draws of the parameters of interest, and acceptance of records, in the second half of the chain."""
     step.set_rng(rng)
     point = case.model.initial_point() | {"released": released, "scale": np.asarray(scale)}
     draws, rates, accepted = [], [], 0
@@ -215,7 +215,7 @@ def table(results, kind):
     """Coverage beside the paper's, as in docs/privatized.md."""
     names = {"loglinear": LogLinear, "regression": Regression}[kind].names
     replicates = results["replicates"]
-    lines = [f"<!-- {kind}: python examples/privatized_experiments.py --print -->", ""]
+    lines = [f"<!-- {kind}: python experiments/privatized_experiments.py --print -->", ""]
     lines += ["| epsilon | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
     for epsilon in EPSILONS:
         ours = results[kind][str(epsilon)]["covered"]

@@ -2,8 +2,8 @@
 
 Prints the table of ``docs/accounting.md``::
 
-    python examples/gain_table.py                  # some minutes
-    python examples/gain_table.py "flat banana"    # these rows only
+    python experiments/gain_table.py                  # some minutes
+    python experiments/gain_table.py "flat banana"    # these rows only
 
 Hyperparameters are those of the thesis and its code: number of records, noise multiplier ``tau *
 sqrt(n)``, clip bound, proposal, delta = 0.1 / n. A decision's cost depends on the noise itself, not
@@ -15,16 +15,17 @@ import sys
 
 from dataclasses import dataclass
 
+from published_bounds import MinibatchRelease
 from scipy.special import gammaln
 
-from pymc_dp import Lazy, Penalty
+from pymc_dp import Penalty
 from pymc_dp.privacy import (
     Decision,
     Gaussian,
-    MinibatchRelease,
     SampledDecision,
     max_draws,
 )
+from pymc_dp.steps import Lazy
 
 EPSILONS = (1, 4)
 
@@ -69,7 +70,7 @@ BETTER = Lazy(Penalty(2.0), 0.5)
 
 
 def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
-    """Sampler, its noise, and what an iteration accesses: released as published, decided, decided by the better rule."""
+    """Sampler, its noise, and the accesses of an iteration: released as published, decided, decided by the better rule."""
     rows = []
     root_n = math.sqrt(e.n)
 
@@ -93,7 +94,7 @@ def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
     same, better = decisions(sensitivity, noise)
     gradient = Gaussian(tau_g * root_n)
     published = [(Gaussian(tau * root_n), 1), (gradient, steps + 1)]
-    # A lazy iteration rejects without a look at the data, and so without gradients.
+    # A lazy iteration rejects without access to the data, and so without gradients.
     rows.append(
         ("HMC", noise, published, [*same, (gradient, steps)], [*better, (gradient, steps / 2)])
     )

@@ -1,0 +1,175 @@
+"""Bounds as the papers have them, for comparison: the package's own mechanisms cost less.
+
+Both are stated at whole Rényi orders; between them the cumulant is interpolated (it is convex).
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scipy.special import gammaln, logsumexp
+
+from pymc_dp.arguments import as_integer, as_positive_float, as_probability
+from pymc_dp.privacy.mechanisms.amplification import between_whole_orders
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian, Mechanism
+
+__all__ = ["BarkerRelease", "MinibatchRelease"]
+
+_HIGHEST = 1000  # the sums have as many terms as the order
+
+
+def without_replacement_cumulant(
+    orders: np.ndarray, q: float, divergence: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """Theorem 9 of Wang, Balle, Kasiviswanathan (2019), for a mechanism without pure DP.
+
+    For Gaussians :func:`pymc_dp.privacy.mechanisms.amplification.exchange_cumulant` is tighter where the
+    divergence matters.
+
+    Parameters
+    ----------
+    orders : ndarray of int
+        Whole orders >= 2.
+    q : float
+        Batch size divided by the number of records.
+    divergence : callable
+        Maps whole orders to the Rényi divergence of the mechanism on its batch.
+
+    References
+    ----------
+    https://proceedings.mlr.press/v89/wang19b.html
+    """
+    top = int(orders.max())
+    j = np.arange(2, top + 1)
+    base = divergence(j)
+    second = math.log(min(4 * math.expm1(min(base[0], 700)), 2 * math.exp(min(base[0], 700))))
+    log_terms = np.concatenate([[second], math.log(2) + (j[1:] - 1) * base[1:]]) + j * math.log(q)
+    result = np.empty(len(orders))
+    for i, order in enumerate(orders.tolist()):
+        k = j[: order - 1]
+        choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+        result[i] = np.logaddexp(0, logsumexp(choose + log_terms[: order - 1]))
+    return result
+
+
+@dataclass(frozen=True)
+class MinibatchRelease(Mechanism):
+    """The noisy log-ratio of a batch without replacement, as if released (minibatch DP penalty).
+
+    Theorem 3.5 of Räisä (2021): the Gaussian mechanism under Theorem 9 of Wang, Balle,
+    Kasiviswanathan (2019). :class:`~pymc_dp.privacy.mechanisms.subsampled.SampledGaussian` bounds the same
+    release more tightly, :class:`~pymc_dp.privacy.mechanisms.subsampled.SampledDecision` charges for the
+    decision only. Proved for substitution.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation of the noise divided by the sensitivity on the batch: the square root of
+        the theorem's ``tau``.
+    sampling_probability : float
+        Batch size divided by the number of records, in (0, 1].
+
+    References
+    ----------
+    https://proceedings.mlr.press/v89/wang19b.html
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+
+    def __post_init__(self) -> None:
+        self._set(
+            noise_multiplier=as_positive_float("noise multiplier", self.noise_multiplier),
+            sampling_probability=as_probability("sampling probability", self.sampling_probability),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name with noise multiplier and sampling."""
+        return (
+            f"noisy log-ratio of a batch (Wang et al. 2019), sigma/sensitivity={self.noise_multiplier:.6g}, "
+            f"probability {self.sampling_probability:.4g}"
+        )
+
+    @property
+    def adjacencies(self) -> frozenset[Adjacency]:
+        """Substitution."""
+        return frozenset([Adjacency.SUBSTITUTE])
+
+    def _renyi(self, orders: np.ndarray) -> np.ndarray:
+        """Theorem 3.5 at whole orders up to 1000, infinite beyond."""
+
+        def cumulant(ks: np.ndarray) -> np.ndarray:
+            release = Gaussian(self.noise_multiplier)
+            return without_replacement_cumulant(ks, self.sampling_probability, release.renyi)
+
+        return between_whole_orders(orders, cumulant, 2, _HIGHEST) / (orders - 1)
+
+
+@dataclass(frozen=True)
+class BarkerRelease(Mechanism):
+    r"""The noisy log-ratio of DP Barker, as if released.
+
+    Theorem 3.3 of Räisä (2021), after Heikkilä, Jälkö, Dikmen, Honkela (2019): noise variance 2,
+    batches of ``b`` of ``n`` records without replacement, log-likelihood ratios clipped at ``sqrt(b)
+    / n`` after tempering. With ``q = b / n`` and
+
+    .. math:: \epsilon'(\alpha) = \frac{5}{2b}
+        + \frac{1}{2(\alpha - 1)} \ln\frac{2b}{b - 5\alpha} + \frac{2\alpha}{b - 5\alpha}
+
+    the bound is Theorem 9 of Wang et al. (2019), for whole orders above 2 and below ``b / 5``.
+    Proved for substitution.
+
+    Parameters
+    ----------
+    batch_size : int
+        Records per batch, at least 16 (below, no order is allowed).
+    n_records : int
+        Number of records.
+
+    References
+    ----------
+    https://arxiv.org/abs/1901.10275, https://proceedings.mlr.press/v89/wang19b.html
+    """
+
+    batch_size: int
+    n_records: int
+
+    def __post_init__(self) -> None:
+        self._set(
+            batch_size=as_integer("The batch size", self.batch_size),
+            n_records=as_integer("The number of records", self.n_records),
+        )
+        if not 16 <= self.batch_size <= self.n_records:
+            raise ValueError(
+                f"The batch size must be at least 16 and at most the number of records ({self.n_records}), got {self.batch_size}."
+            )
+
+    @property
+    def name(self) -> str:
+        """Name with batch size and number of records."""
+        return f"noisy log-ratio of DP Barker, batches of {self.batch_size} of {self.n_records}"
+
+    @property
+    def adjacencies(self) -> frozenset[Adjacency]:
+        """Substitution."""
+        return frozenset([Adjacency.SUBSTITUTE])
+
+    def _renyi(self, orders: np.ndarray) -> np.ndarray:
+        """Theorem 3.3 at whole orders from 3 to below ``b / 5`` (at most 1000), infinite beyond."""
+        b = self.batch_size
+
+        def divergence(k: np.ndarray) -> np.ndarray:
+            left = b - 5.0 * k
+            return 5 / (2 * b) + np.log(2 * b / left) / (2 * (k - 1)) + 2 * k / left
+
+        def cumulant(ks: np.ndarray) -> np.ndarray:
+            return without_replacement_cumulant(ks, b / self.n_records, divergence)
+
+        highest = min(_HIGHEST, (b - 1) // 5)
+        return between_whole_orders(orders, cumulant, 3, highest) / (orders - 1)
