@@ -31,6 +31,8 @@ _WARMUP = (50, 50, 100, 200)
 #: Moves of parameters and records together in each iteration, if they are ever accepted.
 _N_BOTH = 3
 _LEAST_ACCEPTANCE = 0.01
+#: Part of the iterations with a trajectory where more than so many transport moves are accepted.
+_FEW_TRAJECTORIES, _GOOD_ACCEPTANCE = 0.2, 0.4
 #: First states of chains are this much wider than the posterior, so that R-hat can see a failure.
 _OVERDISPERSION = 1.5
 _MAX_TRIES = 20
@@ -75,7 +77,8 @@ class DPScore(BlockedStep):
     -----
     A chain begins with 400 iterations that adapt the step size and are not returned; ``initvals`` are not
     used. Statistics: ``acceptance_rate`` of trajectories, ``record_acceptance_rate`` (method
-    ``"records"``), ``both_acceptance_rate`` of moves of parameters and records together, and
+    ``"records"``), ``both_acceptance_rate`` of moves of parameters and records together,
+    ``transport_acceptance_rate`` (method ``"normal"``; NaN for moves that are not made), and
     ``reference_distance`` from the mean of the posterior that the scores' reference gives in normal
     approximation, in its standard deviations: root mean square over the parameters with scores, about 1.
 
@@ -102,6 +105,7 @@ class DPScore(BlockedStep):
         "acceptance_rate": (np.float64, []),
         "record_acceptance_rate": (np.float64, []),
         "both_acceptance_rate": (np.float64, []),
+        "transport_acceptance_rate": (np.float64, []),
         "reference_distance": (np.float64, []),
     }
     _state_class = StepMethodState
@@ -244,6 +248,7 @@ class _RecordsChain:
             "acceptance_rate": rate,
             "record_acceptance_rate": self._target.update_records(self._state, self._rng),
             "both_acceptance_rate": float(np.mean(accepted)) if accepted else np.nan,
+            "transport_acceptance_rate": np.nan,
         }
 
     def warm_up(self) -> None:
@@ -270,6 +275,8 @@ class _SumsChain:
     ) -> None:
         self._target, self._rng = target, rng
         self._step_size = StepSize(len(approximation.mean))
+        #: Whether transport moves are made, and the part of the iterations with a trajectory.
+        self._transported, self._trajectories = True, 1.0
 
         def first(theta: np.ndarray) -> SumState | None:
             return target.first(theta) if target.is_possible(theta) else None
@@ -282,18 +289,31 @@ class _SumsChain:
 
     def iterate(self) -> dict[str, float]:
         """Move the parameters, then the variances of l2 noise; statistics."""
-        rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
+        accepted, rate = np.nan, np.nan
+        if self._transported:
+            accepted = float(self._target.update_by_transport(self._state, self._rng))
+        if self._rng.random() < self._trajectories:
+            rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
         self._target.update_variances(self._state, self._rng)
         return {
             "acceptance_rate": rate,
             "record_acceptance_rate": np.nan,
             "both_acceptance_rate": np.nan,
+            "transport_acceptance_rate": accepted,
         }
 
     def warm_up(self) -> None:
-        """Iterate, and adapt the step size, which is fixed afterwards."""
-        for _ in range(sum(_WARMUP)):
-            self._step_size.adapt(self.iterate()["acceptance_rate"])
+        """Iterate, and adapt the step size and the mixture of moves, which are fixed afterwards."""
+        for length in _WARMUP:
+            accepted = []
+            for _ in range(length):
+                stats = self.iterate()
+                if np.isfinite(rate := stats["acceptance_rate"]):
+                    self._step_size.adapt(rate)
+                accepted.append(stats["transport_acceptance_rate"])
+            part = float(np.mean(accepted))  # NaN where no transport was tried
+            self._transported = part > _LEAST_ACCEPTANCE
+            self._trajectories = _FEW_TRAJECTORIES if part > _GOOD_ACCEPTANCE else 1.0
 
 
 def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:

@@ -15,6 +15,10 @@ over fewer records simulated at the centre. No evaluation depends on ``N``. Feat
 density of ``S`` is bounded in :math:`\theta`, and the posterior is proper if the prior is. The error is that
 of the central limit theorem, of order :math:`1 / \sqrt{N}`.
 
+Parameters are moved in coordinates in which this posterior is nearly normal
+(:mod:`pymc_dp.scores.transport`), and by Hamiltonian trajectories: in a fifth of the iterations, or in all of
+them if the former are mostly rejected.
+
 l2 noise is a scale mixture of normals: its variance ``v`` is a further parameter, with
 :math:`v / s^2` twice a Gamma((d + 1) / 2) variable, updated by a random walk on its logarithm.
 
@@ -32,28 +36,40 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.model.compiled_model import CompiledModel
-from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.model.simulation import SimulatedRecords, differences
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import hamiltonian_move
 from pymc_dp.scores.moments import simulated_moments
 from pymc_dp.scores.noncentring import PartialNoncentring
+from pymc_dp.scores.transport import Place, Transport
 
 __all__ = ["NormalSums", "SumState"]
 
 #: Number of simulated records whose weights are computed at each position, and of data sets that have them.
-_N_WEIGHTED, _MOST_SETS = 20_000, 100
+_N_WEIGHTED, _MOST_SETS = 10_000, 100
 #: Simulated records for the mean at the centre: in units of the number of records, and at most.
 _PER_RECORD, _MOST = 4, 4_000_000
 #: Standard deviation of the random walk on the logarithm of the variance of l2 noise.
 _VARIANCE_STEP = 0.7
+#: Least precision of the prior in the coordinates of the transport.
+_LEAST_PRECISION = 1e-6
 
 
 @dataclass
 class SumState:
-    """Parameters, and the logarithm of the variance of the noise of each release."""
+    """Parameters, and the logarithm of the variance of the noise of each release.
+
+    Parameters
+    ----------
+    theta : array of shape (n_dim,)
+    log_variances : array of shape (n_releases,)
+    place : Place, optional
+        The position in the coordinates of :class:`~pymc_dp.scores.transport.Transport`, if it is known.
+    """
 
     theta: np.ndarray
     log_variances: np.ndarray
+    place: Place | None = None
 
 
 class NormalSums:
@@ -93,6 +109,13 @@ class NormalSums:
         self._features, self._simulated, self._prior = features, simulated, prior
         self._n, self._temperature, self._root = n_records, temperature, root
         self._simulate(centre, rng)
+        precision = temperature * np.linalg.inv(self._covariance(self.first(centre).log_variances))
+        curvature = -differences(prior.grad_log_prior, centre)
+        values, vectors = np.linalg.eigh(curvature)
+        prior_precision = (vectors * np.maximum(values, _LEAST_PRECISION)) @ vectors.T
+        self._transport = Transport(
+            self._with_slope, centre, prior.grad_log_prior(centre), prior_precision, precision
+        )
 
     def _simulate(self, centre: np.ndarray, rng: np.random.Generator) -> None:
         """Draw records at the centre: mean and covariance of their features."""
@@ -102,8 +125,10 @@ class NormalSums:
         #: Records of each set that are weighted: all, unless one set has more than enough.
         self._few = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else None
         self._base = self._log_likelihoods(centre)
-        values = [self._features.of(data) for data in self._sets]
-        self._values = np.vstack(values) if self._few is None else values[0][self._few]
+        values = np.vstack([self._features.of(data) for data in self._sets])
+        values = values if self._few is None else values[self._few]
+        #: Features of the weighted records, minus their mean.
+        self._values = values - values.mean(axis=0)
         n_sets = -(-min(_PER_RECORD * self._n, _MOST) // simulated.n_records)
         moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
         #: Mean feature at the centre.
@@ -141,8 +166,18 @@ class NormalSums:
         if not np.isfinite(total):
             return None
         weights /= total
-        mean = self._mean + weights @ self._values - self._values.mean(axis=0)
+        mean = self._mean + weights @ self._values
         return self._features.total - self._n * mean, weights
+
+    def _with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Sums minus their means, and the derivative of the means."""
+        found = self.residual(theta)
+        if found is None:
+            return None
+        residual, weights = found
+        # The covariance of features and scores under the weights.
+        centred = (self._values - weights @ self._values) * weights[:, None]
+        return residual, self._n * centred.T @ self._scores(theta)
 
     def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
         """Log-density of the parameters given the variances of the noise."""
@@ -183,6 +218,17 @@ class NormalSums:
                 state.theta, lambda theta: self.log_density(theta, inverse), rng
             )
         return probability
+
+    def update_by_transport(self, state: SumState, rng: np.random.Generator) -> bool:
+        """Move the parameters in the coordinates of the transport, in place; whether the move was accepted."""
+        if state.place is None or state.place.theta is not state.theta:
+            state.place = self._transport.place(state.theta)
+        if (place := state.place) is None:
+            return False
+        inverse = np.linalg.inv(self._covariance(state.log_variances))
+        new = self._transport.move(place, lambda theta: self.log_density(theta, inverse), rng)
+        state.theta, state.place = new.theta, new
+        return new is not place
 
     def update_variances(self, state: SumState, rng: np.random.Generator) -> None:
         """Move the variances of l2 noise, in place."""
