@@ -4,7 +4,8 @@
     python experiments/scores_experiments.py --sets 2 ...              # in small, nothing stored
     python experiments/scores_experiments.py --print                   # the tables of docs/noisy_scores.md
 
-Writes ``scores_experiments.json`` beside this file; all settings take about two hours of one core. In each set
+Writes ``scores_experiments.json`` beside this file: data sets that it has already are not made again. All settings
+take about three hours of one core. In each set
 true parameters, covariates and outcomes are drawn anew, and ``dp.private_scores`` makes its releases at
 delta = 1e-6 under substitution from PyMC's initial point, with fit check. Two chains of ``dp.DPScore`` are
 compared with the posterior without privacy, in its normal approximation at the mode.
@@ -69,17 +70,17 @@ class Setting:
 
 
 SETTINGS = {
-    "logistic_300": Setting("logistic", 300, 1.0, 60),
-    "logistic_1000": Setting("logistic", 1000, 1.0, 60),
-    "logistic_3000": Setting("logistic", 3000, 1.0, 30),
-    "logistic_20000": Setting("logistic", 20_000, 1.0, 8),
+    "logistic_300": Setting("logistic", 300, 1.0, 200),
+    "logistic_1000": Setting("logistic", 1000, 1.0, 200),
+    "logistic_3000": Setting("logistic", 3000, 1.0, 100),
+    "logistic_20000": Setting("logistic", 20_000, 1.0, 20),
     "logistic_300_small": Setting("logistic", 300, 0.1, 30),
     "logistic_100_small": Setting("logistic", 100, 0.1, 30),
     "logistic_d10": Setting("logistic", 1000, 1.0, 20, n_dim=10),
     "logistic_d10_4": Setting("logistic", 1000, 4.0, 20, n_dim=10),
     "logistic_d50": Setting("logistic", 10_000, 1.0, 3, n_dim=50),
-    "correlated_1000": Setting("logistic", 1000, 1.0, 40, correlation=0.5),
-    "poisson_1000": Setting("poisson", 1000, 1.0, 40),
+    "correlated_1000": Setting("logistic", 1000, 1.0, 60, correlation=0.5),
+    "poisson_1000": Setting("poisson", 1000, 1.0, 100),
     "normal_1000": Setting("normal", 1000, 1.0, 40),
     "student_1000": Setting("student", 1000, 1.0, 40),
     "negative_binomial_1000": Setting("negative_binomial", 1000, 1.0, 40),
@@ -211,9 +212,15 @@ def one_set(setting: Setting, seed: int) -> dict[str, float]:
     }
 
 
-def experiment(setting: Setting, n_sets: int) -> dict[str, list[float]]:
-    rows = [one_set(setting, seed) for seed in range(n_sets)]
-    return {name: [round(row[name], 5) for row in rows] for name in rows[0]}
+def experiment(
+    setting: Setting, n_sets: int, stored: dict[str, list[float]] | None = None
+) -> dict[str, list[float]]:
+    """Results of so many data sets, of which those that are stored are not made again."""
+    found = {name: list(column) for name, column in (stored or {}).items()}
+    for seed in range(len(found.get("coverage", [])), n_sets):
+        for name, value in one_set(setting, seed).items():
+            found.setdefault(name, []).append(round(value, 5))
+    return found
 
 
 def tables(stored: dict[str, dict[str, list[float]]]) -> list[str]:
@@ -263,7 +270,8 @@ def main() -> None:
         return
     warnings.simplefilter("ignore", dp.errors.PrivacyLeakWarning)
     for name in arguments.settings or SETTINGS:
-        found = experiment(SETTINGS[name], arguments.sets or SETTINGS[name].n_sets)
+        before = None if arguments.sets else stored.get(name)
+        found = experiment(SETTINGS[name], arguments.sets or SETTINGS[name].n_sets, before)
         means = {k: round(float(np.mean(v)), 3) for k, v in found.items()}
         print(name, means, f"rejected {np.mean(np.array(found['p_value']) < 0.01):.3f}", flush=True)
         if arguments.sets is None:

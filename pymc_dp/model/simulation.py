@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 from collections.abc import Callable, Mapping, Sequence
@@ -94,7 +95,10 @@ class SimulatedRecords(CompiledModel):
         in_rows = set(exposed.private) & upstream(rows, set(self._shared))
         in_draws = [v for v in exposed.arrays_of(draws) if v not in declared]
         _check_public([*in_rows, *in_draws], exposed, model, public_covariates)
-        self._loaded: Sequence[np.ndarray] | None = None
+        #: The data set of the compiled functions, in a list that subsets share.
+        self._loaded: list[Sequence[np.ndarray] | None] = [None]
+        self._n_all = self.n_records
+        self._kept: np.ndarray | None = None
         #: For each observed variable the record of each row.
         self.labels = labels
         self._sum_graphs = derived.theta, rows, labels
@@ -124,19 +128,35 @@ class SimulatedRecords(CompiledModel):
 
     def _load(self, data: Sequence[np.ndarray]) -> None:
         """Make these the data of the compiled functions."""
-        if data is self._loaded:
+        if data is self._loaded[0]:
             return
         for variable, array in zip(self._shared, data, strict=True):
             variable.set_value(np.array(array, variable.dtype, order="C"), borrow=True)
-        if self._loaded is not None:
+        if self._loaded[0] is not None:
             self._batch.refresh()
             self._gradients.refresh()
-        self._loaded = data
+        self._loaded[0] = data
 
     @property
     def can_simulate(self) -> bool:
         """Whether records are drawn from the model."""
         return self._drawing is not None
+
+    def keeping(self, records: np.ndarray) -> SimulatedRecords:
+        """The same with some of the records only, by number; data sets have the rows of all."""
+        subset = copy.copy(self)
+        subset._kept = records if self._kept is None else self._kept[records]
+        subset.n_records = len(records)
+        places = np.zeros(self.n_records, dtype=np.int64)
+        places[records] = np.arange(len(records))
+        subset.labels = [places[label] for label in self.labels]
+        return subset
+
+    def _numbers(self, index: np.ndarray | None) -> np.ndarray | None:
+        """Numbers among all records of those that are kept, or of some of these."""
+        if self._kept is None:
+            return index
+        return self._kept if index is None else self._kept[index]
 
     def some(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Numbers of `n` random records, or of all records if there are fewer."""
@@ -155,7 +175,7 @@ class SimulatedRecords(CompiledModel):
     ) -> np.ndarray:
         """Log-likelihood of the records of a data set, of all or by number, shape ``(n,)``."""
         self._load(data)
-        theta = self._checked(theta)
+        theta, index = self._checked(theta), self._numbers(index)
         return self._batch.all_records(theta) if index is None else self._batch([theta], index)[0]
 
     def gradients(
@@ -167,7 +187,7 @@ class SimulatedRecords(CompiledModel):
     ) -> np.ndarray:
         """Gradients of the log-likelihoods of these records, shape ``(n, n_dim)``, or ``(n, k)`` along `k` directions."""
         self._load(data)
-        return self._gradients.each(self._checked(theta), index, directions)
+        return self._gradients.each(self._checked(theta), self._numbers(index), directions)
 
     def weighted_sum(
         self, theta: np.ndarray, data: Sequence[np.ndarray], weights: np.ndarray
@@ -177,10 +197,13 @@ class SimulatedRecords(CompiledModel):
         Compiled at the first use.
         """
         self._load(data)
+        if self._kept is not None:
+            weights, few = np.zeros(self._n_all), weights
+            weights[self._kept] = few
         if self._sum is None:
             variable, rows, labels = self._sum_graphs
-            factors = pt.vector("weights", dtype="float64", shape=(self.n_records,))
-            logp = per_record(freeze(rows, self._shared), labels, self.n_records)
+            factors = pt.vector("weights", dtype="float64", shape=(self._n_all,))
+            logp = per_record(freeze(rows, self._shared), labels, self._n_all)
             total = pt.sum(pt.switch(pt.neq(factors, 0), factors * logp, 0.0))
             outputs = [total, pt.grad(total, variable, disconnected_inputs="ignore")]
             with quiet_compilers():

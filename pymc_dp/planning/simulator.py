@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 from collections.abc import Mapping, Sequence
@@ -118,8 +119,17 @@ class Simulator:
             self.simulated = SimulatedRecords(
                 self.model, records=records, public=public, public_covariates=covariates == "public"
             )
+        #: With all simulated records, if this one keeps some, which released moments have chosen.
+        self.whole: Simulator = self
+        self.moments: object = None
         self._given_number = n_records
         self.n_records = n_records or self.likelihood.n_records
+
+    def keeping(self, rows: np.ndarray, moments: object) -> Simulator:
+        """The same with some of the simulated records only, by number, which released moments have chosen."""
+        subset = copy.copy(self)
+        subset.simulated, subset.moments = self.simulated.keeping(rows), moments
+        return subset
 
     def check_budget(self, budget: PrivacyBudget) -> None:
         """Raise ValueError if a plan on this budget would use the number of records, and that is private."""

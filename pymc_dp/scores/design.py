@@ -19,9 +19,10 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.scores.check_design import CheckDesign, design_check
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.linearized import floored, information_of
+from pymc_dp.scores.second_moments import MOST_PRODUCTS, moment_sensitivity, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
-__all__ = ["ScoreDesign", "SimulatedScores", "StartDesign", "best_design"]
+__all__ = ["MomentDesign", "ScoreDesign", "SimulatedScores", "StartDesign", "best_design"]
 
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
 _QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
@@ -36,11 +37,16 @@ _NEAR, _LEAST_STEPS = 2.0, 4
 #: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
 #: to the posterior.
 _MOST_NOISE = 0.3
+#: Largest part of the budget before the main release.
+_MOST_BEFORE = 0.75
 #: Part of several steps that is expected in their final average.
 _AVERAGED = 1 / 3
 #: Relative error of a stand-in's information that is allowed for: that part of the distance from the reference
 #: shifts the posterior. So with a stand-in the start may take more steps, and more of the budget.
 _STAND_IN_ERROR = 0.5
+#: Parts of the budget for the moments that correct a stand-in; the relative error of the information that is left,
+#: in units of that of the moments (greater where the information is small).
+_MOMENT_SHARES, _AMPLIFIED = (0.1, 0.2, 0.3), 1.6
 #: Largest error of a reference that counts, squared.
 _LARGEST_ERROR = 10.0
 #: Noise multiplier of a run without protection (infinite epsilon): records still mix.
@@ -105,6 +111,7 @@ class SimulatedScores:
         self.information_error = (
             _STAND_IN_ERROR if isinstance(simulator.covariates, pm.Model) else 0.0
         )
+        self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
         self._prior = local.precision - self._temperature * self._n * fisher
         #: Squared distance of a draw of the prior from its mean, in total and in the widest direction.
@@ -120,6 +127,21 @@ class SimulatedScores:
     def n_features(self) -> int:
         """Dimension of a release."""
         return self._vectors.shape[1]
+
+    def moment_design(self, mechanism: Gaussian | L2Laplace, factor: float) -> MomentDesign:
+        """Clip bound of the moments that correct a stand-in, and the error of the information that is left."""
+        bound = float(np.median(self.norms))
+        noise_sd = moment_sensitivity(factor, bound) * mechanism.noise_sd / self._n
+        # Mean of a squared coordinate that clipping leaves; noise on the image of a unit vector.
+        left = np.minimum(self.norms, bound) ** 2
+        error = noise_sd / (left.mean() / self.n_features) * math.sqrt((self.n_features + 1) / 2)
+        return MomentDesign(mechanism, bound, _AMPLIFIED * error)
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether moments may be released, to correct a stand-in."""
+        few = n_products(self.n_features) <= MOST_PRODUCTS
+        return self.information_error > 0 and self._can_simulate and few
 
     def design(self, noise_sd: float) -> ScoreDesign:
         """Choose the clip bound with the least error of noise and misfit.
@@ -154,12 +176,32 @@ class SimulatedScores:
         )
 
 
+@dataclass(frozen=True)
+class MomentDesign:
+    """Release of the moments that correct a stand-in.
+
+    Parameters
+    ----------
+    mechanism : Gaussian or L2Laplace
+    bound : float
+        Of the norms of scores, in coordinates in which the posterior's precision is 1 per record.
+    information_error : float
+        Relative error of a record's information that is left.
+    """
+
+    mechanism: Gaussian | L2Laplace
+    bound: float
+    information_error: float
+
+
 @dataclass(frozen=True, eq=False)
 class StartDesign:
     """Releases that find the reference, and the main one.
 
     Parameters
     ----------
+    moments : MomentDesign or None
+        Of the moments that correct a stand-in.
     step : Gaussian or L2Laplace
         Of each step of the start.
     n_steps : int
@@ -176,6 +218,7 @@ class StartDesign:
         the distance from the reference adds to its terms.
     """
 
+    moments: MomentDesign | None
     step: Gaussian | L2Laplace
     n_steps: int
     main: Gaussian | L2Laplace
@@ -193,7 +236,13 @@ class StartDesign:
     def accesses(self) -> Accesses:
         """All that is claimed."""
         check: Accesses = ((self.check.mechanism, 1),) if self.check else ()
-        return (*self.start, (self.main, 1), *check)
+        return (*self.before, (self.main, 1), *check)
+
+    @property
+    def before(self) -> Accesses:
+        """Accesses before the main one."""
+        moments: Accesses = ((self.moments.mechanism, 1),) if self.moments else ()
+        return (*moments, *self.start)
 
 
 def best_design(
@@ -217,14 +266,19 @@ def best_design(
         alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
-    counts = (many,) if width > _NEAR else (1, many) if simulated.information_error else (1,)
+    counts = (many,) if width > _NEAR else (1, 2, 3, many) if simulated.information_error else (1,)
     found: list[StartDesign] = []
-    for share in (*_SHARES, *_LARGE_SHARES):
-        if share in _LARGE_SHARES and not simulated.information_error:
-            if counts == (1,) or found[-1].reference_error < width**2:
+    for moments in (0.0, *_MOMENT_SHARES) if simulated.has_moments else (0.0,):
+        for share in (*_SHARES, *_LARGE_SHARES):
+            if share in _LARGE_SHARES and not simulated.information_error:
+                if counts == (1,) or found[-1].reference_error < width**2:
+                    break
+            if moments + share > _MOST_BEFORE:
                 break
-        for count in counts if share else (0,):
-            found.append(_start_design(simulated, alone, share, count, factor, n_records))
+            for count in counts if share else (0,):
+                found.append(
+                    _start_design(simulated, alone, (moments, share), count, factor, n_records)
+                )
     best = min(found, key=lambda candidate: candidate.cost)
     if epsilon == math.inf:
         return best
@@ -234,14 +288,19 @@ def best_design(
 def _start_design(
     simulated: SimulatedScores,
     alone: Gaussian | L2Laplace,
-    share: float,
+    shares: tuple[float, float],
     count: int,
     factor: float,
     n_records: int,
 ) -> StartDesign:
-    """A start of so many steps, and the main release with the rest of the budget; without a fit check."""
-    d, wrong = simulated.n_features, simulated.information_error
-    step, main_sd = _divided(alone, share, max(count, 1))
+    """Moments, a start of so many steps, and the main release with the rest of the budget; without a fit check."""
+    d, wrong, moments = simulated.n_features, simulated.information_error, None
+    if shares[0]:
+        part = _part(alone, shares[0], n_products(d))
+        moments = simulated.moment_design(part, factor)
+        wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
+    step = _part(alone, max(shares[1], 1e-9) / max(count, 1), d)
+    main_sd = _part(alone, 1 - sum(shares), d).noise_sd
     design = simulated.design(factor * main_sd)
     error = simulated.prior_square
     noise_sd = factor * step.noise_sd / n_records  # relative to the clip bound
@@ -250,7 +309,7 @@ def _start_design(
         error = noise + error * wrong ** (2 * count)
     shift = wrong**2 * n_records * error / d
     cost = design.cost + min(error, _LARGEST_ERROR) + shift
-    return StartDesign(step, count, alone, None, design, error, cost)
+    return StartDesign(moments, step, count, alone, None, design, error, cost)
 
 
 def _calibrated(
@@ -263,15 +322,15 @@ def _calibrated(
 ) -> StartDesign:
     """The design with the noise that the budget pays for, given the start, and with the fit check."""
     main, check = best.main, None
-    if best.n_steps:
+    if best.before:
         kind = "l2" if isinstance(main, L2Laplace) else "gaussian"
         main = least_noise(
-            simulated.n_features, budget.epsilon, budget.delta, before=best.start, noise=kind,
+            simulated.n_features, budget.epsilon, budget.delta, before=best.before, noise=kind,
             accountant=budget.accountant,
         )  # fmt: skip
     if fit_share:
         main = _reduced(main, fit_share)
-        before = (*best.start, (main, 1))
+        before = (*best.before, (main, 1))
         check = design_check(simulated.norms, budget, n_records, before, noise)
     design = simulated.design(budget.adjacency.sensitivity_factor * main.noise_sd)
     return replace(best, main=main, check=check, design=design)
@@ -284,11 +343,8 @@ def _reduced(mechanism: Gaussian | L2Laplace, share: float) -> Gaussian | L2Lapl
     return Gaussian(mechanism.noise_multiplier / math.sqrt(1 - share))
 
 
-def _divided(
-    alone: Gaussian | L2Laplace, share: float, count: int
-) -> tuple[Gaussian | L2Laplace, float]:
-    """One step of a start with a share of the budget, and about the noise of the main release."""
-    part = max(share, 1e-9) / count
+def _part(alone: Gaussian | L2Laplace, share: float, n_dim: int) -> Gaussian | L2Laplace:
+    """A mechanism for so many coordinates with a share of the epsilon, or of the squared ``mu``."""
     if isinstance(alone, L2Laplace):
-        return replace(alone, epsilon=part * alone.epsilon), alone.noise_sd / (1 - share)
-    return Gaussian(alone.noise_sd / math.sqrt(part)), alone.noise_sd / math.sqrt(1 - share)
+        return L2Laplace(share * alone.epsilon, n_dim)
+    return Gaussian(alone.noise_multiplier / math.sqrt(share))

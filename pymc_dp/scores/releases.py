@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.privacy.budget.report import PrivacyReport
 
-__all__ = ["PrivateScores", "ScoreHistogram", "ScoreRelease"]
+__all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,32 @@ class ScoreRelease:
 
 
 @dataclass(frozen=True, eq=False)
+class ScoreMoments:
+    """Noisy sum of the products of the coordinates of clipped scores: what the covariates are like.
+
+    Parameters
+    ----------
+    theta, directions, bound, noise, scale
+        As for :class:`ScoreRelease`.
+    total : array of shape (d * (d + 1) / 2,)
+        Upper triangle, row by row, with its entries off the diagonal multiplied by the root of 2: lengths are
+        Frobenius norms.
+    """
+
+    theta: np.ndarray
+    directions: np.ndarray
+    bound: float
+    noise: str
+    scale: float
+    total: np.ndarray
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of each coordinate of the noise."""
+        return _noise_sd(self.noise, self.scale, len(self.total))
+
+
+@dataclass(frozen=True, eq=False)
 class PrivateScores:
     """Noisy sums of clipped scores of one data set: public, since a budget paid for them.
 
@@ -106,6 +132,8 @@ class PrivateScores:
     adjacency : {"substitute", "add_remove"}
     reports : tuple of PrivacyReport
         What the releases cost: one for each budget.
+    moments : ScoreMoments, optional
+        If the covariates are private: corrects those of the stand-in.
 
     Examples
     --------
@@ -118,6 +146,7 @@ class PrivateScores:
     n_records: int
     adjacency: str
     reports: tuple[PrivacyReport, ...]
+    moments: ScoreMoments | None = None
 
     @property
     def n_dim(self) -> int:
@@ -149,6 +178,7 @@ class PrivateScores:
             "n_records": self.n_records,
             "adjacency": self.adjacency,
             "reports": [json.loads(report.to_json()) for report in self.reports],
+            "moments": None if self.moments is None else _plain(self.moments),
         }
 
     @classmethod
@@ -182,7 +212,12 @@ class PrivateScores:
         )
         shapes = {name: tuple(shape) for name, shape in contents["shapes"].items()}
         reports = tuple(PrivacyReport.from_json(json.dumps(r)) for r in contents["reports"])
-        return cls(releases, shapes, contents["n_records"], contents["adjacency"], reports)
+        moments = contents.get("moments")
+        if moments is not None:
+            arrays = {name: np.array(moments[name]) for name in ("theta", "directions", "total")}
+            moments = ScoreMoments(**moments | arrays)
+        n_records, adjacency = contents["n_records"], contents["adjacency"]
+        return cls(releases, shapes, n_records, adjacency, reports, moments)
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
         """Scores with the releases of both, of the same records."""
@@ -194,7 +229,12 @@ class PrivateScores:
             )
         reports = {r.to_json(): r for r in (*self.reports, *other.reports)}
         releases = (*self.releases, *other.releases)
-        return replace(self, releases=releases, reports=tuple(reports.values()))
+        moments = min(
+            (s.moments for s in (self, other) if s.moments is not None),
+            key=lambda m: m.noise_sd / m.bound**2,
+            default=None,
+        )
+        return replace(self, releases=releases, reports=tuple(reports.values()), moments=moments)
 
     def __str__(self) -> str:
         """Each release, and the privacy report."""
@@ -210,6 +250,10 @@ class PrivateScores:
                 lines.append(
                     f"  norms of these scores: counts in {len(h.counts)} bins, {h.noise} noise with sd {h.noise_sd:.4g} per count"
                 )
+        if (m := self.moments) is not None:
+            lines.append(
+                f"  products of scores clipped to {m.bound:.4g}: {m.noise} noise with sd {m.noise_sd:.4g} per coordinate"
+            )
         return "\n".join([*lines, *map(str, self.reports)])
 
 
@@ -219,7 +263,7 @@ def _noise_sd(noise: str, scale: float, n: int) -> float:
 
 def _plain(value: Any) -> Any:
     """Fields and arrays as dicts and lists."""
-    if isinstance(value, ScoreRelease | ScoreHistogram):
+    if isinstance(value, ScoreRelease | ScoreHistogram | ScoreMoments):
         return {name: _plain(field) for name, field in vars(value).items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
 

@@ -19,6 +19,7 @@ __all__ = ["joint_report", "released_draws", "warn_of_distance"]
 
 _PUBLIC = "The covariates of the model are public: latent records have them."
 _STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
+_CORRECTED = "The stand-in's covariates are public, and distributed as those of the records once they are weighted to have the released moments."
 #: Median distance of a chain's draws from the normal approximation above which it is reported.
 _FAR = 4.0
 
@@ -32,7 +33,8 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
     simulator, scores = step.simulator, step.scores
     report = joint_report(scores.reports)
     if simulator.covariates is not None:
-        kind = _PUBLIC if isinstance(simulator.covariates, str) else _STAND_IN
+        stand_in = _STAND_IN if scores.moments is None else _CORRECTED
+        kind = _PUBLIC if isinstance(simulator.covariates, str) else stand_in
         report = replace(report, assumptions=(*report.assumptions, kind))
     released = reduced(
         idata,

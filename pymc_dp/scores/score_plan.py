@@ -16,10 +16,11 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.design import SimulatedScores, StartDesign
+from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
 from pymc_dp.scores.fit_check import norm_counts, release_histogram
 from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores, ScoreMoments, ScoreRelease
+from pymc_dp.scores.second_moments import corrected, release_moments
 from pymc_dp.steps.noisy_gradients import noisy_scores
 
 __all__ = ["ScorePlan"]
@@ -49,6 +50,8 @@ class ScorePlan:
         What the user should know.
     rng : numpy.random.Generator
         Of further simulations.
+    moments : ScoreMoments, optional
+        That have been released.
     """
 
     budget: PrivacyBudget
@@ -57,6 +60,7 @@ class ScorePlan:
     design: StartDesign
     notes: tuple[str, ...] = ()
     rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
+    moments: ScoreMoments | None = None
 
     @property
     def sd_ratios(self) -> Mapping[str, np.ndarray]:
@@ -77,6 +81,8 @@ class ScorePlan:
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:
             norm_counts(likelihood, simulated.theta, simulated.directions, np.ones(1))
+        if self.design.moments is not None and self.moments is None:
+            return self._with_moments(self.design.moments).release()
         releases: list[ScoreRelease] = []
         if self.design.n_steps > 1:
             simulated = self._after_steps()
@@ -87,6 +93,18 @@ class ScorePlan:
         release = self._one(simulated, self.design.main)
         releases.append(self._with_histogram(release, simulated))
         return self._scores(releases)
+
+    def _with_moments(self, design: MomentDesign) -> ScorePlan:
+        """Release the moments; the plan with a stand-in that has them."""
+        self._spend("moments", ((design.mechanism, 1),))
+        simulator, guess = self.simulator, self.simulated
+        moments = release_moments(
+            simulator.likelihood, guess.theta, guess.directions, design.bound, design.mechanism,
+            self.budget.adjacency.sensitivity_factor, OperatingSystemBits(),
+        )  # fmt: skip
+        simulator = corrected(simulator, moments, simulator.n_records)
+        simulated = SimulatedScores(simulator, guess.theta, self.rng)
+        return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
     def _after_steps(self) -> SimulatedScores:
         """Newton steps from the guess; simulated scores where they end."""
@@ -147,7 +165,8 @@ class ScorePlan:
         point = self.simulator.likelihood.unravel(self.simulated.theta)
         shapes = {name: np.shape(value) for name, value in point.items()}
         return PrivateScores(
-            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),)
+            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
+            self.moments,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -171,6 +190,8 @@ class ScorePlan:
             f"Plan for epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, {self.simulator.n_records} records",
             "made on records drawn from the model: private data were not looked at",
         ]
+        if design.moments is not None:
+            lines.append(f"stand-in: {design.moments.mechanism.name}, products of scores")
         lines += [f"start:   {count} x {mechanism.name}" for mechanism, count in design.start]
         clipped = f"{design.design.clipped:.0%} of the records' scores clipped"
         lines.append(f"scores:  {design.main.name}, {clipped}")

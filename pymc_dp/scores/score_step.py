@@ -20,6 +20,7 @@ from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
 from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
 from pymc_dp.scores.noncentring import PartialNoncentring
 from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.sum_law import NormalSums, SumState
 
 __all__ = ["DPScore"]
@@ -136,6 +137,7 @@ class DPScore(BlockedStep):
             raise ValueError("model= is another model than that of the simulator: leave out.")
         if simulator is None:
             simulator = Simulator(modelcontext(model), covariates=covariates)
+        simulator = corrected(simulator, scores.moments, scores.n_records)
         model, likelihood = simulator.model, simulator.likelihood
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):
