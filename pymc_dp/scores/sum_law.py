@@ -8,11 +8,13 @@ where :math:`\Sigma` is the covariance of the noise and :math:`V_m` that of the 
 mean at a centre :math:`\theta_c` is that of many simulated records, with their scores, whose mean is known
 to be zero, as control variates; elsewhere
 
-.. math:: m(\theta) - m(\theta_c) = \frac{\sum_i w_i f_i}{\sum_i w_i} - \frac{1}{n} \sum_i f_i,
-          \qquad w_i = e^{\ell_i(\theta) - \ell_i(\theta_c)},
+.. math:: m(\theta) - m(\theta_c) = \frac{\sum_i w_i f_i}{\sum_i w_i} - \frac{1}{n} \sum_i f_i
+          + (C - C_n) (\theta - \theta_c), \qquad w_i = e^{\ell_i(\theta) - \ell_i(\theta_c)},
 
-over fewer records simulated at the centre. No evaluation depends on ``N``. Features are bounded, so the
-density of ``S`` is bounded in :math:`\theta`, and the posterior is proper if the prior is. The error is that
+over fewer records simulated at the centre. ``C`` is the covariance of feature and score, the derivative of the
+mean at the centre, by the many records, and ``C_n`` by the fewer ones: so the error of the latter is of second
+order in the distance from the centre. The centre is the mode, found by the law around the first one. No evaluation depends on ``N``. The density of
+``S`` is bounded in :math:`\theta`, so the posterior is proper if the prior is. The error is that
 of the central limit theorem, of order :math:`1 / \sqrt{N}`.
 
 Parameters are moved in coordinates in which this posterior is nearly normal
@@ -47,10 +49,13 @@ __all__ = ["NormalSums", "SumState"]
 
 #: Number of simulated records whose weights are computed at each position, and of data sets that have them.
 _N_WEIGHTED, _MOST_SETS = 10_000, 100
-#: Simulated records for the mean at the centre: in units of the number of records, and at most.
-_PER_RECORD, _MOST = 4, 4_000_000
+#: Simulated records for the mean at the centre: in units of the number of records, and at most; at most for the
+#: search of the centre.
+_PER_RECORD, _MOST, _FEW = 4, 4_000_000, 200_000
 #: Standard deviation of the random walk on the logarithm of the variance of l2 noise.
 _VARIANCE_STEP = 0.7
+#: How often the mode is searched.
+_N_CENTRES = 2
 #: Least precision of the prior in the coordinates of the transport.
 _LEAST_PRECISION = 1e-6
 
@@ -108,17 +113,34 @@ class NormalSums:
         self._noncentring = noncentring
         self._features, self._simulated, self._prior = features, simulated, prior
         self._n, self._temperature, self._root = n_records, temperature, root
-        self._simulate(centre, rng)
-        precision = temperature * np.linalg.inv(self._covariance(self.first(centre).log_variances))
+        if noncentring is None:  # else the mode is no centre
+            centre = self._central(centre, rng)
+        self._simulate(centre, _MOST, rng)
+
+    def _central(self, centre: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """The mode, found by the law around the given centre, and around what was found there."""
+        for _ in range(_N_CENTRES):
+            self._simulate(centre, _FEW, rng)
+            mode = self._transport.solve(np.zeros(len(centre)))
+            if mode is None or not self.is_possible(mode.theta):
+                break
+            centre = mode.theta
+        return centre
+
+    def _make_transport(self, centre: np.ndarray) -> Transport:
+        prior = self._prior
+        precision = self._temperature * np.linalg.inv(
+            self._covariance(self.first(centre).log_variances)
+        )
         curvature = -differences(prior.grad_log_prior, centre)
         values, vectors = np.linalg.eigh(curvature)
         prior_precision = (vectors * np.maximum(values, _LEAST_PRECISION)) @ vectors.T
-        self._transport = Transport(
+        return Transport(
             self._with_slope, centre, prior.grad_log_prior(centre), prior_precision, precision
         )
 
-    def _simulate(self, centre: np.ndarray, rng: np.random.Generator) -> None:
-        """Draw records at the centre: mean and covariance of their features."""
+    def _simulate(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
+        """Draw records at the centre, at most so many: mean and covariance of their features."""
         simulated = self._simulated
         n_sets = min(-(-_N_WEIGHTED // simulated.n_records), _MOST_SETS)
         self._sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
@@ -129,12 +151,15 @@ class NormalSums:
         values = values if self._few is None else values[self._few]
         #: Features of the weighted records, minus their mean.
         self._values = values - values.mean(axis=0)
-        n_sets = -(-min(_PER_RECORD * self._n, _MOST) // simulated.n_records)
+        n_sets = -(-min(_PER_RECORD * self._n, most) // simulated.n_records)
         moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
         #: Mean feature at the centre.
         self._mean = moments.mean
+        own_slope = self._values.T @ self._scores(centre) / len(self._values)
+        self._centre, self._more_slope = centre, moments.slopes - own_slope
         simulation_error = moments.unexplained / moments.n
         self._spread = self._n * moments.covariance + self._n**2 * simulation_error
+        self._transport = self._make_transport(centre)
 
     def first(self, theta: np.ndarray) -> SumState:
         """State with the expected variance of the noise."""
@@ -166,7 +191,7 @@ class NormalSums:
         if not np.isfinite(total):
             return None
         weights /= total
-        mean = self._mean + weights @ self._values
+        mean = self._mean + weights @ self._values + self._more_slope @ (theta - self._centre)
         return self._features.total - self._n * mean, weights
 
     def _with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -177,7 +202,7 @@ class NormalSums:
         residual, weights = found
         # The covariance of features and scores under the weights.
         centred = (self._values - weights @ self._values) * weights[:, None]
-        return residual, self._n * centred.T @ self._scores(theta)
+        return residual, self._n * (centred.T @ self._scores(theta) + self._more_slope)
 
     def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
         """Log-density of the parameters given the variances of the noise."""
@@ -197,7 +222,7 @@ class NormalSums:
         pulled = inverse @ residual
         # Derivative of the mean: the covariance of features and scores under the weights.
         terms = weights * ((self._values - weights @ self._values) @ pulled)
-        slope = terms @ self._scores(theta)
+        slope = terms @ self._scores(theta) + pulled @ self._more_slope
         factor = self._temperature
         return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
 

@@ -55,6 +55,12 @@ def test_posteriors_are_as_narrow_as_said(experiments, stored):
         assert 1 < np.mean(stored[name]["ratio"]) < most
 
 
+def test_a_stand_in_with_other_correlations_does_no_harm(stored):
+    """Moments of the scores correct it: without them 66 % were covered."""
+    coverage = np.array(stored["correlated_1000"]["coverage"])
+    assert coverage.mean() > 0.85 and np.mean(stored["correlated_1000"]["ratio"]) < 1.5
+
+
 def test_width_of_independent_covariates():
     """The variance of a coefficient is 1.5 times as large with three covariates that correlate by 0.5."""
     factor = np.linalg.inv(0.5 + 0.5 * np.eye(3))[0, 0]
@@ -72,6 +78,27 @@ def test_misfit_is_rejected_or_does_no_harm(experiments, stored):
             assert (rejected | (np.array(found["distance"]) < 3)).mean() >= 0.95, name
         elif setting.n_records == 30_000:
             assert rejected.mean() <= 0.05, name
+
+
+@pytest.fixture(scope="module")
+def discrepancies():
+    yield from loaded(SCRIPT.with_name("scores_mmd.py"))
+
+
+def test_curved_posteriors_are_those_without_privacy(discrepancies):
+    """Median discrepancies of at most 0.10, and chains that mix."""
+    stored = json.loads(discrepancies.STORE.read_text())
+    assert [*stored] == discrepancies.MODELS and len(stored) == 7
+    for name, found in stored.items():
+        assert len(found["mmd"]) == len(found["ess"]) == discrepancies.N_RUNS, name
+        assert np.median(found["mmd"]) <= 0.1 and np.median(found["ess"]) > 200, name
+
+
+@pytest.mark.slow
+def test_a_narrow_banana_in_small(discrepancies):
+    small = replace(discrepancies.EXPERIMENTS["hard-2d"], n_records=30_000)
+    found, n_effective = discrepancies.one_run(small, 1)
+    assert found < 0.3 and n_effective > 100
 
 
 @pytest.mark.slow
