@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from benchmark_models import EXPERIMENTS, Circle, Experiment
 from mmd import mmd
+from scores_experiments import chains
 
 STORE = Path(__file__).with_suffix(".json")
 EPSILON, N_RUNS, N_CHAINS, N_DRAWS = 1.0, 5, 2, 500
@@ -44,12 +45,7 @@ def one_run(experiment: Experiment, seed: int) -> tuple[float, float]:
     budget = dp.PrivacyBudget(EPSILON, experiment.delta, chains=1)
     scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
     step = dp.DPScore(scores, simulator=simulator)
-    chains = []
-    for k in range(N_CHAINS):
-        step.set_rng(np.random.default_rng([seed, k]))
-        points = [step.step({})[0] for _ in range(N_DRAWS)]
-        chains.append([simulator.likelihood.ravel(p) for p in points])
-    draws = np.array(chains)
+    draws = chains(step, N_CHAINS, N_DRAWS, seed)
     exact = experiment.exact(data, N_CHAINS * N_DRAWS, np.random.default_rng([seed, N_CHAINS]))
     n_effective = float(az.ess(az.convert_to_dataset(draws)).x.values.min())
     return mmd(draws.reshape(exact.shape), exact), n_effective

@@ -4,11 +4,12 @@
 records; ``releases.py`` has the public result. :class:`~pymc_dp.DPScore` samples: ``latent_posterior.py`` has the
 exact target and its moves, ``sum_law.py`` the normal approximation for many records. :func:`~pymc_dp.scores.check_fit`
 compares a noisy histogram of score norms with the model (``fit_check.py``, planned by ``check_design.py``).
+With private covariates, released second moments correct those of the stand-in (``second_moments.py``).
 """
 
 from pymc_dp.scores.fit_check import FitCheck, check_fit
 from pymc_dp.scores.private_scores import plan_scores, private_scores
-from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores, ScoreMoments, ScoreRelease
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
 
@@ -16,6 +17,7 @@ __all__ = [
     "DPScore",
     "FitCheck",
     "PrivateScores",
+    "ScoreMoments",
     "ScorePlan",
     "ScoreRelease",
     "check_fit",

@@ -47,13 +47,6 @@ class CheckDesign:
     mechanism: Gaussian | L2Laplace
     levels: tuple[float, ...]
 
-    def scale(self, factor: float) -> float:
-        """Standard deviation of Gaussian noise on each count, or scale of l2 noise."""
-        sensitivity, mechanism = count_sensitivity(factor), self.mechanism
-        if isinstance(mechanism, L2Laplace):
-            return sensitivity / mechanism.epsilon
-        return sensitivity * mechanism.noise_multiplier
-
 
 def count_sensitivity(factor: float) -> float:
     """L2 sensitivity of counts in disjoint bins.

@@ -130,7 +130,7 @@ class SimulatedScores:
 
     def moment_design(self, mechanism: Gaussian | L2Laplace, factor: float) -> MomentDesign:
         """Clip bound of the moments that correct a stand-in, and the error of the information that is left."""
-        bound = float(np.median(self.norms))
+        bound = float(np.median(self.norms[self.norms > 0]))
         noise_sd = moment_sensitivity(factor, bound) * mechanism.noise_sd / self._n
         # Mean of a squared coordinate that clipping leaves; noise on the image of a unit vector.
         left = np.minimum(self.norms, bound) ** 2
@@ -254,9 +254,9 @@ def best_design(
 ) -> StartDesign:
     """Start, noise and clip bound with the least expected error.
 
-    Noise is calibrated twice: without a start, and with the chosen one. Between them, the part of the budget
-    that a start takes is taken from the epsilon of l2 noise, or from the squared ``mu`` of Gaussian noise. So is
-    `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
+    Noise is calibrated twice: without moments and start, and with the chosen ones. Between them, the part of the
+    budget that these take is taken from the epsilon of l2 noise, or from the squared ``mu`` of Gaussian noise. So
+    is `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
     """
     d, factor = simulated.n_features, budget.adjacency.sensitivity_factor
     epsilon, delta = budget.epsilon, budget.delta

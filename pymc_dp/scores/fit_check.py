@@ -24,17 +24,16 @@ import pymc as pm
 
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
 from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
-from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, edges_of
+from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, count_sensitivity, edges_of
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import SimulatedScores
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
-from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease, noise_law
 from pymc_dp.scores.second_moments import corrected
 
 __all__ = ["FitCheck", "check_fit", "norm_counts", "release_histogram"]
@@ -141,11 +140,11 @@ def release_histogram(
         Of the adjacency, see :func:`~pymc_dp.scores.check_design.count_sensitivity`.
     bits : BitSource
     """
-    edges, scale = edges_of(simulated.norms, design.levels), design.scale(factor)
+    edges = edges_of(simulated.norms, design.levels)
+    noise, scale = noise_law(design.mechanism, count_sensitivity(factor))
     counts = norm_counts(likelihood, simulated.theta, simulated.directions, edges)
-    is_l2 = isinstance(design.mechanism, L2Laplace)
-    noisy = noisy_sum(counts, 0, scale, bits, rounded_l2 if is_l2 else None)
-    return ScoreHistogram(edges, noisy, "l2" if is_l2 else "gaussian", scale)
+    noisy = noisy_sum(counts, 0, scale, bits, rounded_l2 if noise == "l2" else None)
+    return ScoreHistogram(edges, noisy, noise, scale)
 
 
 def check_fit(

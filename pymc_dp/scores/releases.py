@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 
-__all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
+__all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease", "noise_law"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,6 +257,13 @@ class PrivateScores:
                 f"  products of scores clipped to {m.bound:.4g}: {m.noise} noise with sd {m.noise_sd:.4g} per coordinate"
             )
         return "\n".join([*lines, *map(str, self.reports)])
+
+
+def noise_law(mechanism: Gaussian | L2Laplace, sensitivity: float) -> tuple[str, float]:
+    """Name of the law of the noise on a sum of this sensitivity, and its scale, as in a release."""
+    if isinstance(mechanism, L2Laplace):
+        return "l2", sensitivity / mechanism.epsilon
+    return "gaussian", sensitivity * mechanism.noise_multiplier
 
 
 def _noise_sd(noise: str, scale: float, n: int) -> float:

@@ -19,8 +19,8 @@ from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
 from pymc_dp.scores.fit_check import norm_counts, release_histogram
 from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.releases import PrivateScores, ScoreMoments, ScoreRelease
-from pymc_dp.scores.second_moments import corrected, release_moments
+from pymc_dp.scores.releases import PrivateScores, ScoreMoments, ScoreRelease, noise_law
+from pymc_dp.scores.second_moments import corrected, product_steps, release_moments
 from pymc_dp.steps.noisy_gradients import noisy_scores
 
 __all__ = ["ScorePlan"]
@@ -81,9 +81,14 @@ class ScorePlan:
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:
             norm_counts(likelihood, simulated.theta, simulated.directions, np.ones(1))
-        if self.design.moments is not None and self.moments is None:
-            return self._with_moments(self.design.moments).release()
-        releases: list[ScoreRelease] = []
+        if self.design.moments is None:
+            return self._release_sums()
+        product_steps(likelihood, simulated.theta, simulated.directions, 1.0)
+        return self._with_moments(self.design.moments)._release_sums()
+
+    def _release_sums(self) -> PrivateScores:
+        """The start, the main sum, and the fit check."""
+        simulated, releases = self.simulated, list[ScoreRelease]()
         if self.design.n_steps > 1:
             simulated = self._after_steps()
         elif self.design.n_steps == 1:
@@ -95,15 +100,21 @@ class ScorePlan:
         return self._scores(releases)
 
     def _with_moments(self, design: MomentDesign) -> ScorePlan:
-        """Release the moments; the plan with a stand-in that has them."""
+        """Release the moments; the plan with a stand-in that has them.
+
+        If records cannot be simulated with its rows, all of them are kept: the moments are paid for.
+        """
         self._spend("moments", ((design.mechanism, 1),))
         simulator, guess = self.simulator, self.simulated
         moments = release_moments(
             simulator.likelihood, guess.theta, guess.directions, design.bound, design.mechanism,
             self.budget.adjacency.sensitivity_factor, OperatingSystemBits(),
         )  # fmt: skip
-        simulator = corrected(simulator, moments, simulator.n_records)
-        simulated = SimulatedScores(simulator, guess.theta, self.rng)
+        try:
+            simulator = corrected(simulator, moments, simulator.n_records)
+            simulated = SimulatedScores(simulator, guess.theta, self.rng)
+        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+            return self
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
     def _after_steps(self) -> SimulatedScores:
@@ -139,9 +150,7 @@ class ScorePlan:
             self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
             OperatingSystemBits(),
         )  # fmt: skip
-        is_l2 = isinstance(mechanism, L2Laplace)
-        scale = factor * bound * (1 / mechanism.epsilon if is_l2 else mechanism.noise_sd)  # type: ignore[union-attr]
-        noise = "l2" if is_l2 else "gaussian"
+        noise, scale = noise_law(mechanism, factor * bound)
         return ScoreRelease(simulated.theta, simulated.directions, bound, noise, scale, total)
 
     def _with_histogram(self, release: ScoreRelease, simulated: SimulatedScores) -> ScoreRelease:

@@ -40,7 +40,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
 from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
-from pymc_dp.scores.releases import ScoreMoments
+from pymc_dp.scores.releases import ScoreMoments, noise_law
 
 __all__ = [
     "MOST_PRODUCTS",
@@ -162,14 +162,9 @@ def release_moments(
 ) -> ScoreMoments:
     """Release the noisy sum; paid for by the caller."""
     steps, exponent = product_steps(likelihood, theta, directions, bound)
-    sensitivity, is_l2 = moment_sensitivity(factor, bound), isinstance(mechanism, L2Laplace)
-    scale = (
-        sensitivity / mechanism.epsilon
-        if isinstance(mechanism, L2Laplace)
-        else sensitivity * mechanism.noise_multiplier
-    )
-    total = noisy_sum(steps, exponent, scale, bits, rounded_l2 if is_l2 else None)
-    return ScoreMoments(theta, directions, bound, "l2" if is_l2 else "gaussian", scale, total)
+    noise, scale = noise_law(mechanism, moment_sensitivity(factor, bound))
+    total = noisy_sum(steps, exponent, scale, bits, rounded_l2 if noise == "l2" else None)
+    return ScoreMoments(theta, directions, bound, noise, scale, total)
 
 
 def row_weights(

@@ -13,9 +13,9 @@ to be zero, as control variates; elsewhere
 
 over fewer records simulated at the centre. ``C`` is the covariance of feature and score, the derivative of the
 mean at the centre, by the many records, and ``C_n`` by the fewer ones: so the error of the latter is of second
-order in the distance from the centre. The centre is the mode, found by the law around the first one. No evaluation depends on ``N``. The density of
-``S`` is bounded in :math:`\theta`, so the posterior is proper if the prior is. The error is that
-of the central limit theorem, of order :math:`1 / \sqrt{N}`.
+order in the distance from the centre. The centre is the mode, found by the law around the first one. No
+evaluation depends on ``N``. The density of ``S`` is bounded in :math:`\theta`, so the posterior is proper if the
+prior is. The error is that of the central limit theorem, of order :math:`1 / \sqrt{N}`.
 
 Parameters are moved in coordinates in which this posterior is nearly normal
 (:mod:`pymc_dp.scores.transport`), and by Hamiltonian trajectories: in a fifth of the iterations, or in all of

@@ -21,7 +21,7 @@ from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.design import SimulatedScores, best_design
 from pymc_dp.scores.fit_check import check_fit, norm_counts, release_histogram
 from pymc_dp.scores.private_scores import plan_scores
-from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease, noise_law
 
 N_ROWS = 3000
 
@@ -101,9 +101,11 @@ def check_sensitivity():
     for factor, change in changes.items():
         assert change == pytest.approx(check_design.count_sensitivity(factor), rel=1e-12)
         for mechanism in (Gaussian(3.0), L2Laplace(0.5, 5)):
-            design = CheckDesign(mechanism, (0.5,) * 4)
-            per_sensitivity = 3.0 if isinstance(mechanism, Gaussian) else 1 / 0.5
-            assert design.scale(factor) == pytest.approx(change * per_sensitivity)
+            law, per_sensitivity = (
+                ("gaussian", 3.0) if isinstance(mechanism, Gaussian) else ("l2", 2.0)
+            )
+            wanted = law, pytest.approx(change * per_sensitivity)
+            assert noise_law(mechanism, check_design.count_sensitivity(factor)) == wanted
 
 
 def test_neighbours_change_counts_by_the_sensitivity():

@@ -8,6 +8,7 @@ import pytest
 
 from pymc_dp import DPScore
 from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores import score_step, sum_law
 from tests.scores.score_models import CASES, chain, public, released, simulator_of, template
 
 N = 2000
@@ -146,3 +147,56 @@ def test_variances_of_l2_noise_have_their_law():
     error = draws.std() / np.sqrt(float(az.ess(draws[None])))
     assert abs(draws.mean() - p @ grid) < 4.5 * error
     assert draws.std() == pytest.approx(np.sqrt(p @ (grid - p @ grid) ** 2), rel=0.1)
+
+
+def sums_of(monkeypatch, n_weighted, shift=0.0):
+    """A law of sums with few or many weighted records, and its step; the first centre is off by `shift` sds."""
+    case, simulator = CASES["location_scale"], simulator_of("location_scale", N)
+    one = template(case, "gaussian", 0.5, case.prior[0], 0.6, N)
+    scores = public(
+        case, released(case, [one], case.prior[0] + 0.05, np.random.default_rng(6), N), N
+    )
+    monkeypatch.setattr(sum_law, "_N_WEIGHTED", n_weighted)
+    found = score_step.normal_posterior
+
+    def shifted(*args):
+        posterior = found(*args)
+        sd = np.sqrt(np.diag(posterior.covariance))
+        return posterior._replace(mean=posterior.mean + shift * sd)
+
+    monkeypatch.setattr(score_step, "normal_posterior", shifted)
+    step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
+    return step, np.sqrt(np.diag(step.approximation.covariance))
+
+
+def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
+    """2000 weighted records alone would make errors of a 45th of the distance; the derivative is that of many."""
+    monkeypatch.setattr(sum_law, "_PER_RECORD", 200)
+    step, sd = sums_of(monkeypatch, 2000)
+    target = step._target
+    theta = target._centre + np.array([6.0, -4.0]) * sd
+    rng, sums = np.random.default_rng(7), []
+    for _ in range(400):
+        sums.append(target._features.of(step.simulator.simulated.draw(theta, rng)).sum(axis=0))
+    error = np.std(sums, axis=0) / np.sqrt(len(sums))
+    mean = target._features.total - target.residual(theta)[0]
+    assert (np.abs(mean - np.mean(sums, axis=0)) < 4 * error + 0.05 * np.sqrt(np.diag(target._spread))).all()  # fmt: skip
+
+
+def test_the_derivative_of_the_mean_is_one(monkeypatch):
+    step, sd = sums_of(monkeypatch, 2000)
+    target = step._target
+    theta, h = target._centre + sd, 1e-5
+    slope = target._with_slope(theta)[1]
+    for e, column in zip(np.eye(2), slope.T, strict=True):
+        up, down = (target.residual(theta + s * h * e)[0] for s in (1, -1))
+        np.testing.assert_allclose((down - up) / (2 * h), column, rtol=1e-5)
+
+
+def test_the_centre_is_the_mode(monkeypatch):
+    """Wherever the approximation was."""
+    step, sd = sums_of(monkeypatch, 4000, shift=8.0)
+    target = step._target
+    coordinates = target._transport.at(target._centre)[0]
+    assert np.abs(coordinates).max() < 0.5
+    assert (np.abs(target._centre - step.approximation.mean) > 4 * sd).any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 from dataclasses import replace
@@ -263,3 +264,33 @@ def test_moments_are_paid_for_before_they_are_released(monkeypatch):
         plan.release()
     ((mechanism, count),) = budget.ledger.claims(budget.id)[-1].accesses
     assert mechanism == plan.design.moments.mechanism and count == 1
+
+
+def test_moments_that_are_paid_for_are_left_out_if_their_rows_are_of_no_use(monkeypatch):
+    """Then the stand-in is as it was, and all else is released as planned."""
+    budget = PrivacyBudget(2.0, 1e-6, chains=1)
+    plan = plan_scores(simulator(), budget, random_seed=1)
+
+    def impossible(*args):
+        raise np.linalg.LinAlgError("singular")
+
+    monkeypatch.setattr(score_plan, "corrected", impossible)
+    scores = plan.release()
+    assert scores.moments is None
+    claims = [a for c in budget.ledger.claims(budget.id) for a in c.accesses]
+    assert sum(n for _, n in claims) == sum(n for _, n in plan.design.accesses)
+
+
+def test_most_scores_may_be_zero():
+    """The bound is that of the others."""
+    simulated = plan_scores(
+        simulator(), PrivacyBudget(2.0, 1e-6, chains=1), random_seed=1
+    ).simulated
+    found = replace_norms(simulated, np.where(np.arange(len(simulated.norms)) % 4, 0, simulated.norms))  # fmt: skip
+    assert found.moment_design(L2Laplace(0.5, 6), 2).bound > 0.5
+
+
+def replace_norms(simulated, norms):
+    found = copy.copy(simulated)
+    found.norms = norms
+    return found

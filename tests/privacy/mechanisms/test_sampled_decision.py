@@ -134,7 +134,7 @@ class TestSampledDecision:
         ],
         ids=lambda r: r.name,
     )
-    def test_more_records_are_dearer(self, rule):
+    def test_more_records_cost_more(self, rule):
         sampled = [SampledDecision(rule, 0.8, q) for q in np.geomspace(1e-4, 1, 13)]
         assert np.all(np.diff([m.renyi(ORDERS) for m in sampled], axis=0) > 0)
         epsilons = np.linspace(0, 0.7, 8)

@@ -672,7 +672,7 @@ class TestValues:
     @pytest.mark.slow
     @given(z=noise, q=rate, more=st.floats(1.01, 3), adjacency=st.sampled_from(Adjacency))
     @settings(max_examples=30, deadline=None)
-    def test_more_noise_is_cheaper_and_more_records_are_dearer(self, z, q, more, adjacency):
+    def test_more_noise_costs_less_and_more_records_cost_more(self, z, q, more, adjacency):
         epsilons = np.linspace(0, 2, 9)
 
         def cost(z, q):
