@@ -8,12 +8,12 @@ where :math:`\Sigma` is the covariance of the noise and :math:`V_m` that of the 
 mean at a centre :math:`\theta_c` is that of many simulated records, with their scores, whose mean is known
 to be zero, as control variates; elsewhere
 
-.. math:: m(\theta) - m(\theta_c) = \frac{\sum_i w_i f_i}{\sum_i w_i} - \frac{1}{n} \sum_i f_i
-          + (C - C_n) (\theta - \theta_c), \qquad w_i = e^{\ell_i(\theta) - \ell_i(\theta_c)},
+.. math:: m(\theta) - m(\theta_c) = \frac{\sum_i w_i g_i}{\sum_i w_i} - \frac{1}{n} \sum_i g_i,
+          \qquad w_i = e^{\ell_i(\theta) - \ell_i(\theta_c)}, \quad g_i = f_i + (C - C_n) F_n^{-1} s_i,
 
-over fewer records simulated at the centre. ``C`` is the covariance of feature and score, the derivative of the
-mean at the centre, by the many records, and ``C_n`` by the fewer ones: so the error of the latter is of second
-order in the distance from the centre. The centre is the mode, found by the law around the first one. No
+over fewer records simulated at the centre, with scores ``s_i`` there of second moment ``F_n``. ``C`` is the
+covariance of feature and score, the derivative of the mean at the centre, by the many records, and ``C_n`` by
+the fewer ones: so the error of the latter is of second order in the change of the records' law. The centre is the mode, found by the law around the first one. No
 evaluation depends on ``N``. The density of ``S`` is bounded in :math:`\theta`, so the posterior is proper if the
 prior is. The error is that of the central limit theorem, of order :math:`1 / \sqrt{N}`.
 
@@ -54,6 +54,8 @@ _N_WEIGHTED, _MOST_SETS = 10_000, 100
 _PER_RECORD, _MOST, _FEW = 4, 4_000_000, 200_000
 #: Standard deviation of the random walk on the logarithm of the variance of l2 noise.
 _VARIANCE_STEP = 0.7
+#: Relative cutoff of singular values: hyperparameters have no scores.
+_SINGULAR = 1e-10
 #: How often the mode is searched.
 _N_CENTRES = 2
 #: Least precision of the prior in the coordinates of the transport.
@@ -149,14 +151,18 @@ class NormalSums:
         self._base = self._log_likelihoods(centre)
         values = np.vstack([self._features.of(data) for data in self._sets])
         values = values if self._few is None else values[self._few]
-        #: Features of the weighted records, minus their mean.
-        self._values = values - values.mean(axis=0)
+        values = values - values.mean(axis=0)
         n_sets = -(-min(_PER_RECORD * self._n, most) // simulated.n_records)
         moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
         #: Mean feature at the centre.
         self._mean = moments.mean
-        own_slope = self._values.T @ self._scores(centre) / len(self._values)
-        self._centre, self._more_slope = centre, moments.slopes - own_slope
+        scores = self._scores(centre)
+        scores = scores - scores.mean(axis=0)
+        lacking = len(scores) * moments.slopes.T - scores.T @ values
+        more = np.linalg.lstsq(scores.T @ scores, lacking, rcond=_SINGULAR)[0]
+        #: Features of the weighted records, minus their mean; their derivative is that of many records.
+        self._values = values + scores @ more
+        self._centre = centre
         simulation_error = moments.unexplained / moments.n
         self._spread = self._n * moments.covariance + self._n**2 * simulation_error
         self._transport = self._make_transport(centre)
@@ -191,7 +197,7 @@ class NormalSums:
         if not np.isfinite(total):
             return None
         weights /= total
-        mean = self._mean + weights @ self._values + self._more_slope @ (theta - self._centre)
+        mean = self._mean + weights @ self._values
         return self._features.total - self._n * mean, weights
 
     def _with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -202,7 +208,7 @@ class NormalSums:
         residual, weights = found
         # The covariance of features and scores under the weights.
         centred = (self._values - weights @ self._values) * weights[:, None]
-        return residual, self._n * (centred.T @ self._scores(theta) + self._more_slope)
+        return residual, self._n * centred.T @ self._scores(theta)
 
     def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
         """Log-density of the parameters given the variances of the noise."""
@@ -222,7 +228,7 @@ class NormalSums:
         pulled = inverse @ residual
         # Derivative of the mean: the covariance of features and scores under the weights.
         terms = weights * ((self._values - weights @ self._values) @ pulled)
-        slope = terms @ self._scores(theta) + pulled @ self._more_slope
+        slope = terms @ self._scores(theta)
         factor = self._temperature
         return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
 

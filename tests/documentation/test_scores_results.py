@@ -95,9 +95,11 @@ def test_curved_posteriors_are_those_without_privacy(discrepancies):
 
 
 @pytest.mark.slow
-def test_a_banana_again(discrepancies):
-    found, n_effective = discrepancies.one_run(discrepancies.EXPERIMENTS["tempered-2d"], 1)
-    assert found < 0.1 and n_effective > 100
+def test_a_narrow_banana_of_fewer_records(discrepancies):
+    """Its reference is far; 0.02 to 0.07 in four runs, 0.4 with a mean that is corrected in the parameters."""
+    small = replace(discrepancies.EXPERIMENTS["hard-2d"], n_records=30_000)
+    found, n_effective = discrepancies.one_run(small, 1)
+    assert found < 0.15 and n_effective > 100
 
 
 @pytest.mark.slow

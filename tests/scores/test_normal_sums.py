@@ -184,8 +184,11 @@ def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
             np.random.default_rng(seed),
         )  # fmt: skip
         scale = np.sqrt(np.diag(law._spread))
-        errors.append((features.total - law.residual(theta)[0] - wanted) / scale)
-        without.append(errors[-1] - N * law._more_slope @ (theta - law._centre) / scale)
+        residual, weights = law.residual(theta)
+        plain = np.vstack([features.of(data) for data in law._sets])
+        mean = law._mean + weights @ plain - plain.mean(axis=0)
+        errors.append((features.total - residual - wanted) / scale)
+        without.append((N * mean - wanted) / scale)
     assert np.square(errors).sum() < 0.5 * np.square(without).sum()
 
 
