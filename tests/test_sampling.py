@@ -96,8 +96,8 @@ class TestScores:
         }  # fmt: skip
         assert set(report.covers) == {"posterior", "sample_stats"}
         assert 0 < ledger.spent() <= 4.0 and [c.step for c in ledger.claims()][-2:] == [
-            "scores",
             "fit check",
+            "scores",
         ]
 
     def test_what_the_report_says(self, released):

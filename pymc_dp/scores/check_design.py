@@ -1,21 +1,31 @@
-"""Design of the fit check: bins for the norms of scores, and the noise on their counts."""
+"""Design of the fit check: bins for the norms of scores, noise on their counts, and what these say of a clip bound."""
 
 from __future__ import annotations
 
 import math
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from scipy.stats import chi2, ncx2
 
+from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.scores.releases import ScoreHistogram
 
-__all__ = ["REJECTION_LEVEL", "CheckDesign", "count_sensitivity", "design_check", "edges_of"]
+__all__ = [
+    "REJECTION_LEVEL",
+    "CheckDesign",
+    "TailMisfit",
+    "count_sensitivity",
+    "design_check",
+    "edges_of",
+    "tail_misfit",
+]
 
 #: A p-value below it rejects the model.
 REJECTION_LEVEL = 0.01
@@ -29,6 +39,8 @@ _LEVELS = (
 _OUTLIERS, _STRETCH = 0.01, 1.1
 #: Values that differ by less, relatively, are equal up to rounding: no edge is put between them.
 _RESOLUTION = 1e-6
+#: Standard deviations by which a count must differ from the model's before it changes the clip bound.
+_CLEAR = 3.0
 #: Last edge beyond the largest simulated norm, if no other is possible.
 _MARGIN = 1.2
 
@@ -46,6 +58,60 @@ class CheckDesign:
 
     mechanism: Gaussian | L2Laplace
     levels: tuple[float, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TailMisfit:
+    """Part of the clipped scores about which the model may be wrong, by the clip bound.
+
+    Parameters
+    ----------
+    edges : array of shape (n,)
+        Ascending norms of scores.
+    parts : array of shape (n,)
+        Difference between the data and the model in the number of records beyond each edge, relative to the
+        model's.
+    """
+
+    edges: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    parts: np.ndarray = field(default_factory=lambda: np.zeros(0))
+
+    def beyond(self, bound: float) -> float:
+        """Part at the last edge below the bound; at least a tenth."""
+        k = int(np.searchsorted(self.edges, bound, side="right"))
+        return max(MODEL_MISFIT_FRACTION, float(self.parts[k - 1])) if k else MODEL_MISFIT_FRACTION
+
+
+def tail_misfit(
+    histogram: ScoreHistogram, norms: np.ndarray, vectors: np.ndarray, reference_error: float
+) -> TailMisfit:
+    """What a released histogram says for certain: differences from the model, less three standard deviations.
+
+    These are of the noise, of the numbers of records, and of the expected numbers, as the reference is not where
+    the records' law is.
+
+    Parameters
+    ----------
+    histogram : ScoreHistogram
+    norms, vectors : arrays of shape (n,) and (n, d)
+        Of simulated scores at the reference, in coordinates in which the posterior's precision is 1 per record.
+    reference_error : float
+        Expected squared distance of the reference from the mean of the posterior, in these coordinates.
+    """
+    n_bins = len(histogram.counts)
+    total = max(histogram.counts.sum(), 1.0)
+    is_beyond = norms[:, None] >= histogram.edges
+    expected = is_beyond.mean(axis=0)
+    found = histogram.counts[::-1].cumsum()[::-1][1:] / total
+    # Derivatives of the probabilities are their covariances with the score.
+    slopes = np.linalg.norm(is_beyond.T @ vectors / len(vectors), axis=1)
+    variances = (
+        expected * (1 - expected) / total
+        + (np.arange(n_bins - 1, 0, -1) + n_bins * expected**2) * (histogram.noise_sd / total) ** 2
+        + slopes**2 * reference_error
+    )
+    clear = np.abs(found - expected) - _CLEAR * np.sqrt(variances)
+    return TailMisfit(histogram.edges, clear / np.maximum(expected, 1 / total))
 
 
 def count_sensitivity(factor: float) -> float:

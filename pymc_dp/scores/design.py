@@ -10,15 +10,16 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION, local_information
+from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
-from pymc_dp.scores.check_design import CheckDesign, design_check
+from pymc_dp.scores.check_design import CheckDesign, TailMisfit, design_check, tail_misfit
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.linearized import floored, information_of
+from pymc_dp.scores.releases import ScoreHistogram
 from pymc_dp.scores.second_moments import MOST_PRODUCTS, moment_sensitivity, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
@@ -31,9 +32,10 @@ _MARGIN = 1.2
 #: Candidates for the part of the budget that the start takes; large ones only if less cannot arrive, or with a
 #: stand-in.
 _SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)
-#: One step is enough if the prior allows no larger distance (in roots of a record's variance), as scores are
-#: nearly linear in the parameters there. From farther away steps double, then halve: at least so many.
-_NEAR, _LEAST_STEPS = 2.0, 4
+#: Scores are nearly linear in the parameters up to this distance (in roots of a record's variance): if the prior
+#: allows larger ones, noisy Newton steps come first, which double, then halve: at least so many. A sum after them
+#: gets the rest of the start's part of the budget.
+_NEAR, _LEAST_STEPS, _STEPS_PART = 2.0, 4, 0.5
 #: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
 #: to the posterior.
 _MOST_NOISE = 0.3
@@ -42,7 +44,8 @@ _MOST_BEFORE = 0.75
 #: Part of several steps that is expected in their final average.
 _AVERAGED = 1 / 3
 #: Relative error of a stand-in's information that is allowed for: that part of the distance from the reference
-#: shifts the posterior. So with a stand-in the start may take more steps, and more of the budget.
+#: shifts the posterior. So with a stand-in the start may take more of the budget, and has several steps: a sum far
+#: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
 #: Parts of the budget for the moments that correct a stand-in; the relative error of the information that is left,
 #: in units of that of the moments (greater where the information is small).
@@ -51,6 +54,10 @@ _MOMENT_SHARES, _AMPLIFIED = (0.1, 0.2, 0.3), 1.6
 _LARGEST_ERROR = 10.0
 #: Noise multiplier of a run without protection (infinite epsilon): records still mix.
 _MIN_NOISE = 0.3
+
+_UNKNOWN = TailMisfit()
+#: Accesses of the start.
+Steps = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,19 +150,27 @@ class SimulatedScores:
         few = n_products(self.n_features) <= MOST_PRODUCTS
         return self.information_error > 0 and self._can_simulate and few
 
-    def design(self, noise_sd: float) -> ScoreDesign:
+    def misfit(self, histogram: ScoreHistogram, reference_error: float) -> TailMisfit:
+        """What a histogram of the records' norms at this position says; see :func:`tail_misfit`."""
+        return tail_misfit(histogram, self.norms, self._vectors, reference_error)
+
+    def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """Choose the clip bound with the least error of noise and misfit.
 
         Parameters
         ----------
         noise_sd : float
             Standard deviation of each coordinate of the noise, for a clip bound of 1.
+        misfit : TailMisfit
+            What is known of the records' scores; by default nothing.
         """
         bounds = {float(b) for b in np.quantile(self.norms, _QUANTILES) if b > 0}
         bounds = {b * (_MARGIN if b == self.norms.max() else 1) for b in bounds}
-        return min((self.evaluate(b, noise_sd) for b in bounds), key=lambda design: design.cost)
+        return min(
+            (self.evaluate(b, noise_sd, misfit) for b in bounds), key=lambda design: design.cost
+        )
 
-    def evaluate(self, bound: float, noise_sd: float) -> ScoreDesign:
+    def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """What is expected with a clip bound."""
         features = clip_rows(self._vectors.copy(), bound)
         noise = np.full(self.n_features, (noise_sd * bound) ** 2)
@@ -165,7 +180,7 @@ class SimulatedScores:
         )
         without = np.diag(np.linalg.inv(self._whole))
         # Shift of the posterior mean if the model is wrong about a part of what is cut off.
-        lost = MODEL_MISFIT_FRACTION * np.abs(self._vectors - features).mean(axis=0)
+        lost = misfit.beyond(bound) * np.abs(self._vectors - features).mean(axis=0)
         shift = np.abs(covariance @ pull) @ lost * self._n * self._temperature
         squares = np.diag(covariance) / without
         return ScoreDesign(
@@ -202,10 +217,10 @@ class StartDesign:
     ----------
     moments : MomentDesign or None
         Of the moments that correct a stand-in.
-    step : Gaussian or L2Laplace
-        Of each step of the start.
-    n_steps : int
-        0 if the guess is the reference.
+    steps : tuple of (Mechanism, int)
+        Noise on each Newton step of the start, and their number; empty if no step is made.
+    first : Gaussian or L2Laplace, optional
+        Of a sum between these steps and the main one. It stays in the posterior; the steps do not.
     main : Gaussian or L2Laplace
     check : CheckDesign or None
         Of the fit check.
@@ -219,18 +234,13 @@ class StartDesign:
     """
 
     moments: MomentDesign | None
-    step: Gaussian | L2Laplace
-    n_steps: int
+    steps: Steps
+    first: Gaussian | L2Laplace | None
     main: Gaussian | L2Laplace
     check: CheckDesign | None
     design: ScoreDesign
     reference_error: float
     cost: float
-
-    @property
-    def start(self) -> tuple[tuple[Gaussian | L2Laplace, int], ...]:
-        """Accesses of the start."""
-        return ((self.step, self.n_steps),) if self.n_steps else ()
 
     @property
     def accesses(self) -> Accesses:
@@ -243,6 +253,11 @@ class StartDesign:
         """Accesses before the main one."""
         moments: Accesses = ((self.moments.mechanism, 1),) if self.moments else ()
         return (*moments, *self.start)
+
+    @property
+    def start(self) -> Steps:
+        """Accesses of the start."""
+        return (*self.steps, (self.first, 1)) if self.first else self.steps
 
 
 def best_design(
@@ -266,18 +281,26 @@ def best_design(
         alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
-    counts = (many,) if width > _NEAR else (1, 2, 3, many) if simulated.information_error else (1,)
+    if simulated.information_error:
+        starts = (
+            ((many, False),)
+            if width > _NEAR
+            else ((0, True), (2, False), (3, False), (many, False))
+        )
+    else:
+        starts = ((many if width > _NEAR else 0, True),)
     found: list[StartDesign] = []
     for moments in (0.0, *_MOMENT_SHARES) if simulated.has_moments else (0.0,):
         for share in (*_SHARES, *_LARGE_SHARES):
             if share in _LARGE_SHARES and not simulated.information_error:
-                if counts == (1,) or found[-1].reference_error < width**2:
+                if width <= _NEAR or found[-1].reference_error < width**2:
                     break
             if moments + share > _MOST_BEFORE:
                 break
-            for count in counts if share else (0,):
+            for n_steps, has_first in starts if share else ((0, False),):
+                shares = moments, share
                 found.append(
-                    _start_design(simulated, alone, (moments, share), count, factor, n_records)
+                    _start_design(simulated, alone, shares, n_steps, has_first, factor, n_records)
                 )
     best = min(found, key=lambda candidate: candidate.cost)
     if epsilon == math.inf:
@@ -289,27 +312,28 @@ def _start_design(
     simulated: SimulatedScores,
     alone: Gaussian | L2Laplace,
     shares: tuple[float, float],
-    count: int,
+    n_steps: int,
+    has_first: bool,
     factor: float,
     n_records: int,
 ) -> StartDesign:
-    """Moments, a start of so many steps, and the main release with the rest of the budget; without a fit check."""
+    """Moments, a start of so many steps and perhaps a sum, and the main release with the rest; without a fit check."""
     d, wrong, moments = simulated.n_features, simulated.information_error, None
     if shares[0]:
         part = _part(alone, shares[0], n_products(d))
         moments = simulated.moment_design(part, factor)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
-    step = _part(alone, max(shares[1], 1e-9) / max(count, 1), d)
-    main_sd = _part(alone, 1 - sum(shares), d).noise_sd
-    design = simulated.design(factor * main_sd)
-    error = simulated.prior_square
-    noise_sd = factor * step.noise_sd / n_records  # relative to the clip bound
-    if count == 1 or (count and math.sqrt(d) * noise_sd < _MOST_NOISE):
-        noise = d * (design.bound * noise_sd) ** 2 / max(1.0, _AVERAGED * count)
-        error = noise + error * wrong ** (2 * count)
-    shift = wrong**2 * n_records * error / d
-    cost = design.cost + min(error, _LARGEST_ERROR) + shift
-    return StartDesign(moments, step, count, alone, None, design, error, cost)
+    design = simulated.design(factor * _part(alone, 1 - sum(shares), d).noise_sd)
+    share = shares[1] * (_STEPS_PART if n_steps and has_first else 1.0)
+    steps: Steps = ((_part(alone, share / n_steps, d), n_steps),) if n_steps else ()
+    first = _part(alone, share, d) if has_first else None
+    error, length = simulated.prior_square, math.sqrt(d) * factor / n_records
+    if not steps or length * steps[0][0].noise_sd < _MOST_NOISE:  # else they do not arrive
+        for mechanism, number in (*steps, (first, 1)) if first else steps:
+            noise = (design.bound * length * mechanism.noise_sd) ** 2
+            error = noise / max(1.0, _AVERAGED * number) + error * wrong ** (2 * number)
+    cost = design.cost + min(error, _LARGEST_ERROR) + wrong**2 * n_records * error / d
+    return StartDesign(moments, steps, first, alone, None, design, error, cost)
 
 
 def _calibrated(

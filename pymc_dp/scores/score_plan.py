@@ -15,11 +15,18 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
 from pymc_dp.scores.fit_check import norm_counts, release_histogram
 from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.releases import PrivateScores, ScoreMoments, ScoreRelease, noise_law
+from pymc_dp.scores.releases import (
+    PrivateScores,
+    ScoreHistogram,
+    ScoreMoments,
+    ScoreRelease,
+    noise_law,
+)
 from pymc_dp.scores.second_moments import corrected, product_steps, release_moments
 from pymc_dp.steps.noisy_gradients import noisy_scores
 
@@ -87,17 +94,21 @@ class ScorePlan:
         return self._with_moments(self.design.moments)._release_sums()
 
     def _release_sums(self) -> PrivateScores:
-        """The start, the main sum, and the fit check."""
+        """The start, the fit check, and the main sum, whose clip bound takes account of it."""
         simulated, releases = self.simulated, list[ScoreRelease]()
-        if self.design.n_steps > 1:
-            simulated = self._after_steps()
-        elif self.design.n_steps == 1:
-            simulated, first = self._after_one()
-            releases.append(first)
+        if self.design.steps:
+            simulated = self._after_steps(*self.design.steps[0])
+        if first := self.design.first:
+            self._spend("first scores", ((first, 1),))
+            releases.append(self._one(simulated, first))
+            simulated = self._after(releases[0], simulated)
+        histogram, misfit = None, TailMisfit()
+        if check := self.design.check:
+            histogram = self._histogram(check, simulated)
+            misfit = simulated.misfit(histogram, self.design.reference_error)
         self._spend("scores", ((self.design.main, 1),))
-        release = self._one(simulated, self.design.main)
-        releases.append(self._with_histogram(release, simulated))
-        return self._scores(releases)
+        release = self._one(simulated, self.design.main, misfit)
+        return self._scores([*releases, replace(release, histogram=histogram)])
 
     def _with_moments(self, design: MomentDesign) -> ScorePlan:
         """Release the moments; the plan with a stand-in that has them.
@@ -117,35 +128,43 @@ class ScorePlan:
             return self
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
-    def _after_steps(self) -> SimulatedScores:
+    def _after_steps(self, mechanism: Gaussian | L2Laplace, n_steps: int) -> SimulatedScores:
         """Newton steps from the guess; simulated scores where they end."""
-        design, theta = self.design, self.simulated.theta
         newton = NoisyNewton(
-            self.simulator, theta, design.step, design.n_steps, self.budget.adjacency, self.rng
+            self.simulator,
+            self.simulated.theta,
+            mechanism,
+            n_steps,
+            self.budget.adjacency,
+            self.rng,
         )
-        self._spend("start", self.design.start)
-        theta = newton.run(self.budget.id).theta
-        return SimulatedScores(self.simulator, theta, self.rng)
+        self._spend("start", self.design.steps)
+        return SimulatedScores(self.simulator, newton.run(self.budget.id).theta, self.rng)
 
-    def _after_one(self) -> tuple[SimulatedScores, ScoreRelease]:
-        """Scores at the guess, and simulated scores at the mean of the posterior given these.
+    def _after(self, first: ScoreRelease, simulated: SimulatedScores) -> SimulatedScores:
+        """Simulated scores at the mean of the posterior given a sum that was released here.
 
-        If records cannot be simulated there, the main release is made at the guess, too: the first is paid for.
+        If records cannot be simulated there, the main release is made here, too: the first is paid for.
         """
-        self._spend("first scores", self.design.start)
-        first = self._one(self.simulated, self.design.step)
-        features = ClippedScores(self._scores([first]), self.simulator.simulated)
-        simulator, guess = self.simulator, self.simulated.theta
+        simulator = self.simulator
+        features = ClippedScores(self._scores([first]), simulator.simulated)
         try:
-            found = normal_posterior(simulator, features, guess, simulator.n_records, self.rng)
-            return SimulatedScores(simulator, found.mean, self.rng), first
+            found = normal_posterior(
+                simulator, features, simulated.theta, simulator.n_records, self.rng
+            )
+            return SimulatedScores(simulator, found.mean, self.rng)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
-            return self.simulated, first
+            return simulated
 
-    def _one(self, simulated: SimulatedScores, mechanism: Gaussian | L2Laplace) -> ScoreRelease:
+    def _one(
+        self,
+        simulated: SimulatedScores,
+        mechanism: Gaussian | L2Laplace,
+        misfit: TailMisfit = TailMisfit(),
+    ) -> ScoreRelease:
         """Release one sum, which is paid for, with the best clip bound at its reference."""
         factor = self.budget.adjacency.sensitivity_factor
-        bound = simulated.design(factor * mechanism.noise_sd).bound
+        bound = simulated.design(factor * mechanism.noise_sd, misfit).bound
         total = noisy_scores(
             self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
             OperatingSystemBits(),
@@ -153,16 +172,13 @@ class ScorePlan:
         noise, scale = noise_law(mechanism, factor * bound)
         return ScoreRelease(simulated.theta, simulated.directions, bound, noise, scale, total)
 
-    def _with_histogram(self, release: ScoreRelease, simulated: SimulatedScores) -> ScoreRelease:
-        """Add the norms at the same reference, for the fit check."""
-        if (check := self.design.check) is None:
-            return release
+    def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> ScoreHistogram:
+        """Release the norms at the reference of the main sum."""
         self._spend("fit check", ((check.mechanism, 1),))
-        histogram = release_histogram(
+        return release_histogram(
             self.simulator.likelihood, simulated, check, self.budget.adjacency.sensitivity_factor,
             OperatingSystemBits(),
         )  # fmt: skip
-        return replace(release, histogram=histogram)
 
     def _spend(self, label: str, accesses: Accesses) -> None:
         likelihood = self.simulator.likelihood

@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -16,7 +17,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.scores import check_design, fit_check
-from pymc_dp.scores.check_design import CheckDesign, edges_of
+from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.design import SimulatedScores, best_design
 from pymc_dp.scores.fit_check import check_fit, norm_counts, release_histogram
@@ -280,3 +281,60 @@ def test_a_guessed_number_of_records_is_no_misfit(normal):
     }
     assert guessed["substitute"].is_rejected
     assert not guessed["add_remove"].is_rejected
+
+
+# The clip bound
+
+
+def known_misfit(simulator, draw, n, epsilon=4.0, off=0.0, reference_error=1e-4, seed=0):
+    """What the histogram of such records at a reference `off` says; the simulated scores there."""
+    rng = np.random.default_rng([seed, n])
+    reference = np.array([off, 0.0])
+    histogram = released(simulator, reference, draw(rng, n), epsilon, rng).releases[0].histogram
+    simulated = SimulatedScores(simulator, reference, rng)
+    return simulated.misfit(histogram, reference_error), simulated
+
+
+def test_a_right_model_does_not_change_the_bound(normal):
+    bounds = np.linspace(0.1, 5, 50)
+    parts = [
+        known_misfit(normal, normal_draw, N_ROWS, seed=seed)[0].beyond(b)
+        for seed in range(40)
+        for b in bounds
+    ]
+    assert np.mean(np.array(parts) == MODEL_MISFIT_FRACTION) > 0.98
+
+
+def test_a_distance_from_the_reference_is_no_misfit(normal):
+    """Scores at another mean have other norms; this is misfit only if the distance is thought to be small."""
+    far, near = (
+        known_misfit(normal, normal_draw, 30_000, off=0.5, reference_error=error)[0].beyond(3.0)
+        for error in (0.25, 1e-4)
+    )
+    assert far == MODEL_MISFIT_FRACTION < near
+
+
+def test_little_budget_tells_nothing(normal):
+    misfit, _ = known_misfit(normal, MISFITS["outliers"][0], N_ROWS, epsilon=0.1)
+    assert all(misfit.beyond(b) == MODEL_MISFIT_FRACTION for b in np.linspace(0.1, 9, 50))
+
+
+def test_a_misfit_is_measured(normal):
+    """The part beyond an edge is that of the data over that of the model, less three standard deviations."""
+    misfit, simulated = known_misfit(normal, outliers, 300_000, epsilon=100.0)
+    bound = float(misfit.edges[-1])
+    errors = outliers(np.random.default_rng(3), 1_000_000)
+    norms = np.hypot(errors, (errors**2 - 1) / np.sqrt(2))
+    found, expected = np.mean(norms > bound), np.mean(simulated.norms > bound)
+    assert misfit.beyond(bound) == pytest.approx(found / expected - 1, rel=0.1)
+
+
+def test_heavier_tails_widen_the_bound(normal):
+    misfit, simulated = known_misfit(
+        normal, lambda rng, n: rng.standard_t(4, n) / math.sqrt(2), 300_000, epsilon=100.0
+    )
+    before, after = (simulated.design(3.0, known) for known in (TailMisfit(), misfit))
+    assert after.bound > 1.2 * before.bound
+    for bound in (before.bound, after.bound):  # the other one would cost more
+        assert after.cost <= simulated.evaluate(bound, 3.0, misfit).cost
+        assert before.cost <= simulated.evaluate(bound, 3.0).cost
