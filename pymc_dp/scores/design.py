@@ -33,8 +33,8 @@ _MARGIN = 1.2
 #: stand-in.
 _SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)
 #: Scores are nearly linear in the parameters up to this distance (in roots of a record's variance): if the prior
-#: allows larger ones, noisy Newton steps come first, which double, then halve: at least so many. A sum after them
-#: gets the rest of the start's part of the budget.
+#: allows larger ones, noisy Newton steps come first, which double, then halve: at least so many. Two sums after
+#: them get the rest of the start's part of the budget.
 _NEAR, _LEAST_STEPS, _STEPS_PART = 2.0, 4, 0.5
 #: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
 #: to the posterior.
@@ -219,8 +219,9 @@ class StartDesign:
         Of the moments that correct a stand-in.
     steps : tuple of (Mechanism, int)
         Noise on each Newton step of the start, and their number; empty if no step is made.
-    first : Gaussian or L2Laplace, optional
-        Of a sum between these steps and the main one. It stays in the posterior; the steps do not.
+    sums : tuple of (Mechanism, int)
+        Noise on each sum between these steps and the main one, and their number; empty if there is none. They
+        stay in the posterior; the steps do not.
     main : Gaussian or L2Laplace
     check : CheckDesign or None
         Of the fit check.
@@ -235,7 +236,7 @@ class StartDesign:
 
     moments: MomentDesign | None
     steps: Steps
-    first: Gaussian | L2Laplace | None
+    sums: Steps
     main: Gaussian | L2Laplace
     check: CheckDesign | None
     design: ScoreDesign
@@ -257,7 +258,7 @@ class StartDesign:
     @property
     def start(self) -> Steps:
         """Accesses of the start."""
-        return (*self.steps, (self.first, 1)) if self.first else self.steps
+        return (*self.steps, *self.sums)
 
 
 def best_design(
@@ -282,13 +283,9 @@ def best_design(
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
     if simulated.information_error:
-        starts = (
-            ((many, False),)
-            if width > _NEAR
-            else ((0, True), (2, False), (3, False), (many, False))
-        )
+        starts = ((many, 0),) if width > _NEAR else ((0, 1), (2, 0), (3, 0), (many, 0))
     else:
-        starts = ((many if width > _NEAR else 0, True),)
+        starts = ((many, 2),) if width > _NEAR else ((0, 1),)
     found: list[StartDesign] = []
     for moments in (0.0, *_MOMENT_SHARES) if simulated.has_moments else (0.0,):
         for share in (*_SHARES, *_LARGE_SHARES):
@@ -297,11 +294,9 @@ def best_design(
                     break
             if moments + share > _MOST_BEFORE:
                 break
-            for n_steps, has_first in starts if share else ((0, False),):
+            for numbers in starts if share else ((0, 0),):
                 shares = moments, share
-                found.append(
-                    _start_design(simulated, alone, shares, n_steps, has_first, factor, n_records)
-                )
+                found.append(_start_design(simulated, alone, shares, numbers, factor, n_records))
     best = min(found, key=lambda candidate: candidate.cost)
     if epsilon == math.inf:
         return best
@@ -312,28 +307,26 @@ def _start_design(
     simulated: SimulatedScores,
     alone: Gaussian | L2Laplace,
     shares: tuple[float, float],
-    n_steps: int,
-    has_first: bool,
+    numbers: tuple[int, int],
     factor: float,
     n_records: int,
 ) -> StartDesign:
-    """Moments, a start of so many steps and perhaps a sum, and the main release with the rest; without a fit check."""
+    """Moments, a start of so many steps and sums, and the main release with the rest; without a fit check."""
     d, wrong, moments = simulated.n_features, simulated.information_error, None
     if shares[0]:
         part = _part(alone, shares[0], n_products(d))
         moments = simulated.moment_design(part, factor)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
     design = simulated.design(factor * _part(alone, 1 - sum(shares), d).noise_sd)
-    share = shares[1] * (_STEPS_PART if n_steps and has_first else 1.0)
-    steps: Steps = ((_part(alone, share / n_steps, d), n_steps),) if n_steps else ()
-    first = _part(alone, share, d) if has_first else None
+    share = shares[1] * (_STEPS_PART if all(numbers) else 1.0)
+    steps, sums = (((_part(alone, share / n, d), n),) if n else () for n in numbers)
     error, length = simulated.prior_square, math.sqrt(d) * factor / n_records
     if not steps or length * steps[0][0].noise_sd < _MOST_NOISE:  # else they do not arrive
-        for mechanism, number in (*steps, (first, 1)) if first else steps:
+        for mechanism, number in (*steps, *sums):
             noise = (design.bound * length * mechanism.noise_sd) ** 2
             error = noise / max(1.0, _AVERAGED * number) + error * wrong ** (2 * number)
     cost = design.cost + min(error, _LARGEST_ERROR) + wrong**2 * n_records * error / d
-    return StartDesign(moments, steps, first, alone, None, design, error, cost)
+    return StartDesign(moments, steps, sums, alone, None, design, error, cost)
 
 
 def _calibrated(

@@ -40,8 +40,9 @@ def private_scores(
     posterior's precision is 1 per record. A part of the budget, at most a tenth unless the guess may be far or
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
-    scores, which its rows are weighted to have. Clip bound, noise and all parts are those with the least
-    expected error on records drawn from the model: private data decide about nothing.
+    scores, which its rows are weighted to have. Noise and all parts are those with the least expected error on
+    records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
+    released before, has tails unlike the model's: private data decide about nothing else.
 
     Parameters
     ----------

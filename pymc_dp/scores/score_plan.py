@@ -97,11 +97,14 @@ class ScorePlan:
         """The start, the fit check, and the main sum, whose clip bound takes account of it."""
         simulated, releases = self.simulated, list[ScoreRelease]()
         if self.design.steps:
-            simulated = self._after_steps(*self.design.steps[0])
-        if first := self.design.first:
-            self._spend("first scores", ((first, 1),))
-            releases.append(self._one(simulated, first))
-            simulated = self._after(releases[0], simulated)
+            ((step, n_steps),) = self.design.steps
+            simulated = self._after_steps(step, n_steps)
+        if self.design.sums:
+            ((first, n_sums),) = self.design.sums
+            self._spend("first scores", self.design.sums)
+            for _ in range(n_sums):
+                releases.append(self._one(simulated, first))
+                simulated = self._after(releases, simulated)
         histogram, misfit = None, TailMisfit()
         if check := self.design.check:
             histogram = self._histogram(check, simulated)
@@ -141,13 +144,13 @@ class ScorePlan:
         self._spend("start", self.design.steps)
         return SimulatedScores(self.simulator, newton.run(self.budget.id).theta, self.rng)
 
-    def _after(self, first: ScoreRelease, simulated: SimulatedScores) -> SimulatedScores:
-        """Simulated scores at the mean of the posterior given a sum that was released here.
+    def _after(self, releases: list[ScoreRelease], simulated: SimulatedScores) -> SimulatedScores:
+        """Simulated scores at the mean of the posterior given sums, of which the last one was released here.
 
-        If records cannot be simulated there, the main release is made here, too: the first is paid for.
+        If records cannot be simulated there, the next release is made here, too: these are paid for.
         """
         simulator = self.simulator
-        features = ClippedScores(self._scores([first]), simulator.simulated)
+        features = ClippedScores(self._scores(releases), simulator.simulated)
         try:
             found = normal_posterior(
                 simulator, features, simulated.theta, simulator.n_records, self.rng
