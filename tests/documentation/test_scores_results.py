@@ -109,3 +109,13 @@ def test_experiments_in_small(experiments, family):
     found = experiments.one_set(setting, seed=1)
     assert 0 <= found["coverage"] <= 1 and 0 < found["p_value"] <= 1
     assert 0.8 < found["ratio"] < 20 and found["ess"] > 20
+
+
+def test_real_data():
+    """Mortgages: widths and shifts that the page states, and the table that the script prints."""
+    stored = json.loads(SCRIPT.with_name("scores_mortgages.json").read_text())
+    most = {"2000": (1.3, 0.7), "20000": (1.05, 0.3), "214144": (1.01, 0.2)}
+    assert [*stored] == [*most]
+    for men, found in stored.items():
+        assert 1 <= np.mean(found["ratio"]) < most[men][0]
+        assert np.sqrt(np.mean(np.square(found["shift"]))) < most[men][1]
