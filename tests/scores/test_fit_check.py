@@ -295,6 +295,7 @@ def known_misfit(simulator, draw, n, epsilon=4.0, off=0.0, reference_error=1e-4,
     return simulated.misfit(histogram, reference_error), simulated
 
 
+@pytest.mark.slow
 def test_a_right_model_does_not_change_the_bound(normal):
     bounds = np.linspace(0.1, 5, 50)
     parts = [
