@@ -14,6 +14,7 @@ import pytest
 
 from pymc_dp import PrivacyBudget, PrivateScores, private_scores
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.planning import start
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
@@ -165,9 +166,9 @@ def test_a_start_from_a_far_guess():
     """Steps of a start are claimed, and end near the data; all sums after them are kept."""
     budget = budget_for(100.0)
     scores = private_scores(far(), budget=budget, random_seed=1)
-    start, first, _, main = budget.ledger.claims(budget.id)
-    assert (start.step, first.step, main.step) == ("start", "first scores", "scores")
-    assert sum(count for _, count in start.accesses) > 1
+    steps, first, _, main = budget.ledger.claims(budget.id)
+    assert (steps.step, first.step, main.step) == ("start", "first scores", "scores")
+    assert sum(count for _, count in steps.accesses) > 1
     assert [abs(r.theta[0] - 31) < 1 for r in scores.releases] == [True] * 3
     assert len({r.theta[0] for r in scores.releases}) == 3
     assert scores.releases[0].noise_sd > scores.releases[2].noise_sd
@@ -268,6 +269,33 @@ def test_each_reference_is_found_by_all_sums_before(monkeypatch):
     monkeypatch.setattr(score_plan, "normal_posterior", listen)
     scores = replace(plan, budget=budget_for(6.0)).release()
     assert numbers == [1, 2] and len(scores.releases) == 3
+
+
+def test_nothing_is_released_before_its_claim(monkeypatch):
+    """At each access the last claim in the ledger is its own."""
+    plan, more = plan_scores(simulator(), budget_for(4.0), random_seed=1), Gaussian(30.0)
+    design = replace(plan.design, steps=((more, 2),), sums=((more, 1),))
+    plan, found = replace(plan, design=design, budget=budget_for(6.0)), []
+
+    def watch(module, name):
+        right = getattr(module, name)
+
+        def watched(*args):
+            found.append((name, plan.budget.ledger.claims(plan.budget.id)[-1].step))
+            return right(*args)
+
+        monkeypatch.setattr(module, name, watched)
+
+    watch(start, "noisy_scores")
+    watch(score_plan, "noisy_scores")
+    watch(score_plan, "release_histogram")
+    plan.release()
+    assert found == [
+        *[("noisy_scores", "start")] * 2,
+        ("noisy_scores", "first scores"),
+        ("release_histogram", "fit check"),
+        ("noisy_scores", "scores"),
+    ]
 
 
 def test_a_plan_is_reproducible():
