@@ -1,8 +1,8 @@
 """Differentially private Bayesian inference by MCMC, for any PyMC model.
 
 The names here are those of most programs. Further ones are in :mod:`pymc_dp.planning`,
-:mod:`pymc_dp.scores`, :mod:`pymc_dp.privatized`, :mod:`pymc_dp.steps`,
-:mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`, :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
+:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.privatized`,
+:mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`, :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
 """
 
 from importlib.metadata import version as _version
@@ -14,6 +14,7 @@ from pymc_dp import (
     plots,
     privacy,
     privatized,
+    queries,
     scores,
     steps,
 )
@@ -28,6 +29,7 @@ from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privatized.augmentation import PrivatizedRecords
 from pymc_dp.privatized.distributions import DiscreteGaussian, DiscreteLaplace, RandomizedResponse
 from pymc_dp.publishing import release
+from pymc_dp.queries.private_sum import private_counts, private_sum
 from pymc_dp.sampling import sample
 from pymc_dp.scores.private_scores import private_scores
 from pymc_dp.scores.releases import PrivateScores
@@ -67,7 +69,9 @@ __all__ = [
     "Simulator",
     "UnsupportedModel",
     "plan",
+    "private_counts",
     "private_scores",
+    "private_sum",
     "release",
     "sample",
 ]

@@ -13,19 +13,21 @@ import pymc as pm
 from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.graphs.public_arrays import is_structural
 
-__all__ = ["data_keys"]
+__all__ = ["array_keys", "data_keys"]
 
 #: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
 
 
 def data_keys(model: pm.Model, private: Iterable[np.ndarray] = ()) -> tuple[bytes, ...]:
-    """Keyed hashes of observed and other private arrays, to find the same data in another model.
+    """Keyed hashes of observed and other private arrays, to find the same data in another model."""
+    return array_keys((*observed_arrays(model), *private))
 
-    Patterns without data, such as the zeros of the "zeros trick", have no key.
-    """
+
+def array_keys(arrays: Iterable[np.ndarray]) -> tuple[bytes, ...]:
+    """Keyed hashes of arrays. Patterns without data, such as the zeros of the "zeros trick", have none."""
     keys: dict[bytes, None] = {}
-    for array in (*observed_arrays(model), *private):
+    for array in arrays:
         if is_structural(array):
             continue
         digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), key=_SECRET)

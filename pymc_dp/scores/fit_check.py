@@ -25,15 +25,14 @@ import pymc as pm
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
-from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
 from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, count_sensitivity, edges_of
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import SimulatedScores
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
-from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease, noise_law
+from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
 from pymc_dp.scores.second_moments import corrected
 
 __all__ = ["FitCheck", "check_fit", "norm_counts", "release_histogram"]
@@ -141,10 +140,9 @@ def release_histogram(
     bits : BitSource
     """
     edges = edges_of(simulated.norms, design.levels)
-    noise, scale = noise_law(design.mechanism, count_sensitivity(factor))
     counts = norm_counts(likelihood, simulated.theta, simulated.directions, edges)
-    noisy = noisy_sum(counts, 0, scale, bits, rounded_l2 if noise == "l2" else None)
-    return ScoreHistogram(edges, noisy, noise, scale)
+    law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(counts))
+    return ScoreHistogram(edges, law.add(counts, 0, bits), law.kind, law.scale)
 
 
 def check_fit(
@@ -187,9 +185,8 @@ def check_fit(
     is_fixed = scores.adjacency == Adjacency.SUBSTITUTE.value
     observed = release.histogram.counts
     total = scores.n_records if is_fixed else max(round(observed.sum()), 1)
-    counts = rng.multinomial(total, probabilities) + release.histogram.draw_noise(
-        _N_REPLICATES, rng
-    )
+    noise = np.rint(release.histogram.law.draw(_N_REPLICATES, rng))
+    counts = rng.multinomial(total, probabilities) + noise
     both = np.vstack([observed, counts])
     centre = _normalized(at.mean)
     errors = both - (total if is_fixed else both.sum(axis=1, keepdims=True)) * centre

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
-__all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease", "noise_law"]
+__all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,17 +41,14 @@ class ScoreHistogram:
     scale: float
 
     @property
+    def law(self) -> NoiseLaw:
+        """Law of the noise, before it is rounded to whole numbers."""
+        return NoiseLaw(self.noise, self.scale, len(self.counts))
+
+    @property
     def noise_sd(self) -> float:
         """Standard deviation of the noise on each count."""
-        return _noise_sd(self.noise, self.scale, len(self.counts))
-
-    def draw_noise(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Draw noise of this law, public, shape ``(n, n_bins)``."""
-        vectors = rng.standard_normal((n, len(self.counts)))
-        if self.noise == "l2":
-            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-            vectors *= rng.gamma(len(self.counts), size=(n, 1))
-        return np.rint(self.scale * vectors)
+        return self.law.sd
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +84,7 @@ class ScoreRelease:
     @property
     def noise_sd(self) -> float:
         """Standard deviation of each coordinate of the noise."""
-        return _noise_sd(self.noise, self.scale, len(self.total))
+        return NoiseLaw(self.noise, self.scale, len(self.total)).sd
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +110,7 @@ class ScoreMoments:
     @property
     def noise_sd(self) -> float:
         """Standard deviation of each coordinate of the noise."""
-        return _noise_sd(self.noise, self.scale, len(self.total))
+        return NoiseLaw(self.noise, self.scale, len(self.total)).sd
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,17 +253,6 @@ class PrivateScores:
                 f"  products of scores clipped to {m.bound:.4g}: {m.noise} noise with sd {m.noise_sd:.4g} per coordinate"
             )
         return "\n".join([*lines, *map(str, self.reports)])
-
-
-def noise_law(mechanism: Gaussian | L2Laplace, sensitivity: float) -> tuple[str, float]:
-    """Name of the law of the noise on a sum of this sensitivity, and its scale, as in a release."""
-    if isinstance(mechanism, L2Laplace):
-        return "l2", sensitivity / mechanism.epsilon
-    return "gaussian", sensitivity * mechanism.noise_multiplier
-
-
-def _noise_sd(noise: str, scale: float, n: int) -> float:
-    return scale if noise == "gaussian" else math.sqrt(n + 1) * scale
 
 
 def _plain(value: Any) -> Any:

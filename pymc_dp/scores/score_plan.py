@@ -14,6 +14,7 @@ from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -25,7 +26,6 @@ from pymc_dp.scores.releases import (
     ScoreHistogram,
     ScoreMoments,
     ScoreRelease,
-    noise_law,
 )
 from pymc_dp.scores.second_moments import corrected, product_steps, release_moments
 from pymc_dp.steps.noisy_gradients import noisy_scores
@@ -172,8 +172,10 @@ class ScorePlan:
             self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
             OperatingSystemBits(),
         )  # fmt: skip
-        noise, scale = noise_law(mechanism, factor * bound)
-        return ScoreRelease(simulated.theta, simulated.directions, bound, noise, scale, total)
+        law = NoiseLaw.of(mechanism, factor * bound, len(total))
+        return ScoreRelease(
+            simulated.theta, simulated.directions, bound, law.kind, law.scale, total
+        )
 
     def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> ScoreHistogram:
         """Release the norms at the reference of the main sum."""

@@ -37,10 +37,9 @@ from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
-from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
-from pymc_dp.scores.releases import ScoreMoments, noise_law
+from pymc_dp.scores.releases import ScoreMoments
 
 __all__ = [
     "MOST_PRODUCTS",
@@ -162,9 +161,9 @@ def release_moments(
 ) -> ScoreMoments:
     """Release the noisy sum; paid for by the caller."""
     steps, exponent = product_steps(likelihood, theta, directions, bound)
-    noise, scale = noise_law(mechanism, moment_sensitivity(factor, bound))
-    total = noisy_sum(steps, exponent, scale, bits, rounded_l2 if noise == "l2" else None)
-    return ScoreMoments(theta, directions, bound, noise, scale, total)
+    law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), len(steps))
+    total = law.add(steps, exponent, bits)
+    return ScoreMoments(theta, directions, bound, law.kind, law.scale, total)
 
 
 def row_weights(

@@ -15,9 +15,9 @@ from pymc_dp.arguments import as_clip_bound, as_float, as_floats, cholesky
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
-from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
 
 __all__ = [
     "MOST_NOISE",
@@ -222,10 +222,7 @@ def noisy_scores(
     array of shape (d,)
     """
     steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
-    sensitivity = sensitivity_factor * bound
-    if isinstance(mechanism, Gaussian):
-        return noisy_sum(steps, exponent, sensitivity * mechanism.noise_multiplier, bits)
-    return noisy_sum(steps, exponent, sensitivity / mechanism.epsilon, bits, rounded_l2)
+    return NoiseLaw.of(mechanism, sensitivity_factor * bound, len(steps)).add(steps, exponent, bits)
 
 
 def as_gradient_bound(bound: float, private: bool) -> float:

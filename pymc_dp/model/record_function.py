@@ -1,0 +1,256 @@
+"""A vector for each record, as a function of this record's data alone, and exact sums of such vectors."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.data_keys import array_keys
+from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
+from pymc_dp.model.graphs.public_arrays import is_structural
+from pymc_dp.model.privacy_unit import assign_rows
+from pymc_dp.model.sums.clipped_vectors import add_rows
+from pymc_dp.model.sums.exact_sums import GRID_BITS
+from pymc_dp.model.withheld import evaluate
+
+__all__ = ["RecordFunction"]
+
+#: Rows that are evaluated at once.
+_BLOCK = 2**12
+_WHERE = "when the function was evaluated on the data"
+
+
+class RecordFunction:
+    """A vector for each record, as a function of this record's data alone, and exact sums of such vectors.
+
+    The function is called once, with symbols that stand for the data of one row, and its graph is then applied to
+    all rows: it cannot see two rows at once.
+
+    Parameters
+    ----------
+    function : callable
+        Maps the columns of one row, by name (those that are its arguments), to a PyTensor scalar, vector, or a list
+        of scalars.
+    data : mapping of str to array, or DataFrame
+        Columns of numbers, with a row on the leading axis of each.
+    public : mapping of str to array, optional
+        Further arguments of the function, the same for all rows, without data of records.
+    records : array of int, shape (n_rows,), optional
+        The privacy unit that each row belongs to; vectors of its rows are summed. By default each row is a unit.
+
+    Attributes
+    ----------
+    n_records : int
+        Number of privacy units.
+    shape : tuple of int
+        Of the function's result for a row: ``()`` or ``(n_dim,)``.
+    data_keys : tuple of bytes
+        Keys that identify the columns in this process.
+
+    Raises
+    ------
+    UnsupportedModel
+        If the function has an array of its own, or its result is not a vector of public length.
+    ValueError, TypeError
+        If data, labels or arguments do not fit together.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        data: Mapping[str, Any],
+        public: Mapping[str, Any] | None = None,
+        records: Any = None,
+    ) -> None:
+        columns, public = _columns(data), {n: np.asarray(a) for n, a in (public or {}).items()}
+        names = _argument_names(function, columns, public)
+        self._columns = [columns[name] for name in names if name in columns]
+        rows = {n: pt.tensor(n, dtype=columns[n].dtype, shape=columns[n].shape[1:]) for n in names if n in columns}  # fmt: skip
+        fixed = {n: pt.tensor(n, dtype=public[n].dtype, shape=public[n].shape) for n in names if n in public}  # fmt: skip
+        result = _as_vector(function(**rows, **fixed))
+        _check_roots(result, [*rows.values(), *fixed.values()])
+        self.shape = _public_shape(result, [*rows.values()])
+        all_rows = {
+            v: pt.tensor(v.name, dtype=v.dtype, shape=(None, *v.type.shape)) for v in rows.values()
+        }
+        self._function = interpreted(
+            [*all_rows.values(), *fixed.values()], vectorize_graph(result, all_rows)
+        )
+        self._public = [public[name] for name in fixed]
+        n_rows = len(self._columns[0])
+        (self._labels,), self.n_records = assign_rows({"the data": n_rows}, records)
+        self._one_each = records is None
+        self.data_keys = evaluate(_WHERE, array_keys, self._columns)
+        zeros = [np.zeros((1, *column.shape[1:]), column.dtype) for column in self._columns]
+        self._function(*zeros, *self._public)  # errors that do not depend on the data
+
+    @property
+    def n_dim(self) -> int:
+        """Length of a record's vector."""
+        return math.prod(self.shape)
+
+    def ball_steps(self, centre: np.ndarray, bound: float) -> tuple[np.ndarray, int]:
+        """Sum of ``(v - centre) / bound``, clipped to the unit ball, in whole steps of a grid.
+
+        Parameters
+        ----------
+        centre : array of shape (n_dim,)
+        bound : float
+
+        Returns
+        -------
+        steps : array of int64, shape (n_dim,)
+            Each record's steps have a Euclidean norm of at most ``2**-exponent``; a vector that is not finite
+            counts as the centre.
+        exponent : int
+            The sum is ``steps * 2.0**exponent``.
+        """
+        # The margin is that of clipped gradients: no vector of integers is longer than the bound.
+        unit = 2.0**GRID_BITS
+        length = unit * (1 - (self.n_dim + 16) * 2.0**-52)
+        steps = np.zeros(self.n_dim, dtype=np.int64)
+        for vectors in self._scaled(centre, bound):
+            total = np.zeros(self.n_dim)
+            add_rows(vectors, unit, length, np.empty(len(vectors)), total)
+            steps += total.astype(np.int64)
+        return steps, -GRID_BITS
+
+    def box_steps(self, centre: np.ndarray, half_widths: np.ndarray) -> tuple[np.ndarray, int]:
+        """Sum of ``(v - centre) / half_widths``, clipped to [-1, 1] in each coordinate, in whole steps of a grid.
+
+        As :meth:`ball_steps`; what is not a number counts as the centre.
+        """
+        steps = np.zeros(self.n_dim, dtype=np.int64)
+        for vectors in self._scaled(centre, half_widths):
+            clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
+            steps += np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
+        return steps, -GRID_BITS
+
+    def counts(self, edges: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Numbers of records in bins, for each coordinate of their vectors.
+
+        Parameters
+        ----------
+        edges : sequence of arrays
+            Ascending edges for each coordinate, between ``len(edges) + 1`` bins. A value on an edge is in the bin
+            above it; what is not a number is in the last bin.
+
+        Returns
+        -------
+        list of arrays of int64
+        """
+        counts = [np.zeros(len(inner) + 1, dtype=np.int64) for inner in edges]
+        for vectors in self._vectors():
+            for column, inner, count in zip(vectors.T, edges, counts, strict=True):
+                places = np.searchsorted(inner, column, side="right")  # last for NaN
+                count += np.bincount(places, minlength=len(count))
+        return counts
+
+    def _scaled(self, centre: np.ndarray, scale: float | np.ndarray) -> Iterator[np.ndarray]:
+        for vectors in self._vectors():
+            with np.errstate(invalid="ignore", over="ignore"):
+                yield (vectors - centre) / scale
+
+    def _vectors(self) -> Iterator[np.ndarray]:
+        """Vectors of all records, as rows of matrices, one for each block."""
+        if self._one_each:
+            yield from self._blocks()
+            return
+        total = np.zeros((self.n_records, self.n_dim))
+        with np.errstate(invalid="ignore", over="ignore"):
+            for begin, block in enumerate(self._blocks()):
+                labels = self._labels[begin * _BLOCK : begin * _BLOCK + len(block)]
+                np.add.at(total, labels, block)
+        yield total
+
+    def _blocks(self) -> Iterator[np.ndarray]:
+        n_rows = len(self._columns[0])
+        for begin in range(0, n_rows, _BLOCK):
+            block = [column[begin : begin + _BLOCK] for column in self._columns]
+            found = evaluate(_WHERE, self._function, *block, *self._public)
+            yield np.ascontiguousarray(found.reshape(len(block[0]), self.n_dim), dtype=float)
+
+
+def _columns(data: Any) -> dict[str, np.ndarray]:
+    """Arrays by name, of the same number of rows."""
+    try:
+        columns = {str(name): np.asarray(data[name]) for name in data}
+    except (TypeError, KeyError, IndexError):
+        raise TypeError(
+            f"data must map names to arrays, as a dict or a DataFrame does, got {type(data).__name__}."
+        ) from None
+    bad = [name for name, column in columns.items() if column.ndim == 0]
+    lengths = {name: len(column) for name, column in columns.items() if column.ndim}
+    if bad or not columns or len(set(lengths.values())) > 1 or 0 in lengths.values():
+        shapes = {name: column.shape for name, column in columns.items()}
+        raise ValueError(
+            f"The columns of data must have the same number of rows, at least one; got shapes {shapes}."
+        )
+    return columns
+
+
+def _argument_names(
+    function: Callable, columns: Mapping[str, np.ndarray], public: Mapping[str, np.ndarray]
+) -> list[str]:
+    """Names of a function's arguments, each a column of numbers or a public array."""
+    if both := sorted(columns.keys() & public.keys()):
+        raise ValueError(f"{', '.join(both)} cannot be both data and public.")
+    names = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in columns or name in public:
+            names.append(name)
+        elif parameter.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"The function has the argument {name!r}, but the columns are {', '.join(columns)}: name its arguments as the data."
+            )
+    used = [name for name in names if name in columns]
+    if not used:
+        raise ValueError("The function has no column of the data as an argument.")
+    if text := [name for name in used if columns[name].dtype.kind not in "biuf"]:
+        raise ValueError(
+            f"{', '.join(text)} must be numbers, not of type {columns[text[0]].dtype}: give categories as codes "
+            "of a public list, such as pandas.Categorical(column, categories=[...]).codes."
+        )
+    return names
+
+
+def _as_vector(result: Any) -> Variable:
+    """A graph of floats."""
+    if isinstance(result, list | tuple):
+        result = pt.stack([pt.as_tensor_variable(part) for part in result])
+    return pt.as_tensor_variable(result).astype("float64")
+
+
+def _check_roots(result: Variable, inputs: Sequence[Variable]) -> None:
+    """Refuse arrays that the function takes from outside: they may hold data of all records."""
+    for root in ancestors([result]):
+        if root.owner is None and root not in inputs and is_array_root(root):
+            if not is_structural(stored(root)):
+                raise UnsupportedModel(
+                    f"The function holds an array of shape {stored(root).shape} that is not an argument. If it holds no data of "
+                    "records, pass it by public={name: array}, with an argument of this name; data are arguments, too."
+                )
+
+
+def _public_shape(result: Variable, rows: Sequence[Variable]) -> tuple[int, ...]:
+    """Shape of a row's result, which must not depend on data."""
+    shape = result.type.shape
+    if len(shape) > 1 or None in shape or 0 in shape:
+        raise UnsupportedModel(
+            f"The function must return a number or a vector of fixed length for each row, not an array of shape {shape}."
+        )
+    known = set(ancestors([result]))
+    if not any(row in known for row in rows):
+        raise UnsupportedModel("The function's result does not depend on the data.")
+    return tuple(shape)

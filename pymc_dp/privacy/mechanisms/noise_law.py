@@ -1,0 +1,71 @@
+"""The law of the noise on a released vector: added exactly, and drawn again in public simulations."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.randomness.bits import BitSource
+from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
+from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
+
+__all__ = ["NoiseLaw"]
+
+
+@dataclass(frozen=True)
+class NoiseLaw:
+    """Isotropic noise of a released vector.
+
+    Parameters
+    ----------
+    kind : {"gaussian", "l2"}
+    scale : float
+        Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise, of density
+        proportional to ``exp(-|x| / s)``.
+    n_dim : int
+        Length of the vector.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy import L2Laplace
+    >>> NoiseLaw.of(L2Laplace(0.5, n_dim=3), sensitivity=2.0).sd
+    8.0
+    """
+
+    kind: str
+    scale: float
+    n_dim: int
+
+    @classmethod
+    def of(
+        cls, mechanism: Gaussian | L2Laplace, sensitivity: float, n_dim: int | None = None
+    ) -> NoiseLaw:
+        """Noise of a mechanism on a vector of this L2 sensitivity; l2 noise has its own `n_dim`."""
+        if isinstance(mechanism, L2Laplace):
+            return cls("l2", sensitivity / mechanism.epsilon, mechanism.n_dim)
+        assert n_dim is not None
+        return cls("gaussian", sensitivity * mechanism.noise_multiplier, n_dim)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of each coordinate."""
+        return self.scale if self.kind == "gaussian" else math.sqrt(self.n_dim + 1) * self.scale
+
+    def add(self, steps: np.ndarray, exponent: int, bits: BitSource) -> np.ndarray:
+        """Noisy sum: see :func:`~pymc_dp.privacy.randomness.rounded_gaussian.noisy_sum`; paid for by the caller."""
+        return noisy_sum(
+            steps, exponent, self.scale, bits, rounded_l2 if self.kind == "l2" else None
+        )
+
+    def draw(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Simulate noise, public and not rounded, shape ``(n, n_dim)``."""
+        vectors = rng.standard_normal((n, self.n_dim))
+        if self.kind == "l2":
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+            vectors *= rng.gamma(self.n_dim, size=(n, 1))
+        return self.scale * vectors
