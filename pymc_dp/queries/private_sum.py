@@ -37,7 +37,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 
-__all__ = ["PrivateCounts", "PrivateSum", "private_counts", "private_sum"]
+__all__ = ["PrivateCounts", "PrivateSum", "check_unused", "private_counts", "private_sum"]
 
 #: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
 _NO_PROTECTION = Gaussian(1e-6)
@@ -310,11 +310,7 @@ def _claim(
     budget: PrivacyBudget, label: str, n_dim: int, noise: str, of_records: RecordFunction
 ) -> Any:
     """Choose the noise of a vector and claim it: all of the budget."""
-    if budget.steps or budget.one_off_accesses:
-        raise PrivacyBudgetExhausted(
-            f"A {label} uses up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data "
-            "set, give both the same ledger file. Nothing was accessed."
-        )
+    check_unused(budget, label)
     if budget.epsilon == math.inf:
         mechanism: Any = _NO_PROTECTION
     else:
@@ -324,6 +320,15 @@ def _claim(
     accesses = ((mechanism, 1),)
     budget.spend(label, accesses, of_records.data_keys, of_records.n_records, plan=accesses)
     return mechanism
+
+
+def check_unused(budget: PrivacyBudget, label: str) -> None:
+    """Raise unless nothing was claimed on a budget that a release is to use up."""
+    if budget.steps or budget.one_off_accesses:
+        raise PrivacyBudgetExhausted(
+            f"A {label} uses up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data "
+            "set, give both the same ledger file. Nothing was accessed."
+        )
 
 
 def _public_number(budget: PrivacyBudget, of_records: RecordFunction) -> int | None:

@@ -1,0 +1,161 @@
+"""Ranges: what is publicly known about covariates before the data are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.arguments import as_float
+
+__all__ = ["Column", "Ranges"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One covariate: a number in a range, or one of some categories.
+
+    Parameters
+    ----------
+    name : str
+        With the number of the column, for a matrix.
+    low, high : float
+        Limits of a range.
+    categories : tuple, optional
+        Values, in place of a range.
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    categories: tuple[Any, ...] = ()
+
+    def places(self, values: np.ndarray) -> np.ndarray:
+        """Position of each value as a function of this value alone: from 0 to 1 in a range, or the number of a category.
+
+        Values outside of a range have the position of the nearest limit; other categories, and what is not a number,
+        that of the last one.
+        """
+        if self.categories:
+            found = np.full(len(values), len(self.categories) - 1.0)
+            for k, category in enumerate(self.categories):
+                found[np.asarray(values == category, dtype=bool)] = k
+            return found
+        with np.errstate(invalid="ignore", over="ignore"):
+            found = (np.asarray(values, dtype=float) - self.low) / (self.high - self.low)
+        return np.clip(np.where(np.isnan(found), 1.0, found), 0.0, 1.0)
+
+    def values(self, places: np.ndarray) -> np.ndarray:
+        """Inverse of :meth:`places`."""
+        if self.categories:
+            return np.array(self.categories)[places.astype(int)]
+        return self.low + places * (self.high - self.low)
+
+
+class Ranges(Mapping[str, Any]):
+    """Ranges and categories of covariates, by name: public, and not looked up in the data.
+
+    Parameters
+    ----------
+    **columns
+        For each covariate: a pair of numbers ``(low, high)``, the limits of a range; or a list of categories (numbers
+        or strings; a tuple of strings will do); or, for a matrix with a row per record, a list with one of these for
+        each of its columns. Values outside are treated as the nearest limit, or the last category.
+
+    Raises
+    ------
+    ValueError
+        If a description is neither.
+
+    Examples
+    --------
+    >>> ranges = Ranges(age=(18, 100), sex=("f", "m"), smoker=[0, 1], x=[(-3, 3), (-3, 3)])
+    >>> [column.name for column in ranges.columns]
+    ['age', 'sex', 'smoker', 'x[0]', 'x[1]']
+    """
+
+    def __init__(self, **columns: Any) -> None:
+        if not columns:
+            raise ValueError(
+                "Give at least one covariate with its range, such as Ranges(age=(18, 100))."
+            )
+        self._parts = {name: _described(name, given) for name, given in columns.items()}
+
+    @property
+    def columns(self) -> list[Column]:
+        """All columns, those of matrices one by one."""
+        return [column for parts, _ in self._parts.values() for column in parts]
+
+    def __getitem__(self, name: str) -> list[Column]:
+        return self._parts[name][0]
+
+    def __iter__(self) -> Any:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"Ranges({', '.join(c.name for c in self.columns)})"
+
+    def places(self, data: Any) -> np.ndarray:
+        """Positions of all values, shape ``(n_rows, n_columns)``; ValueError if the data do not fit."""
+        found = []
+        for name, (parts, is_matrix) in self._parts.items():
+            if name not in data:
+                raise ValueError(
+                    f"Ranges describe {name!r}, which the data do not have: they have {', '.join(map(str, data))}."
+                )
+            values = np.asarray(data[name])
+            matrix = values if is_matrix else values[:, None] if values.ndim == 1 else values
+            if matrix.ndim != 2 or matrix.shape[1] != len(parts):
+                raise ValueError(
+                    f"Ranges describe {len(parts)} column(s) of {name!r}, whose shape is {values.shape}."
+                )
+            for column, part in zip(matrix.T, parts, strict=True):
+                if not part.categories and column.dtype.kind not in "biuf":
+                    raise ValueError(
+                        f"{part.name} has a range, but its values are not numbers: list its categories."
+                    )
+                found.append(part.places(column))
+        if len({len(column) for column in found}) > 1:
+            raise ValueError("The columns of the data must have the same number of rows.")
+        return np.column_stack(found)
+
+    def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """Values by name, from positions of shape ``(n_rows, n_columns)``."""
+        found, k = {}, 0
+        for name, (parts, is_matrix) in self._parts.items():
+            columns = [part.values(places[:, k + j]) for j, part in enumerate(parts)]
+            found[name] = np.column_stack(columns) if is_matrix else columns[0]
+            k += len(parts)
+        return found
+
+
+def _described(name: str, given: Any) -> tuple[list[Column], bool]:
+    """Columns of a covariate, and whether it is a matrix."""
+    parts = list(given) if isinstance(given, list | tuple) else []
+    if parts and all(isinstance(part, list | tuple) for part in parts):
+        return [_column(f"{name}[{k}]", part) for k, part in enumerate(parts)], True
+    return [_column(name, given)], False
+
+
+def _column(name: str, given: Any) -> Column:
+    values = tuple(given) if isinstance(given, list | tuple) else ()
+    is_text = all(isinstance(value, str) for value in values)
+    if isinstance(given, tuple) and not is_text:
+        if len(values) == 2 and -np.inf < as_float(values[0]) < as_float(values[1]) < np.inf:
+            return Column(name, as_float(values[0]), as_float(values[1]))
+    elif len(values) > 1 and len(set(values)) == len(values):
+        if is_text or all(np.isfinite(as_float(value)) for value in values):
+            return Column(name, categories=values)
+    raise ValueError(
+        f"{name} must be a range (low, high) with low < high, or a list of two or more different categories, got {_listed(given)}."
+    )
+
+
+def _listed(given: Sequence[Any] | Any) -> str:
+    text = repr(given)
+    return text if len(text) < 80 else text[:77] + "..."
