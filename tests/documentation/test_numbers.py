@@ -28,6 +28,9 @@ from pymc_dp.privacy import (
     epsilon_of,
     max_draws,
 )
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.accounting.groups import successive_claims
 from pymc_dp.steps import Lazy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +105,19 @@ def test_stochastic_gradients():
         "These steps are eleven posterior standard deviations long",
         f"*friction, q = 0.01* begins at {begin:.4f}",
         f"neither does the posterior mode: {radon['posterior mode, not private']['accuracy']:.3f}.",
+    )
+
+
+def test_groups():
+    """Of docs/accounting.md: a whole budget, for several records."""
+    by_order, gaussian = (
+        [successive_claims(Cost.of([(terms.whole(), 1)]), k, terms) for k in (2, 3, 5)]
+        for terms in (AdaptiveComposition.opened(1.0, 1e-6, a) for a in ("best", "gaussian"))
+    )
+    assert_says(
+        "docs/accounting.md",
+        "is then {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*gaussian),
+        "is at most {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*by_order),
     )
 
 

@@ -17,6 +17,7 @@ the rest of the account. A plan of releases (:meth:`~pymc_dp.privacy.budget.budg
 
 from __future__ import annotations
 
+import json
 import math
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,9 @@ from typing import NamedTuple
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_epsilon_delta, check_pure
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, from_json, to_json
 
-__all__ = ["Account", "Asked", "BudgetTerms", "Claim", "Claimed", "Plan"]
+__all__ = ["Account", "Asked", "BudgetTerms", "Claim", "Claimed", "Plan", "read", "written"]
 
 
 @dataclass(frozen=True)
@@ -277,3 +278,13 @@ class Claimed:
 
 def _total(claims: Sequence[Claim]) -> Cost:
     return Cost.of(access for claim in claims for access in claim.accesses)
+
+
+def written(accesses: Accesses) -> str:
+    """Accesses as text, for the ledger and for reports."""
+    return json.dumps([(to_json(m), k) for m, k in accesses])
+
+
+def read(text: str) -> Accesses:
+    """Read what :func:`written` wrote."""
+    return tuple((from_json(m), float(k)) for m, k in json.loads(text))

@@ -13,17 +13,12 @@ from typing import Any
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
-from pymc_dp.privacy.budget.accounts import BudgetTerms
+from pymc_dp.privacy.budget.accounts import BudgetTerms, written
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.memory import remember, together, warn_of_others
-from pymc_dp.privacy.budget.report import (
-    PrivacyReport,
-    StepReport,
-    assumptions,
-    one_off,
-    strength,
-)
+from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, one_off, strength
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
 from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
@@ -354,7 +349,7 @@ class PrivacyBudget:
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
-        claims = self.ledger.claims(self.id)
+        claimed, claims = self.ledger.claimed(), self.ledger.claims(self.id)
         steps = self.steps.values()
         spent, proved_by = self._spent_by()
         secret = all(step.secret for step in steps)
@@ -382,6 +377,9 @@ class PrivacyBudget:
             other_budgets=others.others,
             total_epsilon=others.epsilon,
             total_delta=others.delta,
+            claimed=written(claimed.of(self.id).counts.items()),
+            order=self.terms.adaptive.order,
+            at_once=claimed.is_whole(self.id),
         )
 
     def __repr__(self) -> str:

@@ -7,7 +7,6 @@ those of a killed program stay spent, and of two programs that race for the last
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -28,8 +27,17 @@ from typing import Any
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant
-from pymc_dp.privacy.budget.accounts import Account, Asked, BudgetTerms, Claim, Claimed, Plan
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, from_json, to_json
+from pymc_dp.privacy.budget.accounts import (
+    Account,
+    Asked,
+    BudgetTerms,
+    Claim,
+    Claimed,
+    Plan,
+    read,
+    written,
+)
+from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
 __all__ = ["Accesses", "Account", "Claim", "Ledger"]
 
@@ -202,8 +210,8 @@ class Ledger:
         rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
         plans = db.execute("SELECT budget, accesses, whole FROM plans")
         with self._usable(Exception):  # invalid contents
-            claims = [Claim(b, s, _read(a), c, p) for b, s, a, c, p in rows]
-            claimed = Claimed(claims, {b: Plan(_read(a), bool(w)) for b, a, w in plans})
+            claims = [Claim(b, s, read(a), c, p) for b, s, a, c, p in rows]
+            claimed = Claimed(claims, {b: Plan(read(a), bool(w)) for b, a, w in plans})
             Cost.of(claimed.total.counts.items())  # refuses invalid mechanisms and counts
         return claimed
 
@@ -270,11 +278,11 @@ class Ledger:
             asked = Asked(Cost.of(accesses), by, draws, "draws by one chain", run, at_once)
             is_whole = claimed.grant(account.terms, terms, budget, asked)
             if is_whole is not None:
-                values: tuple = (budget, _written(plan or accesses), is_whole, _now())
+                values: tuple = (budget, written(plan or accesses), is_whole, _now())
                 names = "budget, accesses, whole, created"
                 db.execute(f"INSERT INTO plans ({names}) VALUES (?, ?, ?, ?)", values)
             who = f"{socket.gethostname()}:{os.getpid()}"
-            values = (budget, step, _written(accesses), _now(), who)
+            values = (budget, step, written(accesses), _now(), who)
             names = "budget, step, accesses, created, process"
             db.execute(f"INSERT INTO claims ({names}) VALUES (?, ?, ?, ?, ?)", values)
             return before
@@ -346,16 +354,8 @@ class Ledger:
         return "\n".join(lines)
 
 
-def _written(accesses: Accesses) -> str:
-    return json.dumps([(to_json(m), k) for m, k in accesses])
-
-
 def _listed(accesses: Accesses) -> str:
     return "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in accesses)
-
-
-def _read(text: str) -> Accesses:
-    return tuple((from_json(m), float(k)) for m, k in json.loads(text))
 
 
 def _now() -> str:
