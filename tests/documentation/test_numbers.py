@@ -23,8 +23,10 @@ from pymc_dp.planning import simulated_posterior as pilot
 from pymc_dp.privacy import (
     Decision,
     Gaussian,
+    PureDP,
     SampledDecision,
     SampledGaussian,
+    ZeroConcentratedDP,
     epsilon_of,
     max_draws,
 )
@@ -119,6 +121,13 @@ def test_groups():
         "is then {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*gaussian),
         "is at most {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*by_order),
     )
+
+
+def test_releases_by_other_tools():
+    """Of docs/several_analyses.md: pure DP in Gaussian DP, and from add/remove to substitution."""
+    assert_says("docs/several_analyses.md", f"{PureDP(1.0).gaussian_mu:.3f} at epsilon 1")
+    assert PureDP(0.1).for_group(2) == PureDP(0.2)
+    assert ZeroConcentratedDP(0.1).for_group(2) == ZeroConcentratedDP(0.4)
 
 
 # ------------------------------------------------------------------- accounts of Räisä and of Lode
