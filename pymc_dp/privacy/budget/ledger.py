@@ -20,7 +20,15 @@ from pathlib import Path
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_pure
-from pymc_dp.privacy.budget.accounts import Account, Asked, BudgetTerms, Claim, Claimed, written
+from pymc_dp.privacy.budget.accounts import (
+    Account,
+    Asked,
+    BudgetTerms,
+    Claim,
+    Claimed,
+    label_of,
+    written,
+)
 from pymc_dp.privacy.budget.ledger_file import LedgerFile, now, remove
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 from pymc_dp.privacy.mechanisms.stated import stated
@@ -235,7 +243,7 @@ class Ledger(LedgerFile):
                 "noise: sensitivity / standard deviation), or its pure epsilon."
             )
         self.claim(
-            f"recorded {uuid.uuid4().hex}", note, [(mechanism, 1)], epsilon=account.epsilon, delta=account.delta,
+            f"recorded {uuid.uuid4().hex[:16]}", note, [(mechanism, 1)], epsilon=account.epsilon, delta=account.delta,
             accountant="best" if account.order is not None else "gaussian", limit=1, by=f"the release {note!r}",
         )  # fmt: skip
 
@@ -256,11 +264,11 @@ class Ledger(LedgerFile):
         claimed, terms = self.claimed(), self.account.terms
         if claimed.is_whole(budget):
             return
-        if plan is not None and terms.admits(claimed.total, Cost.of(plan)):
+        if plan is not None and claimed.admits(terms, budget, Cost.of(plan)):
             return
         units = "chain(s) of this budget, or more of one with a smaller epsilon"
         asked = Asked(Cost.of(accesses) * (chains or 1), by, chains, units)
-        terms.check(claimed.total, claimed.closes(terms), asked)
+        claimed.check(terms, budget, asked)
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget has been called as a callback, for chains in other processes."""
@@ -279,12 +287,14 @@ class Ledger(LedgerFile):
         return len({claim.budget for claim in self.claims()})
 
     def spent(self) -> float:
-        """Epsilon of all claims together, at the account's delta; it holds for any rule of stopping."""
+        """Epsilon of all claims together, at the account's delta; it holds for any rule of stopping.
+
+        Claims for disjoint groups of records (:meth:`~pymc_dp.PrivacyBudget.split_by`) count once, the largest.
+        """
         claimed = self.claimed()
         if claimed.claims and self.account.epsilon == math.inf:
             return math.inf
-        terms = self.account.terms
-        return terms.spent(claimed.total, claimed.closes(terms))[0]
+        return claimed.spent(self.account.terms)
 
     def __str__(self) -> str:
         """Listing of the account."""
@@ -297,7 +307,8 @@ class Ledger(LedgerFile):
             f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
         ]
         for claim in claims:
-            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}"
+            group = f" (group {label!r})" if (label := label_of(claim.budget)) else ""
+            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}{group}"
             lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
         for budget, plan in claimed.plans.items():
             if plan.whole:

@@ -25,6 +25,8 @@ _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
+_GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
+
 _MAY_BE_INFINITE = (
     "epsilon_budget",
     "epsilon",
@@ -90,6 +92,8 @@ class PrivacyReport:
         Rényi order at which successive claims compose; infinite for pure DP, None for Gaussian DP.
     at_once : bool
         Whether all was claimed at once, as one plan.
+    group : str or None
+        Label of the group of records that the budget is for; None if it is for all records.
     """
 
     protected: bool
@@ -121,6 +125,7 @@ class PrivacyReport:
     claimed: str | None = None
     order: float | None = None
     at_once: bool = False
+    group: str | None = None
 
     def for_group(self, size: int) -> tuple[float, float]:
         """Guarantee for several records that change at once, as those of one person or household.
@@ -244,6 +249,7 @@ class PrivacyReport:
             *(("NOT PROTECTED", why) for why in self._unprotected()),
             ("guarantee", f"{spent}, {of}"),
             ("neighbours", _NEIGHBOURS[self.adjacency]),
+            *([] if self.group is None else [("group", _GROUP.format(self.group))]),
             *self._warnings(),
             *self._chains(),
             *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),

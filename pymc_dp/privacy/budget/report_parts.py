@@ -73,10 +73,18 @@ class StepReport:
         ]
 
 
-def assumptions(substitution: bool, *, chains: bool = True) -> tuple[str, ...]:
-    """Assumptions of the guarantee, in words; `chains`: whether chains access the data."""
+def assumptions(
+    substitution: bool, *, chains: bool = True, group: str | None = None
+) -> tuple[str, ...]:
+    """Assumptions of the guarantee, in words; `chains`: whether chains access the data; `group`: of records."""
     first, *others = _ASSUMPTIONS if chains else _ASSUMPTIONS_OF_SUMS
-    return (first, *([_PUBLIC_NUMBER] if substitution else []), *others)
+    disjoint = f"The group of a record depends on this record only{', and is public' if substitution else ''}."
+    return (
+        first,
+        *([_PUBLIC_NUMBER] if substitution else []),
+        *([disjoint] if group is not None else []),
+        *others,
+    )
 
 
 def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
