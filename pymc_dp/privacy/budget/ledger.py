@@ -307,14 +307,18 @@ class Ledger(LedgerFile):
             f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
         ]
         for claim in claims:
-            group = f" (group {label!r})" if (label := label_of(claim.budget)) else ""
-            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}{group}"
+            who = f"{claim.created}  {claim.process}  {_named(claim.budget)}"
             lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
         for budget, plan in claimed.plans.items():
             if plan.whole:
                 what = f"all that it claims, at once: {_listed(plan.accesses)}"
-                lines.append(f"  budget {budget[:8]}  {what}")
+                lines.append(f"  {_named(budget)}  {what}")
         return "\n".join(lines)
+
+
+def _named(budget: str) -> str:
+    label = label_of(budget)
+    return f"budget {budget[:8]}" + (f" (group {label!r})" if label else "")
 
 
 def _listed(accesses: Accesses) -> str:

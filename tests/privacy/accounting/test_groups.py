@@ -2,8 +2,6 @@
 
 import math
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -33,6 +31,7 @@ from pymc_dp.privacy.accounting.groups import (
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS
+from pymc_dp.scores.results import joint_report
 from tests.privacy.budget.test_budget import fixed, varying
 
 DELTA = 1e-6
@@ -204,7 +203,7 @@ class TestReports:
         with pytest.raises(ValueError, match="size must be at least 1, got 0"):
             report.for_group(0)
         with pytest.raises(ValueError, match="does not hold its accesses"):
-            replace(report, claimed=None).for_group(2)
+            joint_report([report, report]).for_group(2)
 
     def test_of_a_plan(self):
         plan = [(L2Laplace(0.3, 4), 1), (Gaussian(30.0), 2)]
