@@ -15,6 +15,7 @@ from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Gaussian, Mechanism
 from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
+from pymc_dp.privacy.mechanisms.stated import PureDP, ZeroConcentratedDP
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision, SampledGaussian, Sampling
 
 __all__ = [
@@ -26,11 +27,13 @@ __all__ = [
     "L2Laplace",
     "Mechanism",
     "PoissonMinibatchDecision",
+    "PureDP",
     "RenyiFilter",
     "RenyiShare",
     "SampledDecision",
     "SampledGaussian",
     "Sampling",
+    "ZeroConcentratedDP",
     "calibrate",
     "delta_of",
     "epsilon_of",

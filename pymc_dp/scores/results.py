@@ -97,4 +97,5 @@ def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
         other_budgets=0,
         total_epsilon=None,
         total_delta=None,
+        claimed=None,  # each report has its own
     )

@@ -23,11 +23,16 @@ from pymc_dp.planning import simulated_posterior as pilot
 from pymc_dp.privacy import (
     Decision,
     Gaussian,
+    PureDP,
     SampledDecision,
     SampledGaussian,
+    ZeroConcentratedDP,
     epsilon_of,
     max_draws,
 )
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.accounting.groups import successive_claims
 from pymc_dp.steps import Lazy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,6 +108,26 @@ def test_stochastic_gradients():
         f"*friction, q = 0.01* begins at {begin:.4f}",
         f"neither does the posterior mode: {radon['posterior mode, not private']['accuracy']:.3f}.",
     )
+
+
+def test_groups():
+    """Of docs/accounting.md: a whole budget, for several records."""
+    by_order, gaussian = (
+        [successive_claims(Cost.of([(terms.whole(), 1)]), k, terms) for k in (2, 3, 5)]
+        for terms in (AdaptiveComposition.opened(1.0, 1e-6, a) for a in ("best", "gaussian"))
+    )
+    assert_says(
+        "docs/accounting.md",
+        "is then {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*gaussian),
+        "is at most {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*by_order),
+    )
+
+
+def test_releases_by_other_tools():
+    """Of docs/several_analyses.md: pure DP in Gaussian DP, and from add/remove to substitution."""
+    assert_says("docs/several_analyses.md", f"{PureDP(1.0).gaussian_mu:.3f} at epsilon 1")
+    assert PureDP(0.1).for_group(2) == PureDP(0.2)
+    assert ZeroConcentratedDP(0.1).for_group(2) == ZeroConcentratedDP(0.4)
 
 
 # ------------------------------------------------------------------- accounts of Räisä and of Lode

@@ -19,7 +19,7 @@ import pytest
 
 from pymc_dp import Ledger, PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.budget import ledger as ledger_module
+from pymc_dp.privacy.budget import ledger_file
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.faults.watching import Program, accesses, watched
 from tests.hosting.test_hosting import make_step, run
@@ -326,7 +326,7 @@ class Jumping(datetime):
 def test_the_clock_jumps(model, tmp_path, monkeypatch, hosting):
     """What is granted does not depend on the time, and dates put no claim before or after its turn."""
     real, ticks = time.time, iter(np.random.default_rng(5).uniform(-1e9, 1e9, size=100_000))
-    monkeypatch.setattr(ledger_module, "datetime", Jumping)
+    monkeypatch.setattr(ledger_file, "datetime", Jumping)
     monkeypatch.setattr(time, "time", lambda: real() + next(ticks))
     ledger = Ledger(tmp_path / "a.ledger", **SLICE)
     budget = PrivacyBudget(**SLICE, chains=2, ledger=ledger)

@@ -112,6 +112,10 @@ class RenyiShare(Share):
         below = np.where(orders <= self.below * (1 + 1e-12), self.rho_below, np.inf)
         return np.minimum(bound, below)
 
+    def for_group(self, size: int) -> RenyiShare | None:
+        """Return ``size`` times the share for pure epsilons, which add up along a chain of neighbours."""
+        return RenyiShare(self.order, self.rho * size) if self.order == math.inf else None
+
 
 @dataclass(frozen=True)
 class GaussianShare(Share):
@@ -168,6 +172,10 @@ class GaussianShare(Share):
     def privacy_profile(self, epsilons: npt.ArrayLike) -> np.ndarray:
         """That of a Gaussian release."""
         return Gaussian(1 / self.mu).privacy_profile(epsilons)
+
+    def for_group(self, size: int) -> GaussianShare:
+        """Return the share with ``size * mu`` (Theorem 2.14 of Dong, Roth, Su 2022)."""
+        return GaussianShare(self.mu * size)
 
 
 class Filter:

@@ -17,7 +17,9 @@ the rest of the account. A plan of releases (:meth:`~pymc_dp.privacy.budget.budg
 
 from __future__ import annotations
 
+import json
 import math
+import uuid
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +29,12 @@ from typing import NamedTuple
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_epsilon_delta, check_pure
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, from_json, to_json
 
-__all__ = ["Account", "Asked", "BudgetTerms", "Claim", "Claimed", "Plan"]
+__all__ = ["Account", "Asked", "BudgetTerms", "Claim", "Claimed", "Plan", "id_of_group", "label_of", "read", "written"]  # fmt: skip
+
+#: Hexadecimal digits of a budget's id. That of a group begins with the id of the divided budget; then come its label and 8 random digits.
+_ID = 32
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,34 @@ class Claimed:
         budgets = dict.fromkeys([*self.plans, *(c.budget for c in self.claims)])
         return Cost.of(access for b in budgets for access in self.of(b).counts.items())
 
+    def views(self, budget: str) -> list[Claimed]:
+        """Claims that a record can be affected by, for each group of records that a budget's claims affect.
+
+        A record of a group is affected by all claims but those of other groups of the same division. (Two
+        divisions of one account need not agree, so the groups of the other one are added up.) A budget that
+        is for all records affects each group.
+        """
+        ids = {*self.plans, *(c.budget for c in self.claims)}
+        groups = [budget] if _is_group(budget) else sorted(filter(_is_group, ids))
+        return [self._without({i for i in ids if _apart(i, g)}) for g in groups] or [self]
+
+    def _without(self, others: set[str]) -> Claimed:
+        claims = [c for c in self.claims if c.budget not in others]
+        return Claimed(claims, {b: plan for b, plan in self.plans.items() if b not in others})
+
+    def spent(self, account: BudgetTerms) -> float:
+        """Epsilon of all claims together, for the group of records for which it is largest."""
+        return max(account.spent(v.total, v.closes(account))[0] for v in self.views(""))
+
+    def admits(self, account: BudgetTerms, budget: str, plan: Cost) -> bool:
+        """Whether an account admits the plan of a budget after all these claims."""
+        return all(account.admits(v.total, plan) for v in self.views(budget))
+
+    def check(self, account: BudgetTerms, budget: str, asked: Asked) -> None:
+        """Raise if the claim of a budget does not fit on an account after all these claims."""
+        for view in self.views(budget):
+            account.check(view.total, view.closes(account), asked)
+
     def closes(self, account: BudgetTerms) -> bool:
         """Whether the claims are one plan after which the account admits nothing else."""
         budgets = {c.budget for c in self.claims}
@@ -265,15 +298,44 @@ class Claimed:
             return None
         own, run = self.of(budget), asked.run
         is_first = own.free and budget not in self.plans
-        if is_first and terms.at_once(run) and account.admits(self.total, run):
-            if not (terms.adaptive.fits(run) and account.adaptive.fits(self.total + run)):
-                return True
-            return asked.is_whole
+        if is_first and terms.at_once(run) and self.admits(account, budget, run):
+            adaptive = account.adaptive
+            fits = all(adaptive.fits(view.total + run) for view in self.views(budget))
+            return asked.is_whole if fits and terms.adaptive.fits(run) else True
         asked = asked.least(terms)
-        account.check(self.total, self.closes(account), asked)
+        self.check(account, budget, asked)
         terms.check(own, False, asked)
         return None
 
 
+def id_of_group(budget: str, label: str) -> str:
+    """Return a new id, for the budget of a group of records, of a divided budget."""
+    return f"{budget}{label.encode().hex()}{uuid.uuid4().hex[:8]}"
+
+
+def label_of(budget: str) -> str:
+    """Return the label of the group of a budget; empty if it is for all records."""
+    return bytes.fromhex(budget[_ID:-8]).decode() if _is_group(budget) else ""
+
+
+def _is_group(budget: str) -> bool:
+    return len(budget) > _ID
+
+
+def _apart(one: str, other: str) -> bool:
+    """Whether budgets are for different groups of one division."""
+    return _is_group(one) and _is_group(other) and one[:_ID] == other[:_ID] and one != other
+
+
 def _total(claims: Sequence[Claim]) -> Cost:
     return Cost.of(access for claim in claims for access in claim.accesses)
+
+
+def written(accesses: Accesses) -> str:
+    """Accesses as text, for the ledger and for reports."""
+    return json.dumps([(to_json(m), k) for m, k in accesses])
+
+
+def read(text: str) -> Accesses:
+    """Read what :func:`written` wrote."""
+    return tuple((from_json(m), float(k)) for m, k in json.loads(text))

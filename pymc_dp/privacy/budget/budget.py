@@ -7,23 +7,16 @@ import os
 import uuid
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
-from pymc_dp.privacy.budget.accounts import BudgetTerms
+from pymc_dp.privacy.budget.accounts import BudgetTerms, id_of_group
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.memory import remember, together, warn_of_others
-from pymc_dp.privacy.budget.report import (
-    PrivacyReport,
-    StepReport,
-    assumptions,
-    one_off,
-    strength,
-)
+from pymc_dp.privacy.budget.memory import remember, warn_of_others
+from pymc_dp.privacy.budget.spent import SpentBudget
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
 from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
@@ -31,7 +24,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 __all__ = ["PrivacyBudget"]
 
 
-class PrivacyBudget:
+class PrivacyBudget(SpentBudget):
     r"""Privacy budget of one posterior: pass it to every step and, as ``callback``, to ``pm.sample``.
 
     Parameters
@@ -97,6 +90,10 @@ class PrivacyBudget:
         self._allocations: dict[str, Allocation] | None = None
         #: Identity, in this program, of the data of the steps and claims.
         self.data_keys: set[bytes] = set()
+        #: Label of the group of records that this budget is for, and budgets of the groups it was divided among.
+        self.group: str | None = None
+        self.groups: dict[str, PrivacyBudget] = {}
+        self._group_of_data: dict[bytes, str | None] = {}
         self._warned = {"others": False, "delta": False}
         warn_of_epsilon(self.epsilon)
         self._callback_noted = False
@@ -174,6 +171,12 @@ class PrivacyBudget:
 
     def _note(self, data_keys: Iterable[bytes], n_records: int | None = None) -> None:
         """Remember which data will be accessed; warn if other budgets were spent on them, or if delta is too large for them."""
+        data_keys = set(data_keys)
+        if any(self._group_of_data.setdefault(k, self.group) != self.group for k in data_keys):
+            raise PrivacyLeak(
+                f"Data of the group {self.group!r} were already used for another group: the groups of split_by() must be disjoint, as each has the "
+                "whole budget. Declare arrays that are equal by design, such as that of a balanced experiment, as public. Nothing was accessed."
+            )
         self.data_keys.update(data_keys)
         remember(self.data_keys, self.ledger)
         if not self._warned["others"]:
@@ -182,7 +185,61 @@ class PrivacyBudget:
             if not self._warned["delta"]:
                 self._warned["delta"] = warn_of_delta(self.delta, n_records)
 
+    def split_by(self, groups: Iterable[str]) -> dict[str, PrivacyBudget]:
+        """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
+
+        A record is in one group only, so what is released about other groups costs it nothing (parallel
+        composition): the ledger pays the largest cost of a group, not the sum. It holds for claims in any
+        order, that depend on releases about any group: in a Rényi or Gaussian-DP filter the accesses to other
+        groups have price 0 for this record, and before a plan that is claimed at once nothing was released
+        about it.
+
+        Parameters
+        ----------
+        groups : iterable of str
+            Public labels of the groups. Which group a record is in must depend on this record only. Under
+            ``"substitute"`` it must also be public, as a record that moved would change two groups.
+
+        Returns
+        -------
+        dict of str to PrivacyBudget
+            By label: use each with the records of its group only. The divided budget can pay for nothing else.
+
+        Raises
+        ------
+        ValueError
+            If the labels are not distinct, or if this budget is in use, or divided, already.
+
+        References
+        ----------
+        McSherry (2009), Privacy integrated queries, Theorem 4, https://doi.org/10.1145/1559845.1559850; Feldman,
+        Zrnic (2021), https://arxiv.org/abs/2008.11193.
+
+        Examples
+        --------
+        >>> wards = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).split_by(["north", "south"])
+        >>> wards["south"].epsilon
+        1.0
+        """
+        labels: list[Any] = [] if isinstance(groups, str) else list(groups)
+        valid = all(isinstance(label, str) and label for label in labels)
+        if not labels or not valid or len(set(labels)) < len(labels):
+            raise ValueError(f"groups must be distinct labels, each a text, got {groups!r}: such as split_by(['north', 'south']).")  # fmt: skip
+        self._check_undivided()
+        if self.group is not None or self.steps or self.ledger.claims(self.id):
+            raise ValueError("This budget is in use already (it has steps or claims, or is that of a group): divide a new PrivacyBudget.")  # fmt: skip
+        for label in labels:
+            budget = PrivacyBudget(
+                self.epsilon, self.delta, chains=self.chains, adjacency=self.adjacency,
+                accountant=self.accountant, ledger=self.ledger,
+            )  # fmt: skip
+            budget.id, budget.group = id_of_group(self.id, label), label
+            budget._group_of_data = self._group_of_data
+            self.groups[label] = budget
+        return dict(self.groups)
+
     def _check_no_chain(self, consequence: str) -> None:
+        self._check_undivided()
         if any(claim.step not in self.one_off_accesses for claim in self.ledger.claims(self.id)):
             raise PrivacyBudgetExhausted(
                 f"Chains have already run on this budget, so {consequence}. Make a new PrivacyBudget; to keep one account for "
@@ -320,69 +377,6 @@ class PrivacyBudget:
             self.ledger.note_callback(self.id)
             self._callback_noted = True
         self._run.after_draw(trace, draw)
-
-    # ------------------------------------------------------------------ reporting
-
-    def spent(self) -> float:
-        """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
-        return self._spent_by()[0]
-
-    def _spent_by(self) -> tuple[float, str]:
-        claimed = self.ledger.claimed()
-        if self.epsilon == math.inf:
-            return math.inf if self.ledger.claims(self.id) else 0.0, self.accountant
-        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
-
-    def remaining(self) -> float:
-        """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
-        if self.epsilon == math.inf:
-            return math.inf
-        claimed = self.ledger.claimed()
-        if claimed.is_whole(self.id):
-            return max(0.0, self.epsilon - self.spent())
-        return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
-
-    def _bound(self) -> Cost | None:
-        """Bound on all that this budget ever pays for: its plan, or else the whole adaptive composition."""
-        claimed = self.ledger.claimed()
-        if self.epsilon == math.inf:
-            return None
-        if self.id in claimed.plans:
-            return Cost.of(claimed.plans[self.id].accesses)
-        cost = claimed.of(self.id)
-        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
-
-    def report(self) -> PrivacyReport:
-        """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
-        claims = self.ledger.claims(self.id)
-        steps = self.steps.values()
-        spent, proved_by = self._spent_by()
-        secret = all(step.secret for step in steps)
-        substitution = self.adjacency is Adjacency.SUBSTITUTE
-        records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
-        others = together(self.data_keys, self.ledger)
-        return PrivacyReport(
-            **strength(self._bound(), secret),
-            epsilon_budget=self.epsilon,
-            epsilon=spent,
-            delta=self.delta,
-            adjacency=self.adjacency.value,
-            accountant=self.accountant,
-            proved_by=proved_by,
-            chains=0 if self.planned else self.chains,
-            n_records=records.pop() if substitution and len(records) == 1 else None,
-            secret_randomness=secret,
-            ledger=None if self.ledger.temporary else Path(self.ledger.path).name,
-            steps=tuple(StepReport.of(step, claims) for step in steps),
-            one_off_accesses=one_off(self.one_off_accesses, self.planned),
-            draws=self._run.draws_of_chains(),
-            assumptions=assumptions(substitution, chains=not self.planned),
-            public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
-            account_epsilon=self.ledger.spent() if self.ledger.n_budgets > 1 else None,
-            other_budgets=others.others,
-            total_epsilon=others.epsilon,
-            total_delta=others.delta,
-        )
 
     def __repr__(self) -> str:
         """Terms of the budget."""

@@ -7,43 +7,36 @@ those of a killed program stay spent, and of two programs that race for the last
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 import socket
-import sqlite3
 import sys
 import tempfile
 import uuid
 import weakref
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
-from dataclasses import astuple
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
-from pymc_dp.privacy.accounting.composition import Cost, check_accountant
-from pymc_dp.privacy.budget.accounts import Account, Asked, BudgetTerms, Claim, Claimed, Plan
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, from_json, to_json
+from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_pure
+from pymc_dp.privacy.budget.accounts import (
+    Account,
+    Asked,
+    BudgetTerms,
+    Claim,
+    Claimed,
+    label_of,
+    written,
+)
+from pymc_dp.privacy.budget.ledger_file import LedgerFile, now, remove
+from pymc_dp.privacy.mechanisms.mechanism import Accesses
+from pymc_dp.privacy.mechanisms.stated import stated
 
 __all__ = ["Accesses", "Account", "Claim", "Ledger"]
 
-_SCHEMA = """
-CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NULL, delta REAL NOT NULL,
-                      adjacency TEXT NOT NULL, renyi_order REAL, created TEXT NOT NULL);
-CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
-                     created TEXT NOT NULL, process TEXT NOT NULL);
-CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, whole INTEGER NOT NULL, created TEXT NOT NULL);
-CREATE TABLE callbacks (budget TEXT PRIMARY KEY);
-"""
 
-
-class Ledger:
+class Ledger(LedgerFile):
     """Account of a data set.
 
     Parameters
@@ -77,7 +70,7 @@ class Ledger:
         self.temporary = path is None
         if path is None:
             folder = tempfile.mkdtemp(prefix="pymc_dp_")
-            self._finalizer = weakref.finalize(self, _remove, folder, os.getpid())
+            self._finalizer = weakref.finalize(self, remove, folder, os.getpid())
             path = Path(folder) / "temporary.ledger"
         self.path = str(Path(path).absolute())
         if not Path(self.path).exists():
@@ -124,89 +117,6 @@ class Ledger:
                 )
         return ledger
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
-
-    def _create(
-        self, epsilon: float | None, delta: float | None, adjacency: str | None, accountant: str
-    ) -> None:
-        """Make the file under another name, then link it to its place, so that a ledger is never empty."""
-        if epsilon is None or delta is None:
-            raise LedgerError(
-                f"There is no file {self.path}, so it holds no account yet: give epsilon and delta to open one."
-            )
-        order = AdaptiveComposition.opened(epsilon, delta, accountant).order
-        account = Account(epsilon, delta, adjacency or "substitute", order)
-        place = os.path.realpath(self.path)
-        draft = f"{place}.{uuid.uuid4().hex}"
-        with self._usable(OSError):
-            try:
-                with self._transaction("IMMEDIATE", draft) as db:
-                    _open_account(db, account)
-                with suppress(FileExistsError):  # another program has opened an account meanwhile
-                    os.link(draft, place)
-            finally:
-                Path(draft).unlink(missing_ok=True)
-
-    @contextmanager
-    def _usable(self, *errors: type[Exception]) -> Iterator[None]:
-        """Turn such errors into a LedgerError that names the file."""
-        try:
-            yield
-        except errors as error:
-            raise LedgerError(
-                f"The ledger {self.path} cannot be used ({type(error).__name__}: {error}). Without a ledger no data are accessed: "
-                "check that the file is a pymc_dp ledger and of no later version than this one, that it and its folder are "
-                "writable, and that the disk is not full. If it is damaged, restore a copy that has all claims."
-            ) from error
-
-    def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A consistent state of the file, also while another program writes, and if it is read-only."""
-        return self._transaction("DEFERRED")
-
-    @contextmanager
-    def _transaction(self, lock: str, draft: str = "") -> Iterator[sqlite3.Connection]:
-        """Open, lock ("IMMEDIATE": against every other writer), and commit or roll back as a whole."""
-        # A missing account is an error: only a draft is created if it is missing.
-        file = f"{Path(draft or self.path).as_uri()}?mode={'rwc' if draft else 'rw'}"
-        # A connection per transaction: none is ever shared across a fork.
-        options: Any = {"timeout": 120, "isolation_level": None, "uri": True}
-        with self._usable(sqlite3.Error), closing(sqlite3.connect(file, **options)) as db:
-            # A temporary ledger ends with its program: it need not survive a power cut.
-            db.execute(f"PRAGMA synchronous = {'OFF' if self.temporary else 'FULL'}")
-            db.execute(f"BEGIN {lock}")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
-
-    def _account(self, db: sqlite3.Connection) -> Account:
-        tables = {n for (n,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "account" not in tables:
-            raise LedgerError(
-                f"The file {self.path} exists but holds no account ({len(tables)} other tables): it is another program's, or a ledger that was "
-                "emptied. Restore a copy, or give another path; remove the file only if nothing was ever spent on these data."
-            )
-        if "renyi_order" not in {row[1] for row in db.execute("PRAGMA table_info(account)")}:
-            raise LedgerError(
-                f"The account in {self.path} was opened by an earlier version of pymc_dp, which did not fix how claims compose "
-                "adaptively: more than the stated delta may have been claimed on it. Open a new one, whose terms allow for what was claimed here."
-            )
-        query = "SELECT epsilon, delta, adjacency, renyi_order FROM account"
-        with self._usable(Exception):  # invalid contents
-            return Account(*db.execute(query).fetchone())
-
-    def _claimed(self, db: sqlite3.Connection) -> Claimed:
-        rows = db.execute("SELECT budget, step, accesses, created, process FROM claims ORDER BY id")
-        plans = db.execute("SELECT budget, accesses, whole FROM plans")
-        with self._usable(Exception):  # invalid contents
-            claims = [Claim(b, s, _read(a), c, p) for b, s, a, c, p in rows]
-            claimed = Claimed(claims, {b: Plan(_read(a), bool(w)) for b, a, w in plans})
-            Cost.of(claimed.total.counts.items())  # refuses invalid mechanisms and counts
-        return claimed
-
     def claimed(self) -> Claimed:
         """All claims so far, and the plans they belong to."""
         with self._reading() as db:
@@ -229,6 +139,7 @@ class Ledger:
         draws: float | None = None,
         plan: Accesses | None = None,
         at_once: bool = False,
+        by: str | None = None,
     ) -> int:
         """Claim accesses, or raise without claiming anything.
 
@@ -249,6 +160,8 @@ class Ledger:
             of them, if they fit only so.
         at_once : bool
             Whether the first claim claims all of them in any case, or else nothing.
+        by : str, optional
+            Who claims, for the message; by default one chain of the step.
 
         Returns
         -------
@@ -264,20 +177,75 @@ class Ledger:
                     f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
                     "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
-            by = f"one chain of {step}{'' if draws is None else f' ({draws:g} draws)'}"
+            by = by or f"one chain of {step}{'' if draws is None else f' ({draws:g} draws)'}"
             terms = BudgetTerms.of_budget(epsilon, delta, accountant)
             run = None if plan is None else Cost.of(plan)
             asked = Asked(Cost.of(accesses), by, draws, "draws by one chain", run, at_once)
             is_whole = claimed.grant(account.terms, terms, budget, asked)
             if is_whole is not None:
-                values: tuple = (budget, _written(plan or accesses), is_whole, _now())
+                values: tuple = (budget, written(plan or accesses), is_whole, now())
                 names = "budget, accesses, whole, created"
                 db.execute(f"INSERT INTO plans ({names}) VALUES (?, ?, ?, ?)", values)
             who = f"{socket.gethostname()}:{os.getpid()}"
-            values = (budget, step, _written(accesses), _now(), who)
+            values = (budget, step, written(accesses), now(), who)
             names = "budget, step, accesses, created, process"
             db.execute(f"INSERT INTO claims ({names}) VALUES (?, ?, ?, ?, ?)", values)
             return before
+
+    def record(
+        self, *, epsilon: float | None = None, delta: float = 0.0, rho: float | None = None, mu: float | None = None,
+        note: str,
+    ) -> None:  # fmt: skip
+        """Claim a release of the same data that another tool makes; do so before it is made.
+
+        It is a claim like any other: added to the claims so far, never returned, and refused if the account
+        does not pay for it. Give exactly one of `epsilon`, `rho` and `mu`, as proved for the account's adjacency.
+
+        Parameters
+        ----------
+        epsilon : float, optional
+            Of pure DP.
+        delta : float
+            Must be 0: the account composes at its own delta.
+        rho : float, optional
+            Of zero-concentrated DP; not on an account in Gaussian DP.
+        mu : float, optional
+            Of Gaussian DP; of Gaussian noise, sensitivity over standard deviation.
+        note : str
+            What is released and by which tool, for the listing. It must not depend on the data.
+
+        Raises
+        ------
+        PrivacyBudgetExhausted
+            If the account does not pay for the release: nothing is recorded, and it must not be made.
+        ValueError
+            If the guarantee is not exactly one of these, or has no price on this account.
+
+        References
+        ----------
+        :class:`~pymc_dp.privacy.PureDP`, :class:`~pymc_dp.privacy.ZeroConcentratedDP`.
+
+        Examples
+        --------
+        >>> ledger = Ledger(epsilon=2.0, delta=1e-6)
+        >>> ledger.record(rho=0.02, note="age histogram, OpenDP")
+        >>> round(ledger.spent(), 2)
+        1.17
+        """
+        mechanism, account = stated(epsilon, delta, rho, mu), self.account
+        note = " ".join(str(note or "").split())
+        if not note:
+            raise ValueError("note is empty: state what is released, and by which tool.")
+        check_pure(account.delta, [mechanism], "The release has")
+        if account.order is None and mechanism.gaussian_mu is None:
+            raise ValueError(
+                f"The account in {self.path} composes in Gaussian DP, and {mechanism.name} has no mu there. Give the mu of the release (of Gaussian "
+                "noise: sensitivity / standard deviation), or its pure epsilon."
+            )
+        self.claim(
+            f"recorded {uuid.uuid4().hex[:16]}", note, [(mechanism, 1)], epsilon=account.epsilon, delta=account.delta,
+            accountant="best" if account.order is not None else "gaussian", limit=1, by=f"the release {note!r}",
+        )  # fmt: skip
 
     def check(
         self,
@@ -296,11 +264,11 @@ class Ledger:
         claimed, terms = self.claimed(), self.account.terms
         if claimed.is_whole(budget):
             return
-        if plan is not None and terms.admits(claimed.total, Cost.of(plan)):
+        if plan is not None and claimed.admits(terms, budget, Cost.of(plan)):
             return
         units = "chain(s) of this budget, or more of one with a smaller epsilon"
         asked = Asked(Cost.of(accesses) * (chains or 1), by, chains, units)
-        terms.check(claimed.total, claimed.closes(terms), asked)
+        claimed.check(terms, budget, asked)
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget has been called as a callback, for chains in other processes."""
@@ -319,12 +287,14 @@ class Ledger:
         return len({claim.budget for claim in self.claims()})
 
     def spent(self) -> float:
-        """Epsilon of all claims together, at the account's delta; it holds for any rule of stopping."""
+        """Epsilon of all claims together, at the account's delta; it holds for any rule of stopping.
+
+        Claims for disjoint groups of records (:meth:`~pymc_dp.PrivacyBudget.split_by`) count once, the largest.
+        """
         claimed = self.claimed()
         if claimed.claims and self.account.epsilon == math.inf:
             return math.inf
-        terms = self.account.terms
-        return terms.spent(claimed.total, claimed.closes(terms))[0]
+        return claimed.spent(self.account.terms)
 
     def __str__(self) -> str:
         """Listing of the account."""
@@ -337,40 +307,22 @@ class Ledger:
             f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
         ]
         for claim in claims:
-            who = f"{claim.created}  {claim.process}  budget {claim.budget[:8]}"
+            who = f"{claim.created}  {claim.process}  {_named(claim.budget)}"
             lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
         for budget, plan in claimed.plans.items():
             if plan.whole:
                 what = f"all that it claims, at once: {_listed(plan.accesses)}"
-                lines.append(f"  budget {budget[:8]}  {what}")
+                lines.append(f"  {_named(budget)}  {what}")
         return "\n".join(lines)
 
 
-def _written(accesses: Accesses) -> str:
-    return json.dumps([(to_json(m), k) for m, k in accesses])
+def _named(budget: str) -> str:
+    label = label_of(budget)
+    return f"budget {budget[:8]}" + (f" (group {label!r})" if label else "")
 
 
 def _listed(accesses: Accesses) -> str:
     return "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in accesses)
-
-
-def _read(text: str) -> Accesses:
-    return tuple((from_json(m), float(k)) for m, k in json.loads(text))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _open_account(db: sqlite3.Connection, account: Account) -> None:
-    for statement in _SCHEMA.split(";"):
-        db.execute(statement)
-    db.execute("INSERT INTO account VALUES (1, ?, ?, ?, ?, ?)", (*astuple(account), _now()))
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker must not remove its parent's file
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -6,37 +6,26 @@ import html
 import json
 import math
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
+from pymc_dp.arguments import as_integer
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
+from pymc_dp.privacy.budget.accounts import read
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
-from pymc_dp.privacy.budget.ledger import Claim
+from pymc_dp.privacy.budget.report_parts import StepReport
 from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, cost_of_all, weak_delta, weak_epsilon
-from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
-__all__ = ["PrivacyReport", "StepReport", "listed"]
+__all__ = ["PrivacyReport"]
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
-_PUBLIC_NUMBER = "The number of records is public (under substitution)."
-_UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
-_ASSUMPTIONS = (
-    "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
-    "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
-    _UNITS,
-)
-#: The same where a few noisy sums are released, and no chain accesses the data.
-_ASSUMPTIONS_OF_SUMS = (
-    "Only the noisy sums are released: posterior draws, chains and diagnostics are computed from these and the public model.",
-    "The model, the guess, stand-in records and settings were not chosen by looking at the data.",
-    _UNITS,
-)
+_GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
 
 _MAY_BE_INFINITE = (
     "epsilon_budget",
@@ -45,49 +34,8 @@ _MAY_BE_INFINITE = (
     "zcdp_rho",
     "account_epsilon",
     "total_epsilon",
+    "order",
 )
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """Claims of one step.
-
-    Parameters
-    ----------
-    label : str
-        Name of the step with its variables.
-    chains : int
-        Number of chains that claimed a share.
-    per_draw : tuple of str
-        Accesses of one iteration.
-    per_chain : tuple of str
-        Accesses claimed by each chain: mechanisms and counts, or a share of a filter if costs depend on the
-        proposals.
-    """
-
-    label: str
-    chains: int
-    per_draw: tuple[str, ...]
-    per_chain: tuple[str, ...]
-
-    @classmethod
-    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
-        """From the accesses of a step, and the claims of a budget."""
-        claims = [claim for claim in claims if claim.step == access.label]
-        each, starting = listed(access.mechanisms), listed(access.starting)
-        if access.schedule is not None:
-            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
-        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
-        per_chain = listed(claims[0].accesses) if claims else ()
-        return cls(access.label, len(claims), per_draw, per_chain)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Rows of the report."""
-        return [
-            (self.label, f"{self.chains} chain(s) claimed"),
-            *(("  each draw", access) for access in self.per_draw),
-            *(("  each chain", claim) for claim in self.per_chain),
-        ]
 
 
 @dataclass(frozen=True)
@@ -138,6 +86,14 @@ class PrivacyReport:
     total_epsilon, total_delta : float or None
         Sums over all these ledgers (basic composition); None if there are no others, or if they are for another
         adjacency, so that costs cannot be added.
+    claimed : str or None
+        All that was claimed, as the ledger writes it, for :meth:`for_group`.
+    order : float or None
+        Rényi order at which successive claims compose; infinite for pure DP, None for Gaussian DP.
+    at_once : bool
+        Whether all was claimed at once, as one plan.
+    group : str or None
+        Label of the group of records that the budget is for; None if it is for all records.
     """
 
     protected: bool
@@ -166,6 +122,63 @@ class PrivacyReport:
     other_budgets: int = 0
     total_epsilon: float | None = None
     total_delta: float | None = None
+    claimed: str | None = None
+    order: float | None = None
+    at_once: bool = False
+    group: str | None = None
+
+    def for_group(self, size: int) -> tuple[float, float]:
+        """Guarantee for several records that change at once, as those of one person or household.
+
+        Of everything that was claimed, as :attr:`epsilon` is, which it equals for one record. Exact where the
+        sensitivities of all accesses can be multiplied (noise on all records, decisions on all records), else a
+        bound: for batches, and for chains that claimed a share of a filter
+        (:mod:`pymc_dp.privacy.accounting.groups`).
+
+        Parameters
+        ----------
+        size : int
+            Largest number of records in a group, at least 1. Under ``"substitute"`` all of them may be
+            replaced, under ``"add_remove"`` all may be added or removed.
+
+        Returns
+        -------
+        epsilon, delta : float
+            At the delta of the report. Epsilon is infinite if no bound is known.
+
+        Raises
+        ------
+        ValueError
+            If the size is below 1, or if the report does not hold its accesses: it is of several budgets together, or
+            an earlier version has written it.
+
+        References
+        ----------
+        Dong, Roth, Su (2022), https://doi.org/10.1111/rssb.12454; Bun, Steinke (2016),
+        https://doi.org/10.1007/978-3-662-53641-4_24.
+
+        Examples
+        --------
+        >>> from pymc_dp import PrivacyBudget
+        >>> from pymc_dp.privacy import L2Laplace
+        >>> budget = PrivacyBudget(epsilon=0.5, delta=0, chains=1)
+        >>> budget.spend("means", [(L2Laplace(0.5, n_dim=3), 1)])
+        >>> budget.report().for_group(4)
+        (2.0, 0.0)
+        """
+        size = as_integer("size", size, 1)
+        if self.claimed is None:
+            raise ValueError(
+                "This report does not hold its accesses: it is of several budgets together (add up for_group of the report of each, such as "
+                "scores.reports), or an earlier version of pymc_dp has written it (make it again from the budget)."
+            )
+        cost = Cost.of(read(self.claimed))
+        if size == 1 or cost.free or self.epsilon_budget == math.inf:
+            return self.epsilon, self.delta
+        if self.at_once:
+            return fixed_plan(cost, size, self.delta, self.accountant), self.delta
+        composed = AdaptiveComposition(self.epsilon_budget, self.delta, self.order)
+        return successive_claims(cost, size, composed), self.delta
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain Python values, for machines."""
@@ -236,6 +249,7 @@ class PrivacyReport:
             *(("NOT PROTECTED", why) for why in self._unprotected()),
             ("guarantee", f"{spent}, {of}"),
             ("neighbours", _NEIGHBOURS[self.adjacency]),
+            *([] if self.group is None else [("group", _GROUP.format(self.group))]),
             *self._warnings(),
             *self._chains(),
             *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
@@ -335,45 +349,3 @@ class PrivacyReport:
 
     def _repr_html_(self) -> str:
         return self.to_html()
-
-
-def assumptions(substitution: bool, *, chains: bool = True) -> tuple[str, ...]:
-    """Assumptions of the guarantee, in words; `chains`: whether chains access the data."""
-    first, *others = _ASSUMPTIONS if chains else _ASSUMPTIONS_OF_SUMS
-    return (first, *([_PUBLIC_NUMBER] if substitution else []), *others)
-
-
-def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
-    """Fields of a report that follow from a bound on all that the budget pays for, if there is one."""
-    cost = Cost.of([]) if bound is None else bound
-    protected = bound is not None and secret
-    rates = {"0.1%": 0.001, "1%": 0.01}
-    return {
-        "protected": protected,
-        "gaussian_mu": None if bound is None else _finite(math.sqrt(cost.mu_squared)),
-        "zcdp_rho": None if bound is None else _finite(cost.rho),
-        "attack_power": {
-            name: max_true_positive_rate(cost, rate) if protected else 1.0
-            for name, rate in rates.items()
-        },
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if value < math.inf else None
-
-
-def one_off(made: Mapping[str, Accesses], plan: Accesses) -> dict[str, tuple[str, ...]]:
-    """Accesses outside of chains in words, by label, with those of a plan that were paid for but not made."""
-    before = Cost.of(access for accesses in made.values() for access in accesses).counts
-    rest = [(m, k - before.get(m, 0)) for m, k in Cost.of(plan).counts.items()]
-    not_made = {"planned, not made": [(m, k) for m, k in rest if k > 0]}
-    return {label: listed(a) for label, a in {**made, **not_made}.items() if a}
-
-
-def listed(accesses: Accesses) -> tuple[str, ...]:
-    """Accesses in words; only the first and the last ones of many."""
-    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
-    if len(names) > 6:
-        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
-    return tuple(names)

@@ -145,6 +145,14 @@ class L2Laplace(Mechanism):
         profile = interpolate_profile(*_profile(self.epsilon, self.n_dim), np.asarray(epsilons))
         return np.minimum(profile, 1.0)
 
+    def for_group(self, size: int) -> L2Laplace | None:
+        """Return the release with ``size`` times the sensitivity, exact, if its epsilon is in range.
+
+        Shorter differences cost less, see :meth:`~pymc_dp.privacy.mechanisms.mechanism.Mechanism.for_group`.
+        """
+        epsilon = self.epsilon * size
+        return L2Laplace(epsilon, self.n_dim) if epsilon <= self.LARGEST_EPSILON else None
+
 
 def _bessel_ratio(d: int, z: float) -> float:
     """``K_{d/2}(z) / K_{d/2 - 1}(z)``, by the upward recurrence, which is stable."""

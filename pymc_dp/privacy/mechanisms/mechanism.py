@@ -128,6 +128,22 @@ class Mechanism(ABC):
         """
         return None
 
+    def for_group(self, size: int) -> Mechanism | None:
+        """Return the access if neighbours differ in a group of records; None if only the general bounds are known.
+
+        Two data sets that differ in ``size`` records are joined by as many steps from one neighbour to the
+        next, under substitution and under add/remove. By the triangle inequality the accessed sum or log-ratio
+        changes by at most ``size`` sensitivities, and a mechanism whose bound holds for every change up to its
+        sensitivity costs a group what the same mechanism with ``size`` times the sensitivity costs one record.
+        These costs compose as others do: composition holds for any relation between data sets.
+
+        Parameters
+        ----------
+        size : int
+            Number of records in the group, at least 1.
+        """
+        return None
+
     def usual(self) -> set[Mechanism]:
         """Accesses that are charged for it, as far as they can be told in advance: itself, unless its cost varies."""
         return {self}
@@ -208,6 +224,10 @@ class Gaussian(Mechanism):
         """Exact hockey-stick divergence."""
         finite = np.clip(np.asarray(epsilons, dtype=float), -1e9, 1e9)
         return np.exp(gaussian_profile(finite, self.gaussian_mu))
+
+    def for_group(self, size: int) -> Gaussian:
+        """Return the release with ``size`` times the sensitivity: exact, see :meth:`Mechanism.for_group`."""
+        return Gaussian(self.noise_multiplier / size)
 
 
 @dataclass(frozen=True)
@@ -293,6 +313,10 @@ class Decision(Mechanism):
         return interpolate_profile(
             *decision_profile(self.rule, self.sensitivity), np.asarray(epsilons)
         )
+
+    def for_group(self, size: int) -> Decision:
+        """Return the decision with ``size`` times the sensitivity: exact, see :meth:`Mechanism.for_group`."""
+        return Decision(self.rule, self.sensitivity * size)
 
 
 def concentrated(mu: float) -> float:

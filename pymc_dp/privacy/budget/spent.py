@@ -1,0 +1,118 @@
+"""What a budget has spent, and its report."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget.accounts import BudgetTerms, written
+from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.privacy.budget.memory import together
+from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, one_off, strength
+from pymc_dp.privacy.budget.stopping import RunProgress
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+
+__all__ = ["SpentBudget"]
+
+
+class SpentBudget:
+    """The part of a :class:`~pymc_dp.privacy.budget.budget.PrivacyBudget` that reads its claims."""
+
+    id: str
+    epsilon: float
+    delta: float
+    chains: int
+    adjacency: Adjacency
+    accountant: str
+    ledger: Ledger
+    terms: BudgetTerms
+    steps: dict[str, StepAccess]
+    one_off_accesses: dict[str, Accesses]
+    planned: Accesses
+    data_keys: set[bytes]
+    group: str | None
+    groups: Mapping[str, SpentBudget]
+    _n_records: int | None
+    _run: RunProgress
+
+    def spent(self) -> float:
+        """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
+        return self._spent_by()[0]
+
+    def _spent_by(self) -> tuple[float, str]:
+        if self.groups:
+            return max(budget._spent_by() for budget in self.groups.values())
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            return math.inf if self.ledger.claims(self.id) else 0.0, self.accountant
+        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
+
+    def remaining(self) -> float:
+        """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
+        if self.groups:
+            return min(budget.remaining() for budget in self.groups.values())
+        if self.epsilon == math.inf:
+            return math.inf
+        claimed = self.ledger.claimed()
+        if claimed.is_whole(self.id):
+            return max(0.0, self.epsilon - self.spent())
+        return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
+
+    def _bound(self) -> Cost | None:
+        """Bound on all that this budget ever pays for: its plan, or else the whole adaptive composition."""
+        claimed = self.ledger.claimed()
+        if self.epsilon == math.inf:
+            return None
+        if self.id in claimed.plans:
+            return Cost.of(claimed.plans[self.id].accesses)
+        cost = claimed.of(self.id)
+        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
+
+    def report(self) -> PrivacyReport:
+        """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
+        self._check_undivided()
+        claimed, claims = self.ledger.claimed(), self.ledger.claims(self.id)
+        steps = self.steps.values()
+        spent, proved_by = self._spent_by()
+        secret = all(step.secret for step in steps)
+        substitution = self.adjacency is Adjacency.SUBSTITUTE
+        records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
+        others = together(self.data_keys, self.ledger)
+        return PrivacyReport(
+            **strength(self._bound(), secret),
+            epsilon_budget=self.epsilon,
+            epsilon=spent,
+            delta=self.delta,
+            adjacency=self.adjacency.value,
+            accountant=self.accountant,
+            proved_by=proved_by,
+            chains=0 if self.planned else self.chains,
+            n_records=records.pop() if substitution and len(records) == 1 else None,
+            secret_randomness=secret,
+            ledger=None if self.ledger.temporary else Path(self.ledger.path).name,
+            steps=tuple(StepReport.of(step, claims) for step in steps),
+            one_off_accesses=one_off(self.one_off_accesses, self.planned),
+            draws=self._run.draws_of_chains(),
+            assumptions=assumptions(substitution, chains=not self.planned, group=self.group),
+            public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
+            account_epsilon=self.ledger.spent() if self.ledger.n_budgets > 1 else None,
+            other_budgets=others.others,
+            total_epsilon=others.epsilon,
+            total_delta=others.delta,
+            claimed=written(claimed.of(self.id).counts.items()),
+            order=self.terms.adaptive.order,
+            at_once=claimed.is_whole(self.id),
+            group=self.group,
+        )
+
+    def _check_undivided(self) -> None:
+        if self.groups:
+            raise ValueError(
+                f"This budget was divided by split_by() among {len(self.groups)} groups of records ({', '.join(self.groups)}): use the budget of "
+                "a group, for its records only."
+            )
