@@ -37,10 +37,17 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 
-__all__ = ["PrivateCounts", "PrivateSum", "check_unused", "private_counts", "private_sum"]
+__all__ = [
+    "NO_PROTECTION",
+    "PrivateCounts",
+    "PrivateSum",
+    "check_unused",
+    "private_counts",
+    "private_sum",
+]
 
 #: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
-_NO_PROTECTION = Gaussian(1e-6)
+NO_PROTECTION = Gaussian(1e-6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,7 +319,7 @@ def _claim(
     """Choose the noise of a vector and claim it: all of the budget."""
     check_unused(budget, label)
     if budget.epsilon == math.inf:
-        mechanism: Any = _NO_PROTECTION
+        mechanism: Any = NO_PROTECTION
     else:
         mechanism = least_noise(
             n_dim, budget.epsilon, budget.delta, noise=noise, accountant=budget.accountant

@@ -81,12 +81,22 @@ class Ranges(Mapping[str, Any]):
             raise ValueError(
                 "Give at least one covariate with its range, such as Ranges(age=(18, 100))."
             )
+        self._given = columns
         self._parts = {name: _described(name, given) for name, given in columns.items()}
 
     @property
     def columns(self) -> list[Column]:
         """All columns, those of matrices one by one."""
         return [column for parts, _ in self._parts.values() for column in parts]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The arguments as lists."""
+        return {name: _plain(given) for name, given in self._given.items()}
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Ranges:
+        """Inverse of :meth:`to_dict`."""
+        return cls(**{name: _from_plain(given) for name, given in contents.items()})
 
     def __getitem__(self, name: str) -> list[Column]:
         return self._parts[name][0]
@@ -124,6 +134,11 @@ class Ranges(Mapping[str, Any]):
             raise ValueError("The columns of the data must have the same number of rows.")
         return np.column_stack(found)
 
+    def numbers(self, data: Any) -> list[np.ndarray]:
+        """The columns that hold numbers, as they are."""
+        arrays = [np.asarray(data[name]) for name in self]
+        return [array for array in arrays if array.dtype.kind in "biuf"]
+
     def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
         """Values by name, from positions of shape ``(n_rows, n_columns)``."""
         found, k = {}, 0
@@ -154,6 +169,20 @@ def _column(name: str, given: Any) -> Column:
     raise ValueError(
         f"{name} must be a range (low, high) with low < high, or a list of two or more different categories, got {_listed(given)}."
     )
+
+
+def _plain(given: Any) -> Any:
+    """Ranges as dicts, which a file keeps apart from lists of categories."""
+    if isinstance(given, tuple) and not all(isinstance(value, str) for value in given):
+        return {"low": as_float(given[0]), "high": as_float(given[1])}
+    values = [_plain(value) if isinstance(value, list | tuple) else value for value in given]
+    return [value.item() if isinstance(value, np.generic) else value for value in values]
+
+
+def _from_plain(given: Any) -> Any:
+    if isinstance(given, dict):
+        return given["low"], given["high"]
+    return [_from_plain(value) if isinstance(value, list | dict) else value for value in given]
 
 
 def _listed(given: Sequence[Any] | Any) -> str:

@@ -5,8 +5,8 @@ r"""private_stand_in(): made-up rows of private covariates, from their ranges an
    simplex.
 2. **Dependence.** With the released distribution function of column ``j``, each value has a score
    :math:`g_j = \sqrt{12}\,(F_j - 1/2)`, its centred rank (the middle one for a category), of absolute value at most
-   :math:`\sqrt 3`. The sum of the :math:`M = m (m - 1) / 2` products :math:`g_j g_k` is released, clipped to a
-   ball of radius :math:`2 \sqrt M`: twice the root mean square of its norm for independent columns.
+   :math:`\sqrt 3`. The sum of the :math:`M = m (m - 1) / 2` products :math:`g_j g_k` is released. Its
+   terms have a norm of at most :math:`3 \sqrt M`, so that nothing is clipped.
 3. **Rows** are drawn from a Gaussian copula with the released marginals. Its correlations are those with which
    simulated products of scores have the released means, shrunk towards independence by the noise.
 
@@ -24,72 +24,100 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 
-from scipy.special import ndtr
-
 from pymc_dp.arguments import as_integer
+from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.withheld import evaluate
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.queries.private_sum import check_unused
+from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
+from pymc_dp.queries.private_sum import NO_PROTECTION, check_unused
 from pymc_dp.queries.ranges import Ranges
 
-__all__ = ["StandIn", "private_stand_in"]
+__all__ = [
+    "StandIn",
+    "StandInDesign",
+    "design_stand_in",
+    "private_stand_in",
+    "release_stand_in",
+    "uniform_stand_in",
+]
 
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
-_N_BINS, _MOST_NOISE = (16, 8, 4, 2), 0.25
-#: Part of the budget for the counts.
-_COUNTS_PART = 0.5
-#: Standard deviation of a correlation before it is released, and the largest one of a copula.
-_PRIOR_SD, _MOST = 0.5, 0.99
-#: Points and correlations at which the products of a copula's scores are simulated.
-_N_POINTS, _CORRELATIONS = 8192, np.linspace(-_MOST, _MOST, 67)
+_N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
+#: Allowance for rounding errors.
+_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class StandIn:
-    """Made-up rows of covariates: public, since a budget paid for what they were made from.
+    """Laws of covariates, and made-up rows that have them: public, since a budget paid for what they were made from.
 
     Parameters
     ----------
-    rows : dict of str to array
-        By the names of the ranges, with made-up rows on the leading axis: for a model of the same parameters that is
-        passed as ``covariates=``.
     ranges : Ranges
     probabilities : tuple of arrays
-        Of the bins of each column.
+        Of the bins of each column: categories, or equal parts of a range.
     correlations : array of shape (n_columns, n_columns)
         Of the Gaussian copula.
-    report : PrivacyReport
+    n_rows, seed : int
+        Number of rows that are made up, and the public seed they are made with.
+    report : PrivacyReport, optional
+        What it cost, if a budget of its own paid for it.
     """
 
-    rows: dict[str, np.ndarray]
     ranges: Ranges
     probabilities: tuple[np.ndarray, ...]
     correlations: np.ndarray
-    report: PrivacyReport = field(repr=False)
+    n_rows: int
+    seed: int = 0
+    report: PrivacyReport | None = field(default=None, repr=False)
+
+    @cached_property
+    def rows(self) -> dict[str, np.ndarray]:
+        """Made-up rows, by the names of the ranges: for a model of the same parameters, passed as ``covariates=``."""
+        return self.draw(self.n_rows, self.seed)
 
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
         rng = np.random.default_rng(random_seed)
-        d = len(self.correlations)
         values, vectors = np.linalg.eigh(self.correlations)
-        normal = rng.standard_normal((n_rows, d)) @ (vectors * np.sqrt(np.maximum(values, 0))).T
-        margins = [_Margin(p, bool(c.categories)) for p, c in zip(self.probabilities, self.ranges.columns, strict=True)]  # fmt: skip
+        root = vectors * np.sqrt(np.maximum(values, 0))
+        normal = rng.standard_normal((n_rows, len(root))) @ root.T
+        margins = _margins(self.probabilities, self.ranges)
         places = [margin.places(z) for margin, z in zip(margins, normal.T, strict=True)]
         return self.ranges.rows(np.column_stack(places))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Contents as numbers, strings, lists and dicts."""
+        return {
+            "ranges": self.ranges.to_dict(),
+            "probabilities": [p.tolist() for p in self.probabilities],
+            "correlations": self.correlations.tolist(),
+            "n_rows": self.n_rows,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:
+        """Inverse of :meth:`to_dict`; without the report."""
+        probabilities = tuple(np.array(p) for p in contents["probabilities"])
+        correlations = np.array(contents["correlations"])
+        ranges = Ranges.from_dict(contents["ranges"])
+        return cls(ranges, probabilities, correlations, contents["n_rows"], contents["seed"])
 
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
@@ -103,15 +131,121 @@ class StandIn:
         return "\n".join(lines)
 
 
+def uniform_stand_in(ranges: Ranges, n_rows: int) -> StandIn:
+    """A stand-in before anything is released: uniform and independent columns."""
+    sizes = [len(column.categories) or 1 for column in ranges.columns]
+    return StandIn(ranges, tuple(np.full(k, 1 / k) for k in sizes), np.eye(len(sizes)), n_rows)
+
+
+@dataclass(frozen=True)
+class StandInDesign:
+    """Both releases of a stand-in.
+
+    Parameters
+    ----------
+    n_bins : int
+        Equal parts of each range.
+    counts : Gaussian or L2Laplace
+        Of the counts in the bins of all columns.
+    products : Gaussian or L2Laplace, optional
+        Of the products of scores; None for a single column.
+    """
+
+    n_bins: int
+    counts: Gaussian | L2Laplace
+    products: Gaussian | L2Laplace | None
+
+    @property
+    def accesses(self) -> Accesses:
+        """All that is claimed."""
+        return ((self.counts, 1), *(((self.products, 1),) if self.products else ()))
+
+
+def design_stand_in(
+    ranges: Ranges, budget: PrivacyBudget, n_records: int, share: float = 1.0
+) -> StandInDesign:
+    """Bins and noise of a stand-in, for a share of a budget: Gaussian noise, or l2 noise with ``delta = 0``.
+
+    The share is that of the squared ``mu``, or of epsilon; counts and products get half of it each.
+    """
+    columns = ranges.columns
+    n_pairs = len(columns) * (len(columns) - 1) // 2
+    part = share / 2 if n_pairs else share
+
+    def noise(n_dim: int) -> Gaussian | L2Laplace:
+        if budget.epsilon == math.inf:
+            return NO_PROTECTION
+        if budget.delta == 0:
+            return L2Laplace(budget.epsilon * part / _ROUNDING, n_dim)
+        limits = budget.epsilon, budget.delta
+        alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
+        return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
+
+    products = noise(n_pairs) if n_pairs else None
+    factor = budget.adjacency.sensitivity_factor
+    for n_bins in _N_BINS:
+        counts = noise(sum(len(c.categories) or n_bins for c in columns))
+        if counts.noise_sd * math.sqrt(factor * len(columns)) <= _MOST_NOISE * n_records / n_bins:
+            break
+    return StandInDesign(n_bins, counts, products)
+
+
+def release_stand_in(
+    places: np.ndarray,
+    ranges: Ranges,
+    design: StandInDesign,
+    adjacency: Adjacency,
+    n_rows: int,
+    seed: int = 0,
+) -> StandIn:
+    """Release counts and products, and make a stand-in from them; paid for by the caller.
+
+    Parameters
+    ----------
+    places : array of shape (n_records, n_columns)
+        Private positions, see :meth:`Ranges.places`.
+    ranges : Ranges
+    design : StandInDesign
+    adjacency : Adjacency
+    n_rows, seed : int
+        Of the made-up rows.
+    """
+    columns, factor = ranges.columns, adjacency.sensitivity_factor
+    edges = [_edges(len(c.categories), design.n_bins) for c in columns]
+    counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
+    law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
+    noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
+    is_public = adjacency is Adjacency.SUBSTITUTE
+    total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
+    ends = np.cumsum([len(count) for count in counts])[:-1]
+    probabilities = tuple(
+        nearest_probabilities(count / total, law.sd / total if column.categories else 0.0)
+        for column, count in zip(columns, np.split(noisy, ends), strict=True)
+    )
+    correlations = np.eye(len(columns))
+    if design.products is not None:
+        margins = _margins(probabilities, ranges)
+        pairs = zip(margins, places.T, strict=True)
+        scores = np.column_stack([margin.scores(place) for margin, place in pairs])
+        n_pairs = len(columns) * (len(columns) - 1) // 2
+        # A product is at most 3: nothing is clipped.
+        radius = 3 * math.sqrt(n_pairs) * _ROUNDING
+        products = RecordFunction(_products, {"scores": scores})
+        steps, exponent = products.ball_steps(np.zeros(n_pairs), radius)
+        law = NoiseLaw.of(design.products, factor, n_pairs)
+        means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
+        correlations = correlations_of(margins, means, law.sd * radius / total)
+    return StandIn(ranges, probabilities, correlations, n_rows, seed)
+
+
 def private_stand_in(
     data: Mapping[str, Any],
     ranges: Ranges,
     *,
     budget: PrivacyBudget,
     n_rows: int = 2000,
-    noise: str = "auto",
     n_records: int | None = None,
-    random_seed: Any = None,
+    random_seed: int = 0,
 ) -> StandIn:
     """Make a stand-in for private covariates from their ranges: counts and products are released, rows are made up.
 
@@ -122,17 +256,15 @@ def private_stand_in(
     ranges : Ranges
         Of the columns that the stand-in is to have.
     budget : PrivacyBudget
-        Pays for both releases, all of it. To spend a twentieth of an account, make a budget of that part with the same
+        Pays for both releases, all of it; their noise is Gaussian, or l2 noise with ``delta = 0``. To spend a twentieth of an account, make a budget of that part with the same
         ledger.
     n_rows : int
         Number of made-up rows.
-    noise : {"auto", "gaussian", "l2"}
-        As in :func:`~pymc_dp.private_sum`.
     n_records : int, optional
         Public guess of the number of records, for the number of bins; required under add/remove. By default the
         number of rows, which is public under substitution.
-    random_seed : int or Generator, optional
-        Of the made-up rows.
+    random_seed : int
+        Of the made-up rows; public.
 
     Returns
     -------
@@ -166,41 +298,23 @@ def private_stand_in(
     """
     places = ranges.places(data)
     check_unused(budget, "stand-in")
-    number = as_integer("n_records", len(places) if n_records is None else n_records, 1)
-    if n_records is None and budget.adjacency.sensitivity_factor == 1:
+    is_private = budget.adjacency is Adjacency.ADD_REMOVE
+    if n_records is None and is_private:
         raise ValueError(
             "Under add/remove the number of records is private: pass n_records=, a public guess."
         )
-    columns = ranges.columns
-    n_bins, first, second = _design(budget, noise, columns, number)
-    n_pairs = len(columns) * (len(columns) - 1) // 2
-    accesses = ((first, 1), *(((second, 1),) if second else ()))
-    counted = RecordFunction(lambda place: place, {"place": places})
-    edges = [_edges(len(c.categories), n_bins) for c in columns]
-    factor = budget.adjacency.sensitivity_factor
-    budget.spend("stand-in", accesses, counted.data_keys, len(places), plan=accesses)
-    counts = counted.counts(edges)
-    law = NoiseLaw.of(first, math.sqrt(factor * len(columns)), sum(map(len, counts)))
-    noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
-    ends = np.cumsum([len(count) for count in counts])[:-1]
-    probabilities = tuple(
-        _on_simplex(c / max(noisy.sum() / len(counts), 1)) for c in np.split(noisy, ends)
-    )
-    correlations = np.eye(len(columns))
-    if second:
-        margins = [_Margin(p, bool(c.categories)) for p, c in zip(probabilities, columns, strict=True)]  # fmt: skip
-        scores = np.column_stack(
-            [margin.scores(place) for margin, place in zip(margins, places.T, strict=True)]
-        )
-        products = RecordFunction(_products, {"scores": scores})
-        radius = 2 * math.sqrt(n_pairs)
-        steps, exponent = products.ball_steps(np.zeros(n_pairs), radius)
-        law = NoiseLaw.of(second, factor, n_pairs)
-        means = law.add(steps, exponent, OperatingSystemBits()) * radius / number
-        correlations = _correlations(margins, means, law.sd * radius / number)
-    made = StandIn({}, ranges, probabilities, correlations, budget.report())
-    made.rows.update(made.draw(n_rows, random_seed))
-    return made
+    number = as_integer("n_records", len(places) if n_records is None else n_records, 1)
+    n_rows, random_seed = as_integer("n_rows", n_rows, 1), as_integer("random_seed", random_seed, 0)
+    design = design_stand_in(ranges, budget, number)
+    keys = evaluate("when its columns were identified", array_keys, ranges.numbers(data))
+    budget.spend("stand-in", design.accesses, keys, len(places), plan=design.accesses)
+    made = release_stand_in(places, ranges, design, budget.adjacency, n_rows, random_seed)
+    return replace(made, report=budget.report())
+
+
+def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges) -> list[Margin]:
+    pairs = zip(probabilities, ranges.columns, strict=True)
+    return [Margin(p, bool(column.categories)) for p, column in pairs]
 
 
 def _products(scores: Any) -> Any:
@@ -209,91 +323,8 @@ def _products(scores: Any) -> Any:
     return pt.stack([scores[j] * scores[k] for j, k in zip(first, second, strict=True)])
 
 
-def _design(
-    budget: PrivacyBudget, noise: str, columns: list[Any], n_records: int
-) -> tuple[int, Gaussian | L2Laplace, Gaussian | L2Laplace | None]:
-    """Number of bins of a range, and noise of both releases."""
-    limits = budget.epsilon, budget.delta
-    options: dict[str, Any] = {"noise": noise, "accountant": budget.accountant}
-    n_pairs = len(columns) * (len(columns) - 1) // 2
-    for n_bins in _N_BINS:
-        size = sum(len(c.categories) or n_bins for c in columns)
-        if budget.epsilon == math.inf:
-            return n_bins, Gaussian(1e-6), Gaussian(1e-6) if n_pairs else None
-        first = alone = least_noise(size, *limits, **options)
-        if n_pairs and isinstance(alone, L2Laplace):
-            first = L2Laplace(alone.epsilon * _COUNTS_PART, size)
-        elif n_pairs:
-            first = Gaussian(alone.noise_sd / math.sqrt(_COUNTS_PART))
-        factor = budget.adjacency.sensitivity_factor
-        if first.noise_sd * math.sqrt(factor * len(columns)) <= _MOST_NOISE * n_records / n_bins:
-            break
-    if not n_pairs:
-        return n_bins, first, None
-    return n_bins, first, least_noise(n_pairs, *limits, before=((first, 1),), **options)
-
-
 def _edges(n_categories: int, n_bins: int) -> np.ndarray:
     """Edges between categories, or equal parts of [0, 1]."""
     if n_categories:
         return np.arange(0.5, n_categories - 1)
     return np.arange(1, n_bins) / n_bins
-
-
-def _on_simplex(vector: np.ndarray) -> np.ndarray:
-    """The nearest vector of probabilities (Duchi et al.)."""
-    descending = np.sort(vector)[::-1]
-    excess = (descending.cumsum() - 1) / np.arange(1, len(vector) + 1)
-    last = np.flatnonzero(descending > excess)[-1]
-    return np.maximum(vector - excess[last], 0.0)
-
-
-class _Margin:
-    """Released law of a column: positions from normal scores, and centred ranks of positions."""
-
-    def __init__(self, probabilities: np.ndarray, is_category: bool) -> None:
-        self._below = np.concatenate([[0.0], probabilities.cumsum()])
-        self._below /= self._below[-1]
-        self._is_category, self._n = is_category, len(probabilities)
-
-    def places(self, normal: np.ndarray) -> np.ndarray:
-        """The position whose rank is that of a standard normal number."""
-        ranks = ndtr(normal)
-        bins = np.searchsorted(self._below[1:-1], ranks, side="right")
-        if self._is_category:
-            return bins.astype(float)
-        low, high = self._below[bins], self._below[bins + 1]
-        return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
-
-    def scores(self, places: np.ndarray) -> np.ndarray:
-        """Centred ranks times the root of 12, each a function of one position."""
-        if self._is_category:
-            bins = places.astype(int)
-            ranks = (self._below[bins] + self._below[bins + 1]) / 2
-        else:
-            ranks = np.interp(places, np.arange(self._n + 1) / self._n, self._below)
-        return math.sqrt(12) * (ranks - 0.5)
-
-
-def _correlations(margins: list[_Margin], means: np.ndarray, noise_sd: float) -> np.ndarray:
-    """Correlations of the copula whose scores have these mean products, shrunk by the noise."""
-    rng = np.random.default_rng(0)
-    one, two = rng.standard_normal((2, _N_POINTS))
-    one, two = np.concatenate([one, -one]), np.concatenate([two, two])
-    found = np.eye(len(margins))
-    for (j, k), mean in zip(combinations(range(len(margins)), 2), means, strict=True):
-        first = margins[j].scores(margins[j].places(one))
-        second = [
-            margins[k].scores(margins[k].places(r * one + math.sqrt(1 - r * r) * two))
-            for r in _CORRELATIONS
-        ]
-        products = np.maximum.accumulate(np.mean(np.array(second) * first, axis=1))
-        spread = _PRIOR_SD * first.std() * second[len(second) // 2].std()
-        if spread > 0:
-            shrunk = mean * spread**2 / (spread**2 + noise_sd**2)
-            found[j, k] = found[k, j] = np.interp(shrunk, products, _CORRELATIONS)
-    values, vectors = np.linalg.eigh(found)
-    root = vectors * np.sqrt(np.maximum(values, 1e-6))
-    found = root @ root.T
-    scale = np.sqrt(np.diag(found))
-    return found / np.outer(scale, scale)

@@ -1,0 +1,78 @@
+"""A Gaussian copula with given marginal laws: positions from normal scores, correlations from products of ranks."""
+
+from __future__ import annotations
+
+import math
+
+from itertools import combinations
+
+import numpy as np
+
+from scipy.special import ndtr
+
+__all__ = ["Margin", "correlations_of", "nearest_probabilities"]
+
+#: Standard deviation of a correlation before it is released, and the largest one of a copula.
+_PRIOR_SD, _MOST = 0.5, 0.99
+#: Points and correlations at which the products of a copula's scores are simulated.
+_N_POINTS, _CORRELATIONS = 8192, np.linspace(-_MOST, _MOST, 67)
+
+
+def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
+    """The nearest vector of probabilities (Duchi et al.), each at least half of the noise: a category exists."""
+    descending = np.sort(vector)[::-1]
+    excess = (descending.cumsum() - 1) / np.arange(1, len(vector) + 1)
+    last = np.flatnonzero(descending > excess)[-1]
+    found = np.maximum(vector - excess[last], min(noise_sd, 1 / len(vector)) / 2)
+    return found / found.sum()
+
+
+class Margin:
+    """Released law of a column: positions from normal scores, and centred ranks of positions."""
+
+    def __init__(self, probabilities: np.ndarray, is_category: bool) -> None:
+        self._below = np.concatenate([[0.0], probabilities.cumsum()])
+        self._below /= self._below[-1]
+        self._is_category, self._n = is_category, len(probabilities)
+
+    def places(self, normal: np.ndarray) -> np.ndarray:
+        """The position whose rank is that of a standard normal number."""
+        ranks = ndtr(normal)
+        bins = np.searchsorted(self._below[1:-1], ranks, side="right")
+        if self._is_category:
+            return bins.astype(float)
+        low, high = self._below[bins], self._below[bins + 1]
+        return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
+
+    def scores(self, places: np.ndarray) -> np.ndarray:
+        """Centred ranks times the root of 12, each a function of one position."""
+        if self._is_category:
+            bins = places.astype(int)
+            ranks = (self._below[bins] + self._below[bins + 1]) / 2
+        else:
+            ranks = np.interp(places, np.arange(self._n + 1) / self._n, self._below)
+        return math.sqrt(12) * (ranks - 0.5)
+
+
+def correlations_of(margins: list[Margin], means: np.ndarray, noise_sd: float) -> np.ndarray:
+    """Correlations of the copula whose scores have these mean products, shrunk by the noise."""
+    rng = np.random.default_rng(0)
+    one, two = rng.standard_normal((2, _N_POINTS))
+    one, two = np.concatenate([one, -one]), np.concatenate([two, two])
+    found = np.eye(len(margins))
+    for (j, k), mean in zip(combinations(range(len(margins)), 2), means, strict=True):
+        first = margins[j].scores(margins[j].places(one))
+        second = [
+            margins[k].scores(margins[k].places(r * one + math.sqrt(1 - r * r) * two))
+            for r in _CORRELATIONS
+        ]
+        products = np.maximum.accumulate(np.mean(np.array(second) * first, axis=1))
+        spread = _PRIOR_SD * first.std() * second[len(second) // 2].std()
+        if spread > 0:
+            shrunk = mean * spread**2 / (spread**2 + noise_sd**2)
+            found[j, k] = found[k, j] = np.interp(shrunk, products, _CORRELATIONS)
+    values, vectors = np.linalg.eigh(found)
+    root = vectors * np.sqrt(np.maximum(values, 1e-6))
+    found = root @ root.T
+    scale = np.sqrt(np.diag(found))
+    return found / np.outer(scale, scale)
