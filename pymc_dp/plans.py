@@ -24,6 +24,7 @@ from pymc_dp.privacy.budget.binding import check_paid
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.ledger import Accesses, Ledger
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
@@ -58,7 +59,7 @@ def plan(
     other_accesses: Accesses = (),
     simulator: Simulator | None = None,
     model: pm.Model | None = None,
-    covariates: str | pm.Model | None = None,
+    covariates: str | pm.Model | Ranges | None = None,
     records: Any = None,
     stand_in_records: Any = None,
     public: Sequence[Any] = (),

@@ -24,6 +24,7 @@ from pymc_dp.planning.simulator import Guess
 from pymc_dp.plans import plan as make_plan
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.publishing import release, warn_of_chains
+from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.fit_check import check_fit
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.results import released_draws, warn_of_distance
@@ -58,7 +59,7 @@ def sample(
     delta: float | None = None,
     chains: int | None = None,
     draws: int | None = None,
-    covariates: str | pm.Model | None = None,
+    covariates: str | pm.Model | Ranges | None = None,
     guess: Guess = None,
     noise: str | None = None,
     reproducible: bool = False,

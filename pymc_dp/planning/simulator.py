@@ -18,6 +18,8 @@ from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.queries.ranges import Ranges
+from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
 __all__ = ["Guess", "Simulator", "check_number_is_public", "notes_on_position"]
 
@@ -36,13 +38,16 @@ class Simulator:
     ----------
     model : pm.Model, optional
         The model; by default the one on the context stack.
-    covariates : "public" or pm.Model, optional
+    covariates : "public", pm.Model or Ranges, optional
         How records are simulated if the model has covariates (arrays with a row per record that
         are not observed variables), or `records` is given. ``"public"``: the model's own
         covariates, and `records`, may be used, and under add/remove its number of rows. A model:
         a stand-in with the same parameters and public or invented data of any number of rows. Its
         observed values are used only if they cannot be drawn (a ``pm.CustomDist`` without
-        ``random``). There is no default for models with covariates; others need none.
+        ``random``). Ranges of all covariates, which must be ``pm.Data`` with these names: rows of
+        the model are made up, uniformly, until :func:`~pymc_dp.private_scores` releases what they
+        are like (:func:`~pymc_dp.queries.private_stand_in`). There is no default for models with
+        covariates; others need none.
     records : array of int, or dict of str to such arrays, optional
         Privacy unit that each row belongs to, see :class:`~pymc_dp.model.RecordLikelihood`.
     stand_in_records : array of int, or dict of str to such arrays, optional
@@ -92,7 +97,7 @@ class Simulator:
         self,
         model: pm.Model | None = None,
         *,
-        covariates: str | pm.Model | None = None,
+        covariates: str | pm.Model | Ranges | None = None,
         records: Any = None,
         stand_in_records: Any = None,
         public: Sequence[Any] = (),
@@ -106,16 +111,27 @@ class Simulator:
             as_integer("n_records", n_records, 1)
         _check_covariates(covariates)
         self.model = pm.modelcontext(model)
-        self.covariates, self.public, self.temperature = covariates, tuple(public), temperature
+        self.public, self.temperature = tuple(public), temperature
+        #: Of private covariates whose stand-in is made up, with the private positions of all values, and what was
+        #: released about them.
+        self.ranges = covariates if isinstance(covariates, Ranges) else None
+        self.stand_in: StandIn | None = None
+        self._latest: Simulator | None = None
+        if self.ranges is not None:
+            self.places = _places(self.model, self.ranges, records)
         self.likelihood = RecordLikelihood(
             self.model, records=records, public=public, compile_kwargs=compile_kwargs
         )
-        if isinstance(covariates, pm.Model):
+        if self.ranges is not None:
+            self._make_up(uniform_stand_in(self.ranges, len(self.places)))
+        elif isinstance(covariates, pm.Model):
+            self.covariates: Any = covariates
             _check_stand_in(self.model, covariates, records, stand_in_records)
             self.simulated = SimulatedRecords(
                 covariates, records=stand_in_records, public_covariates=True, public_data=True
             )
         else:
+            self.covariates = covariates
             self.simulated = SimulatedRecords(
                 self.model, records=records, public=public, public_covariates=covariates == "public"
             )
@@ -131,8 +147,31 @@ class Simulator:
         subset.simulated, subset.moments = self.simulated.keeping(rows), moments
         return subset
 
+    def standing_in(self, stand_in: StandIn | None) -> Simulator:
+        """The same with the rows of a stand-in that was released, in place of made-up ones; or itself without ranges."""
+        if self.ranges is None or stand_in is None or self.stand_in is stand_in:
+            return self
+        if self._latest is None or self._latest.stand_in is not stand_in:
+            self._latest = new = copy.copy(self.whole)
+            new.whole, new.stand_in, new.moments = new, stand_in, None
+            new._make_up(stand_in)
+        return self._latest
+
+    def _make_up(self, stand_in: StandIn) -> None:
+        """Simulate records with the rows of a stand-in. All other arrays must be public: observed values are not used."""
+        rows = {
+            name: np.asarray(row, self.model[name].dtype) for name, row in stand_in.rows.items()
+        }
+        self.covariates = pm.do(self.model, rows)
+        self.simulated = SimulatedRecords(self.covariates, public=[*self.public, *rows])
+
     def check_budget(self, budget: PrivacyBudget) -> None:
         """Raise ValueError if a plan on this budget would use the number of records, and that is private."""
+        if self.ranges is not None and budget.adjacency is Adjacency.ADD_REMOVE:
+            raise ValueError(
+                "Under add/remove the number of records is private, and covariates=Ranges(...) makes up as many rows: make a stand-in with "
+                "private_stand_in(..., n_records=), on a budget of its own, and pass covariates=stand_in_model."
+            )
         check_number_is_public(budget, self.covariates, self._given_number)
 
     def position(self, guess: Guess = None, random_seed: Any = None) -> np.ndarray:
@@ -193,13 +232,28 @@ def notes_on_position(position: Any) -> list[str]:
 
 def _check_covariates(covariates: Any) -> None:
     """Raise unless this is one of the two ways to simulate covariates, or none."""
-    if covariates is None or isinstance(covariates, pm.Model):
+    if covariates is None or isinstance(covariates, pm.Model | Ranges):
         return
     if not (isinstance(covariates, str) and covariates == "public"):
         raise ValueError(
-            f'covariates must be "public" (everybody may know the covariates) or covariates=stand_in_model, a model of the same parameters with '
-            f"covariates that are public or invented, got {covariates!r}."
+            f'covariates must be "public" (everybody may know the covariates), Ranges(...) (only their ranges are known), or a stand-in: a model '
+            f"of the same parameters with covariates that are public or invented, got {covariates!r}."
         )
+
+
+def _places(model: pm.Model, ranges: Ranges, records: Any) -> np.ndarray:
+    """Private positions of the covariates in their ranges."""
+    if records is not None:
+        raise ValueError(
+            'With records=, covariates must be "public" or a stand-in: Ranges describe single rows.'
+        )
+    data = {v.name: v for v in model.data_vars}
+    if unknown := sorted(set(ranges) - set(data)):
+        raise ValueError(
+            f"Ranges describe {', '.join(unknown)}, but the model's pm.Data are {', '.join(map(str, data)) or 'none'}: make covariates "
+            "pm.Data(name, array), with the names of the ranges."
+        )
+    return ranges.places({name: data[name].get_value() for name in ranges})
 
 
 def _check_stand_in(

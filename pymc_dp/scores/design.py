@@ -16,6 +16,7 @@ from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.queries.stand_in import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, design_check, tail_misfit
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.linearized import floored, information_of
@@ -232,6 +233,8 @@ class StartDesign:
     cost : float
         Mean square of the errors of the main release in posterior variances without privacy, and the spread that
         the distance from the reference adds to its terms.
+    stand_in : StandInDesign or None
+        Of covariates of which only ranges are known.
     """
 
     moments: MomentDesign | None
@@ -242,6 +245,7 @@ class StartDesign:
     design: ScoreDesign
     reference_error: float
     cost: float
+    stand_in: StandInDesign | None = None
 
     @property
     def accesses(self) -> Accesses:
@@ -253,7 +257,8 @@ class StartDesign:
     def before(self) -> Accesses:
         """Accesses before the main one."""
         moments: Accesses = ((self.moments.mechanism, 1),) if self.moments else ()
-        return (*moments, *self.start)
+        stand_in: Accesses = self.stand_in.accesses if self.stand_in else ()
+        return (*stand_in, *moments, *self.start)
 
     @property
     def start(self) -> Steps:
@@ -267,6 +272,7 @@ def best_design(
     n_records: int,
     noise: str,
     fit_share: float,
+    stand_in: StandInDesign | None = None,
 ) -> StartDesign:
     """Start, noise and clip bound with the least expected error.
 
@@ -297,7 +303,7 @@ def best_design(
             for numbers in starts if share else ((0, 0),):
                 shares = moments, share
                 found.append(_start_design(simulated, alone, shares, numbers, factor, n_records))
-    best = min(found, key=lambda candidate: candidate.cost)
+    best = replace(min(found, key=lambda candidate: candidate.cost), stand_in=stand_in)
     if epsilon == math.inf:
         return best
     return _calibrated(best, simulated, budget, n_records, noise, fit_share)

@@ -173,7 +173,7 @@ def check_fit(
     release = next((r for r in reversed(scores.releases) if r.histogram is not None), None)
     if release is None or release.histogram is None:
         return None
-    simulator = corrected(simulator, scores.moments, scores.n_records)
+    simulator = corrected(simulator, scores.moments, scores.n_records, scores.stand_in)
     rng = np.random.default_rng(random_seed)
     if draws is None:
         features = ClippedScores(scores, simulator.simulated)

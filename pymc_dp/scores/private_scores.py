@@ -12,11 +12,16 @@ from pymc_dp.arguments import as_float
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.planning.simulator import Guess, Simulator, notes_on_position
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.queries.ranges import Ranges
+from pymc_dp.queries.stand_in import design_stand_in
 from pymc_dp.scores.design import SimulatedScores, best_design
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
 
 __all__ = ["plan_scores", "private_scores"]
+
+#: Part of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges.
+_STAND_IN_SHARE = 0.05
 
 
 def private_scores(
@@ -27,7 +32,7 @@ def private_scores(
     noise: str = "auto",
     fit_share: float = 0.03,
     model: pm.Model | None = None,
-    covariates: str | pm.Model | None = None,
+    covariates: str | pm.Model | Ranges | None = None,
     records: Any = None,
     stand_in_records: Any = None,
     public: Sequence[Any] = (),
@@ -40,7 +45,8 @@ def private_scores(
     posterior's precision is 1 per record. A part of the budget, at most a tenth unless the guess may be far or
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
-    scores, which its rows are weighted to have. Noise and all parts are those with the least expected error on
+    scores, which its rows are weighted to have; where only ranges of the covariates are given, another
+    twentieth pays for a stand-in that is made from these. Noise and all parts are those with the least expected error on
     records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
     released before, has tails unlike the model's: private data decide about nothing else.
 
@@ -122,5 +128,8 @@ def plan_scores(
     simulated = SimulatedScores(simulator, simulator.position(guess, rng), rng)
     if not 0 <= as_float(fit_share) <= 0.5:
         raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
-    design = best_design(simulated, budget, simulator.n_records, noise, fit_share)
+    stand_in, n_records = None, simulator.n_records
+    if simulator.ranges is not None:
+        stand_in = design_stand_in(simulator.ranges, budget, n_records, _STAND_IN_SHARE)
+    design = best_design(simulated, budget, n_records, noise, fit_share, stand_in)
     return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)

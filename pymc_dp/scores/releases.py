@@ -15,6 +15,7 @@ import numpy as np
 
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.queries.stand_in import StandIn
 
 __all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
@@ -132,6 +133,8 @@ class PrivateScores:
         What the releases cost: one for each budget.
     moments : ScoreMoments, optional
         If the covariates are private: corrects those of the stand-in.
+    stand_in : StandIn, optional
+        If only ranges of the covariates were known: the stand-in that was released.
 
     Examples
     --------
@@ -145,6 +148,7 @@ class PrivateScores:
     adjacency: str
     reports: tuple[PrivacyReport, ...]
     moments: ScoreMoments | None = None
+    stand_in: StandIn | None = None
 
     @property
     def n_dim(self) -> int:
@@ -177,6 +181,7 @@ class PrivateScores:
             "adjacency": self.adjacency,
             "reports": [json.loads(report.to_json()) for report in self.reports],
             "moments": None if self.moments is None else _plain(self.moments),
+            "stand_in": None if self.stand_in is None else self.stand_in.to_dict(),
         }
 
     @classmethod
@@ -215,7 +220,9 @@ class PrivateScores:
             arrays = {name: np.array(moments[name]) for name in ("theta", "directions", "total")}
             moments = ScoreMoments(**moments | arrays)
         n_records, adjacency = contents["n_records"], contents["adjacency"]
-        return cls(releases, shapes, n_records, adjacency, reports, moments)
+        stand_in = contents.get("stand_in")
+        stand_in = None if stand_in is None else StandIn.from_dict(stand_in)
+        return cls(releases, shapes, n_records, adjacency, reports, moments, stand_in)
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
         """Scores with the releases of both, of the same records."""
@@ -232,7 +239,10 @@ class PrivateScores:
             key=lambda m: m.noise_sd / m.bound**2,
             default=None,
         )
-        return replace(self, releases=releases, reports=tuple(reports.values()), moments=moments)
+        stand_in = self.stand_in or other.stand_in
+        return replace(
+            self, releases=releases, reports=tuple(reports.values()), moments=moments, stand_in=stand_in
+        )  # fmt: skip
 
     def __str__(self) -> str:
         """Each release, and the privacy report."""
@@ -252,6 +262,8 @@ class PrivateScores:
             lines.append(
                 f"  products of scores clipped to {m.bound:.4g}: {m.noise} noise with sd {m.noise_sd:.4g} per coordinate"
             )
+        if self.stand_in is not None:
+            lines.append(f"  {self.stand_in}".replace("\n", "\n  "))
         return "\n".join([*lines, *map(str, self.reports)])
 
 

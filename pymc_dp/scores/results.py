@@ -20,6 +20,7 @@ __all__ = ["joint_report", "released_draws", "warn_of_distance"]
 _PUBLIC = "The covariates of the model are public: latent records have them."
 _STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
 _CORRECTED = "The stand-in's covariates are public, and distributed as those of the records once they are weighted to have the released moments."
+_RANGES = "The covariates are distributed as the stand-in that was made from their ranges, noisy counts and noisy correlations."
 #: Median distance of a chain's draws from the normal approximation above which it is reported.
 _FAR = 4.0
 
@@ -34,6 +35,8 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
     report = joint_report(scores.reports)
     if simulator.covariates is not None:
         stand_in = _STAND_IN if scores.moments is None else _CORRECTED
+        if scores.stand_in is not None:
+            stand_in = _RANGES
         kind = _PUBLIC if isinstance(simulator.covariates, str) else stand_in
         report = replace(report, assumptions=(*report.assumptions, kind))
     released = reduced(

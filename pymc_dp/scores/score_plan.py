@@ -16,6 +16,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.queries.stand_in import StandInDesign, release_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
@@ -88,10 +89,14 @@ class ScorePlan:
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:
             norm_counts(likelihood, simulated.theta, simulated.directions, np.ones(1))
-        if self.design.moments is None:
-            return self._release_sums()
-        product_steps(likelihood, simulated.theta, simulated.directions, 1.0)
-        return self._with_moments(self.design.moments)._release_sums()
+        plan, design = self, self.design
+        if design.moments is not None:
+            product_steps(likelihood, simulated.theta, simulated.directions, 1.0)
+        if design.stand_in is not None:
+            plan = plan._with_stand_in(design.stand_in)
+        if design.moments is not None:
+            plan = plan._with_moments(design.moments)
+        return plan._release_sums()
 
     def _release_sums(self) -> PrivateScores:
         """The start, the fit check, and the main sum, whose clip bound takes account of it."""
@@ -113,6 +118,25 @@ class ScorePlan:
         release = self._one(simulated, self.design.main, misfit)
         return self._scores([*releases, replace(release, histogram=histogram)])
 
+    def _with_stand_in(self, design: StandInDesign) -> ScorePlan:
+        """Release what the covariates are like; the plan with rows that are made up from it.
+
+        If records cannot be simulated with these, uniform rows are kept: the releases are paid for.
+        """
+        self._spend("stand-in", design.accesses)
+        simulator, guess = self.simulator, self.simulated.theta
+        assert simulator.ranges is not None
+        places = simulator.places
+        stand_in = release_stand_in(
+            places, simulator.ranges, design, self.budget.adjacency, len(places)
+        )
+        try:
+            simulator = simulator.standing_in(stand_in)
+            simulated = SimulatedScores(simulator, guess, self.rng)
+        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+            return self
+        return replace(self, simulator=simulator, simulated=simulated)
+
     def _with_moments(self, design: MomentDesign) -> ScorePlan:
         """Release the moments; the plan with a stand-in that has them.
 
@@ -120,8 +144,11 @@ class ScorePlan:
         """
         self._spend("moments", ((design.mechanism, 1),))
         simulator, guess = self.simulator, self.simulated
+        bound = guess.moment_design(
+            design.mechanism, self.budget.adjacency.sensitivity_factor
+        ).bound
         moments = release_moments(
-            simulator.likelihood, guess.theta, guess.directions, design.bound, design.mechanism,
+            simulator.likelihood, guess.theta, guess.directions, bound, design.mechanism,
             self.budget.adjacency.sensitivity_factor, OperatingSystemBits(),
         )  # fmt: skip
         try:
@@ -196,7 +223,7 @@ class ScorePlan:
         shapes = {name: np.shape(value) for name, value in point.items()}
         return PrivateScores(
             tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
-            self.moments,
+            self.moments, self.simulator.stand_in,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -220,6 +247,8 @@ class ScorePlan:
             f"Plan for epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, {self.simulator.n_records} records",
             "made on records drawn from the model: private data were not looked at",
         ]
+        if design.stand_in is not None:
+            lines.append(f"covariates: {design.stand_in.counts.name}, counts and products of ranks")
         if design.moments is not None:
             lines.append(f"stand-in: {design.moments.mechanism.name}, products of scores")
         lines += [f"start:   {count} x {mechanism.name}" for mechanism, count in design.start]

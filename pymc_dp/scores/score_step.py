@@ -137,7 +137,7 @@ class DPScore(BlockedStep):
             raise ValueError("model= is another model than that of the simulator: leave out.")
         if simulator is None:
             simulator = Simulator(modelcontext(model), covariates=covariates)
-        simulator = corrected(simulator, scores.moments, scores.n_records)
+        simulator = corrected(simulator, scores.moments, scores.n_records, scores.stand_in)
         model, likelihood = simulator.model, simulator.likelihood
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):

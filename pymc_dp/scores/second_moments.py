@@ -39,6 +39,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
+from pymc_dp.queries.stand_in import StandIn
 from pymc_dp.scores.releases import ScoreMoments
 
 __all__ = [
@@ -191,11 +192,17 @@ def row_weights(
     return weights / weights.sum()
 
 
-def corrected(simulator: Simulator, moments: ScoreMoments | None, n_records: int) -> Simulator:
-    """The simulator with those rows of its stand-in whose scores have the released moments; or itself.
+def corrected(
+    simulator: Simulator,
+    moments: ScoreMoments | None,
+    n_records: int,
+    stand_in: StandIn | None = None,
+) -> Simulator:
+    """The simulator with the stand-in that was released, and its rows whose scores have the released moments.
 
     The rows are the same in each call: their choice has a public seed.
     """
+    simulator = simulator.standing_in(stand_in)
     if moments is None or simulator.moments is moments:
         return simulator
     simulator, rng = simulator.whole, np.random.default_rng(0)
