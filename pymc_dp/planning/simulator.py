@@ -236,8 +236,8 @@ def _check_covariates(covariates: Any) -> None:
         return
     if not (isinstance(covariates, str) and covariates == "public"):
         raise ValueError(
-            f'covariates must be "public" (everybody may know the covariates), Ranges(...) (only their ranges are known), or a stand-in: a model '
-            f"of the same parameters with covariates that are public or invented, got {covariates!r}."
+            f'covariates must be "public" (everybody may know the covariates), Ranges(...) (only their ranges are known), or covariates=stand_in_model, '
+            f"a model of the same parameters with covariates that are public or invented, got {covariates!r}."
         )
 
 

@@ -202,7 +202,8 @@ def corrected(
 
     The rows are the same in each call: their choice has a public seed.
     """
-    simulator = simulator.standing_in(stand_in)
+    if stand_in is not None:
+        simulator = simulator.standing_in(stand_in)
     if moments is None or simulator.moments is moments:
         return simulator
     simulator, rng = simulator.whole, np.random.default_rng(0)

@@ -21,9 +21,9 @@ from pymc_dp.planning import start as starts
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget import memory
+from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import SeededBits
-from pymc_dp.steps import noisy_gradients as gradients
 
 N = 4000
 RNG = np.random.default_rng(2024)
@@ -117,7 +117,7 @@ def exact(name, temperature=1.0):
 def watched(**options):
     """A start, and what was done on the way, in order."""
     events, likelihood = [], built("normal")[0].likelihood
-    spend, noisy = PrivacyBudget.spend, gradients.noisy_sum
+    spend, noisy = PrivacyBudget.spend, noise_law.noisy_sum
     with pytest.MonkeyPatch.context() as patch:
 
         def claim(self, label, accesses, *data):
@@ -129,15 +129,15 @@ def watched(**options):
             events.append(("sum", bound))
             return type(likelihood).clipped_grad_steps(likelihood, theta, bound, directions=directions)  # fmt: skip
 
-        def noise(steps, exponent, scale, bits):
+        def noise(steps, exponent, scale, *rest):
             events.append(("noise", scale))
-            return noisy(steps, exponent, scale, bits)
+            return noisy(steps, exponent, scale, *rest)
 
         def other(*_, **__):
             raise AssertionError("the data were looked at in another way")
 
         patch.setattr(PrivacyBudget, "spend", claim)
-        patch.setattr(gradients, "noisy_sum", noise)
+        patch.setattr(noise_law, "noisy_sum", noise)
         for name in ("logp", "logp_at", "clipped_sum", "clipped_grad"):
             patch.setitem(likelihood.__dict__, name, other)
         patch.setitem(likelihood.__dict__, "clipped_grad_steps", total)

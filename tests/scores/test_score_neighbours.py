@@ -14,6 +14,7 @@ from scipy import stats
 
 from pymc_dp import PrivacyBudget
 from pymc_dp.planning.simulator import Simulator
+from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.scores import plan_scores, score_plan
@@ -58,14 +59,14 @@ def largest_difference(release) -> tuple[float, float]:
 def audited(noise, delta=1e-6):
     """Whether noise was enough: release, mechanism, scale of the noise that was really added; of the last sum."""
     scales = []
-    right = noisy_gradients.noisy_sum
+    right = noise_law.noisy_sum
     with pytest.MonkeyPatch.context() as patch:
 
         def listen(steps, exponent, scale, *rest):
             scales.append(scale)
             return right(steps, exponent, scale, *rest)
 
-        patch.setattr(noisy_gradients, "noisy_sum", listen)
+        patch.setattr(noise_law, "noisy_sum", listen)
         budget = PrivacyBudget(4.0, delta, chains=1)
         release = (
             plan_scores(simulator(), budget, noise=noise, fit_share=0, random_seed=1)
