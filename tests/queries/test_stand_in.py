@@ -1,0 +1,284 @@
+"""Stand-ins from ranges: positions, copulas, what is released, what it costs, and use in a plan of scores."""
+
+import json
+import math
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+from pymc_dp import DPScore, PrivacyBudget, Simulator, plan, sample
+from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.mechanisms import noise_law
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries import Ranges, private_stand_in, stand_in
+from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
+from pymc_dp.queries.stand_in import StandIn, design_stand_in, release_stand_in, uniform_stand_in
+from pymc_dp.scores.releases import PrivateScores
+
+RANGES = Ranges(age=(18, 100), sex=("f", "m"), ill=[0, 1], x=[(-4, 4), [1, 2, 3]])
+
+
+def made(n, rng, rho=0.6):
+    """Dependent columns of all kinds."""
+    z = rng.multivariate_normal(np.zeros(5), rho + (1 - rho) * np.eye(5), size=n)
+    return {
+        "age": 50 + 10 * z[:, 0], "sex": np.where(z[:, 1] > 0.3, "m", "f"), "ill": (z[:, 2] > 1.5).astype(int),
+        "x": np.column_stack([z[:, 3], 1 + (z[:, 4] > -0.5) + (z[:, 4] > 0.5)]),
+    }  # fmt: skip
+
+
+# Ranges
+
+
+def test_positions():
+    data = {
+        "age": [18.0, 100.0, 59.0, 1e9, math.nan], "sex": np.array(["f", "m", "f", "other", "f"]), "ill": [0, 1, 0, 1, 7],
+        "x": np.array([[0.0, 3], [-4, 2], [4, 1], [-9, 0], [math.nan, math.nan]]),
+    }  # fmt: skip
+    found = RANGES.places(data)
+    assert found[:, 0].tolist() == [0, 1, 0.5, 1, 1]
+    assert found[:, 1].tolist() == [0, 1, 0, 1, 0] and found[:, 2].tolist() == [0, 1, 0, 1, 1]
+    assert found[:, 3].tolist() == [0.5, 0, 1, 0, 1] and found[:, 4].tolist() == [2, 1, 0, 2, 2]
+    rows = RANGES.rows(found[:3])
+    assert rows["age"].tolist() == [18, 100, 59] and rows["sex"].tolist() == ["f", "m", "f"]
+    assert np.array_equal(rows["x"], data["x"][:3])
+
+
+def test_ranges_in_a_file():
+    again = Ranges.from_dict(json.loads(json.dumps(RANGES.to_dict())))
+    assert again.columns == RANGES.columns and list(again) == list(RANGES)
+
+
+@pytest.mark.parametrize(
+    "given", [(3, 1), (0, math.inf), ("a",), [1, 1], "text", 5, [(0, 1), 5], (1, 2, 3)]
+)
+def test_what_is_no_range(given):
+    with pytest.raises(ValueError, match="must be a range"):
+        Ranges(x=given)
+
+
+def test_data_that_do_not_fit():
+    for data, match in (
+        ({"x": np.zeros(3)}, "do not have"),
+        ({"age": np.zeros((3, 2))}, "1 column"),
+        ({"age": np.array(["a"])}, "not numbers"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            Ranges(age=(0, 1)).places(data)
+
+
+# Laws
+
+
+@pytest.mark.parametrize("is_category", [True, False])
+def test_margins(is_category):
+    """Positions have the law; scores are centred ranks of a continuous law, with mean 0 and variance 1."""
+    p = np.array([0.1, 0.0, 0.5, 0.4])
+    margin, z = Margin(p, is_category), np.random.default_rng(1).normal(size=40_000)
+    places = margin.places(z)
+    bins = places.astype(int) if is_category else (4 * places).astype(int)
+    error = 4 * np.sqrt(p * (1 - p) / len(z))
+    assert np.all(np.abs(np.bincount(bins, minlength=4) / len(z) - p) <= error)
+    scores = margin.scores(places)
+    assert scores.mean() == pytest.approx(0, abs=4 / math.sqrt(len(z)))
+    variance = 1 - (p**3).sum() if is_category else 1  # of middle ranks
+    assert scores.var() == pytest.approx(variance, abs=0.03)
+    assert np.abs(scores).max() <= math.sqrt(3)
+
+
+def test_the_nearest_probabilities():
+    assert nearest_probabilities(np.array([0.5, 0.7]), 0.0) == pytest.approx([0.4, 0.6])
+    found = nearest_probabilities(np.array([0.9, -0.3, 0.2]), 0.0)
+    assert found == pytest.approx([0.85, 0, 0.15])
+    assert nearest_probabilities(np.array([1.2, -0.3]), 0.1)[1] > 0.04  # a category exists
+
+
+@pytest.mark.parametrize("rho", [-0.7, 0.0, 0.8])
+def test_correlations_are_those_with_which_products_agree(rho):
+    """Without noise: of a Gaussian copula with a continuous, a skewed and a binary column."""
+    margins = [
+        Margin(np.full(8, 1 / 8), False),
+        Margin(np.array([0.7, 0.2, 0.1]), False),
+        Margin(np.array([0.9, 0.1]), True),
+    ]
+    law = np.array([[1, rho, 0.5 * rho], [rho, 1, 0.5 * rho], [0.5 * rho, 0.5 * rho, 1]])
+    z = np.random.default_rng(2).multivariate_normal(np.zeros(3), law, size=200_000)
+    scores = [m.scores(m.places(c)) for m, c in zip(margins, z.T, strict=True)]
+    means = np.array([np.mean(scores[j] * scores[k]) for j, k in ((0, 1), (0, 2), (1, 2))])
+    assert correlations_of(margins, means, 0.0) == pytest.approx(law, abs=0.04)
+    shrunk = correlations_of(margins, means, 10.0)
+    assert np.abs(shrunk - np.eye(3)).max() < 0.01
+
+
+# Release
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, monkeypatch):
+    """As whole numbers, for the worst record: all columns at their ends."""
+    rng, sums = np.random.default_rng(4), []
+
+    def add(self, steps, exponent, bits):
+        sums.append((steps * 2.0**exponent, self))
+        return (
+            np.full(4, 500.0) if len(sums) % 2 else np.zeros(1)
+        )  # so the scores are the same for all
+
+    monkeypatch.setattr(noise_law.NoiseLaw, "add", add)
+    ranges = Ranges(a=(0, 1), b=(0, 1))
+    design = stand_in.StandInDesign(2, Gaussian(3.0), Gaussian(5.0))
+    places = rng.random((1000, 2))
+    others = [np.zeros(2), np.ones(2), np.array([0.0, 1.0])]
+    for row in others:
+        neighbour = np.vstack([row, places[1:]])
+        release_stand_in(neighbour, ranges, design, adjacency, 10)
+    release_stand_in(places[1:], ranges, design, adjacency, 10)
+    factor = 2 if adjacency is Adjacency.SUBSTITUTE else 1
+    pairs = [(0, 1), (0, 2), (1, 2)] if factor == 2 else [(0, 3), (1, 3), (2, 3)]
+    for which, mechanism in ((0, design.counts), (1, design.products)):
+        values = [sums[2 * k + which][0] for k in range(4)]
+        law = sums[which][1]
+        largest = max(np.linalg.norm(values[a] - values[b]) for a, b in pairs)
+        claimed = law.scale / mechanism.noise_multiplier
+        assert largest <= claimed * (1 + 1e-12)
+        if which == 0:
+            assert largest == pytest.approx(claimed)  # two columns, two counts each
+        elif factor == 1:
+            assert largest == pytest.approx(claimed, rel=1e-6)  # a product of 3
+
+
+def test_law_of_the_data_is_found():
+    """With little noise: marginal laws, rank correlations of all pairs."""
+    data = made(50_000, np.random.default_rng(5))
+    budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+    found = private_stand_in(data, RANGES, budget=budget, n_rows=50_000, random_seed=6)
+    for name in ("age", "ill"):
+        assert found.rows[name].mean() == pytest.approx(data[name].mean(), abs=0.05 * np.std(data[name]))  # fmt: skip
+    assert np.mean(found.rows["sex"] == "m") == pytest.approx(np.mean(data["sex"] == "m"), abs=0.01)
+    columns = [RANGES.places(d) for d in (data, found.rows)]
+    ours, theirs = (stats.spearmanr(c).statistic for c in columns)
+    assert ours == pytest.approx(theirs, abs=0.05)
+    assert len(found.draw(7)["x"]) == 7 and "age" in str(found)
+
+
+def test_rows_follow_from_what_is_public():
+    data = made(2000, np.random.default_rng(7))
+    budget = PrivacyBudget(2.0, 1e-6, chains=1)
+    found = private_stand_in(data, RANGES, budget=budget, random_seed=3)
+    again = StandIn.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert all(np.array_equal(again.rows[name], found.rows[name]) for name in RANGES)
+    assert found.report.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("epsilon, delta", [(1.0, 1e-6), (1.0, 0.0)])
+def test_it_costs_the_budget(epsilon, delta):
+    data = {"age": np.random.default_rng(8).normal(50, 10, size=4000), "ill": np.ones(4000, int)}
+    ranges, budget = Ranges(age=(18, 100), ill=[0, 1]), PrivacyBudget(epsilon, delta, chains=1)
+    private_stand_in(data, ranges, budget=budget)
+    (claim,) = budget.ledger.claims(budget.id)
+    cost = Cost.of(claim.accesses).epsilon(delta, "best")
+    assert 0.99 * epsilon < cost <= epsilon
+    with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
+        private_stand_in(data, ranges, budget=budget)
+
+
+def test_a_share_is_a_part_of_the_squared_mu():
+    ranges, budget = Ranges(a=(0, 1), b=(0, 1)), PrivacyBudget(1.0, 1e-6, chains=1)
+    whole, part = (design_stand_in(ranges, budget, 1000, share) for share in (1.0, 0.05))
+    squares = [sum(m.gaussian_mu**2 for m, _ in d.accesses) for d in (whole, part)]
+    assert squares[1] == pytest.approx(0.05 * squares[0])
+    assert [design_stand_in(ranges, budget, n, 0.05).n_bins for n in (200, 800, 10**5)] == [2, 8, 16]  # fmt: skip
+
+
+def test_refused_before_anything_is_claimed():
+    data, budget = {"age": np.zeros(10)}, PrivacyBudget(1.0, 0.01, chains=1, adjacency="add_remove")
+    with pytest.raises(ValueError, match="public guess"):
+        private_stand_in(data, Ranges(age=(0, 1)), budget=budget)
+    with pytest.raises(ValueError, match="do not have"):
+        private_stand_in(data, Ranges(sex=[0, 1]), budget=budget, n_records=10)
+    assert budget.spent() == 0
+
+
+# In a plan of scores
+
+
+def regression(n, rng, observed=None):
+    z = rng.multivariate_normal(np.zeros(2), 0.7 + 0.3 * np.eye(2), size=n)
+    ill = (z[:, 1] > 1).astype(int)
+    y = (rng.random(n) < 1 / (1 + np.exp(-0.3 - 0.5 * z[:, 0] + 0.5 * ill))).astype(int)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1.5, shape=3)
+        eta = b[0] + b[1] * pm.Data("x", z[:, 0]) + b[2] * pm.Data("ill", ill)
+        pm.Bernoulli("y", logit_p=eta, observed=y if observed is None else observed)
+    return model
+
+
+COVARIATES = Ranges(x=(-4, 4), ill=[0, 1])
+
+
+@pytest.mark.slow
+def test_one_call_within_one_epsilon():
+    """The stand-in is claimed first and is part of the plan; draws have its rows, and go on from a file."""
+    model = regression(3000, np.random.default_rng(9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        idata = sample(
+            epsilon=2.0, delta=1e-6, model=model, covariates=COVARIATES, draws=400, chains=2,
+            random_seed=1, progressbar=False,
+        )  # fmt: skip
+    scores = PrivateScores.of(idata)
+    assert str(scores.reports[0]).index("stand-in  ") < str(scores.reports[0]).index("scores  ")
+    assert scores.reports[0].epsilon <= 2.0 and scores.moments is not None
+    assert scores.stand_in is not None and "made from their ranges" in str(idata.attrs)
+    rows = scores.stand_in.rows
+    assert np.corrcoef(rows["x"], rows["ill"])[0, 1] > 0.2
+    mean = idata.posterior["b"].mean(("chain", "draw")).values
+    assert mean == pytest.approx([0.3, 0.5, -0.5], abs=0.6)
+    with pm.Model() as other:  # without data, with another prior
+        b = pm.Normal("b", 0, 3.0, shape=3)
+        eta = b[0] + b[1] * pm.Data("x", rows["x"]) + b[2] * pm.Data("ill", rows["ill"])
+        pm.Bernoulli("y", logit_p=eta, observed=np.zeros(3000, int))
+    step = DPScore(scores, covariates="public", model=other)
+    draws = np.array([step.step({})[0]["b"] for _ in range(400)])
+    assert draws.mean(axis=0) == pytest.approx(mean, abs=0.3)
+
+
+@pytest.mark.slow
+def test_nothing_of_the_covariates_is_read_for_a_plan():
+    """Plans of data sets that differ in covariates and outcomes are the same."""
+    texts = []
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        model = regression(500, rng)
+        texts.append(str(plan(epsilon=1.0, delta=1e-5, model=model, covariates=COVARIATES, random_seed=3)))  # fmt: skip
+    assert texts[0] == texts[1] and "counts and products of ranks" in texts[0]
+
+
+@pytest.mark.parametrize(
+    "change, error, match",
+    [
+        ({"covariates": Ranges(z=(0, 1))}, ValueError, "pm.Data are x, ill"),
+        ({"covariates": Ranges(x=(-4, 4))}, ValueError, "ill"),
+        ({"covariates": COVARIATES, "records": np.arange(40)}, ValueError, "single rows"),
+        ({"covariates": COVARIATES, "adjacency": "add_remove"}, ValueError, "private_stand_in"),
+    ],
+)
+def test_refused_plans(change, error, match):
+    model = regression(40, np.random.default_rng(1))
+    with pytest.raises((error, UnsupportedModel), match=match):
+        plan(epsilon=1.0, delta=1e-3, model=model, **change)
+
+
+def test_a_made_up_simulator_has_no_private_row():
+    model = regression(60, np.random.default_rng(1))
+    simulator = Simulator(model, covariates=COVARIATES)
+    made_up = {v.name: v.get_value() for v in simulator.covariates.data_vars}
+    wanted = uniform_stand_in(COVARIATES, 60).rows
+    assert all(np.array_equal(made_up[name], wanted[name]) for name in COVARIATES)
+    assert RecordFunction(lambda x: x, {"x": model["x"].get_value()}).n_records == 60
