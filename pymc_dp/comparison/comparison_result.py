@@ -105,15 +105,19 @@ class PrivateComparison:
         Returns
         -------
         tuple of float
-            It covers the noise, whose quantiles are simulated, and ranges over the clipping bias under either model
-            where records were simulated. The variation from one data set to another is not in it: see
+            It covers the noise, whose quantiles are simulated. Where records were simulated, it also covers what
+            clipping cuts off: the mean under either model, and the spread over data sets. Not in it: misfit of both
+            models in the tails, and the variation of the whole difference over data sets, see
             :attr:`standard_error`.
         """
         if not 0 < as_float(level) < 1:
             raise ValueError(f"level must lie in (0, 1), got {level!r}.")
-        noise = np.abs(self.noise.draw(_N_DRAWS, np.random.default_rng(0))[:, 0])
-        half = float(np.quantile(noise, level)) * self.bound
-        bias = (0.0, 0.0) if self.clipping is None else self.clipping.bias
+        rng = np.random.default_rng(0)
+        errors, bias = self.noise.draw(_N_DRAWS, rng)[:, 0] * self.bound, (0.0, 0.0)
+        if self.clipping is not None:
+            bias = self.clipping.bias
+            errors += self.clipping.spread * rng.standard_normal(_N_DRAWS)
+        half = float(np.quantile(np.abs(errors), level))
         return self.difference - half + min(0.0, *bias), self.difference + half + max(0.0, *bias)
 
     def __str__(self) -> str:

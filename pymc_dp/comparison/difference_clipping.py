@@ -1,11 +1,13 @@
 """The clip bound of predictive differences: chosen on records simulated from both released models.
 
 For a bound ``b`` the error has two parts. *Noise* is in proportion to ``b``. *Bias* is the sum of what clipping cuts
-off, the larger of those under the two models, and a tenth of the sum of its absolute values, since both models may be
-wrong about the records. The bound with the least sum of squares is taken.
+off: its mean under the model where that is larger, a tenth of its mean absolute value, since both models may be wrong
+about the records, and its standard deviation. The bound with the least sum of squares is taken.
 """
 
 from __future__ import annotations
+
+import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ class ClipForecast:
     bias : tuple of float
         Sum over all records of what clipping cuts off, expected under each of the two models: what to add to the
         clipped sum.
+    spread : float
+        Standard deviation of that sum over data sets, under the model where it is larger.
     misfit : float
         Error that is allowed for, as both models may be wrong about what is cut off: a tenth of the sum of its
         absolute values.
@@ -48,6 +52,7 @@ class ClipForecast:
     bound: float
     clipped: float
     bias: tuple[float, float]
+    spread: float
     misfit: float
 
     @property
@@ -121,6 +126,7 @@ def forecast(bound: float, differences: Sequence[np.ndarray], n_records: int) ->
         bound=bound,
         clipped=max(float(np.mean(c != 0)) for c in cut),
         bias=(bias[0], bias[1]),
+        spread=max(math.sqrt(n_records * np.mean(c**2)) for c in cut),
         misfit=MODEL_MISFIT_FRACTION * max(float(n_records * np.abs(c).mean()) for c in cut),
     )
 
@@ -128,7 +134,7 @@ def forecast(bound: float, differences: Sequence[np.ndarray], n_records: int) ->
 def best_clipping(
     differences: Sequence[np.ndarray], n_records: int, noise_sd: float
 ) -> ClipForecast:
-    """The clip bound with the least sum of squares of noise and bias.
+    """The clip bound with the least sum of squares of noise, bias and spread.
 
     Parameters
     ----------
@@ -147,4 +153,4 @@ def best_clipping(
     bounds = {float(b) for b in np.quantile(sizes, _QUANTILES) if b > 0}
     bounds.add(_MARGIN * float(sizes.max()))
     found = [forecast(bound, differences, n_records) for bound in sorted(bounds)]
-    return min(found, key=lambda f: (noise_sd * f.bound) ** 2 + f.largest_bias**2)
+    return min(found, key=lambda f: (noise_sd * f.bound) ** 2 + f.largest_bias**2 + f.spread**2)

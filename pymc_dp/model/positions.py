@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
-
-from pytensor.graph.replace import graph_replace
 
 from pymc_dp.model.graphs.data_variables import interpreted
 
@@ -37,15 +34,12 @@ def positions(model: pm.Model, values: Mapping[str, np.ndarray]) -> np.ndarray:
     free = model.free_RVs
     if missing := [rv.name for rv in free if rv.name not in values]:
         raise ValueError(f"The draws lack {', '.join(missing)}, free variables of the model; they have {', '.join(values) or 'none'}.")  # fmt: skip
-    inputs = [pt.tensor(rv.name, dtype="float64", shape=rv.type.shape) for rv in free]
-    typed = [x.astype(rv.dtype) for x, rv in zip(inputs, free, strict=True)]
     graphs = []
     for rv in free:
         transform = model.rvs_to_transforms[rv]
         graphs.append(rv * 1 if transform is None else transform.forward(rv, *rv.owner.inputs))
-    graphs = graph_replace(graphs, dict(zip(free, typed, strict=True)), strict=False)
-    function = interpreted(inputs, graphs)
-    arrays = [np.asarray(values[rv.name], dtype=np.float64) for rv in free]
+    function = interpreted(free, graphs)  # the variables themselves are the inputs
+    arrays = [np.asarray(values[rv.name], dtype=rv.dtype) for rv in free]
     rows = []
     for draw in zip(*arrays, strict=True):
         try:
