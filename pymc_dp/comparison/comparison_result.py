@@ -129,7 +129,7 @@ class PrivateComparison:
             verdict = f"{better} predicts better than {other}: {figures}"
         else:
             is_noise = self.noise_sd > self.sampling_sd
-            cause = "at this budget" if is_noise else "with so few records"
+            cause = "at this budget" if is_noise else "on these records"
             verdict = f"cannot tell apart {cause}: {figures}"
         clipped = "" if self.clipped is None else f"; {self.clipped:.2%} of the records are expected to be clipped"  # fmt: skip
         return f"{first} - {second}: {verdict}{clipped}. {_IN_SAMPLE}"

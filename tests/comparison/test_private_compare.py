@@ -226,7 +226,7 @@ def test_noise_is_that_of_the_claim(monkeypatch, adjacency, factor, noise):
 @pytest.mark.parametrize("epsilon, delta", [(1.0, 1e-6), (0.5, 0.0)])
 def test_all_of_the_budget_is_claimed(simulators, epsilon, delta):
     budget = budget_for(epsilon, delta=delta)
-    found = private_compare(RELEASED, simulators, budget=budget, random_seed=1)
+    found = private_compare(RELEASED, simulators, budget=budget, random_seed=1, n_draws=10)
     (claim,) = budget.ledger.claims(budget.id)
     assert claim.step == "private comparison"
     cost = Cost.of(claim.accesses).epsilon(delta, "best")
@@ -241,7 +241,9 @@ def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch)
     real = RecordLikelihood.logp
     watched = lambda self, theta: seen.append(len(account.claims())) or real(self, theta)  # noqa: E731
     monkeypatch.setattr(RecordLikelihood, "logp", watched)
-    private_compare(RELEASED, simulators, budget=budget_for(0.8, ledger=account), random_seed=1)
+    private_compare(
+        RELEASED, simulators, budget=budget_for(0.8, ledger=account), random_seed=1, n_draws=10
+    )
     assert seen and {*seen} == {1}
     n = len(seen)
     with pytest.raises(PrivacyBudgetExhausted):
@@ -250,12 +252,14 @@ def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch)
 
 
 def test_the_bound_is_public(simulators):
-    """Another data set has the same bound; so do models whose records differ in type only."""
-    first = private_compare(RELEASED, simulators, budget=budget_for(1.0), random_seed=1)
-    other = private_compare(RELEASED, models_of(100 + 3 * Y), budget=budget_for(1.0), random_seed=1)
+    """Another data set has the same bound; a smaller budget has a tighter one."""
+    first = private_compare(RELEASED, simulators, budget=budget_for(1.0), random_seed=1, n_draws=10)
+    other = private_compare(
+        RELEASED, models_of(100 + 3 * Y), budget=budget_for(1.0), random_seed=1, n_draws=10
+    )
     assert first.bound == other.bound and first.clipping == other.clipping
     assert 0 < first.clipped < 0.1
-    wider = private_compare(RELEASED, simulators, budget=budget_for(0.1), random_seed=1)
+    wider = private_compare(RELEASED, simulators, budget=budget_for(0.1), random_seed=1, n_draws=10)
     assert wider.bound < first.bound and wider.clipped > first.clipped
 
 
@@ -363,7 +367,7 @@ def test_words():
     assert "2.00% of the records are expected to be clipped" in noisy and "held out" in noisy
     small = NoiseLaw.of(Gaussian(0.1), 2.0, 2)
     few = result(3.1, 20.0, noise=small)
-    assert "with so few records" in str(few) and not few.is_clear
+    assert "on these records" in str(few) and not few.is_clear
     assert "b predicts better than a" in str(result(-31.0, 20.0, noise=small))
 
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import warnings
 
 import numpy as np
 import pymc as pm
@@ -12,7 +11,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import PrivacyBudget, private_counts, private_sum
-from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
+from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.ledger import Ledger
