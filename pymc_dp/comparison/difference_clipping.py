@@ -22,8 +22,8 @@ from pymc_dp.planning.simulator import Simulator
 
 __all__ = ["ClipForecast", "best_clipping", "forecast", "simulated_differences"]
 
-#: Records simulated from each model: at least so many in whole data sets, at most so many of one.
-_LEAST, _MOST = 20_000, 50_000
+#: Records simulated from each model: at least so many, but of at most so many data sets, and at most so many of one.
+_LEAST, _MOST_SETS, _MOST = 20_000, 100, 50_000
 #: Candidates for the bound: quantiles of the simulated differences' sizes, and a factor above the largest one.
 _QUANTILES = (0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.999, 1.0)
 _MARGIN = 1.2
@@ -93,7 +93,7 @@ def simulated_differences(
     found = []
     for source in (0, 1):
         parts = []
-        for _ in range(-(-_LEAST // n)):
+        for _ in range(min(-(-_LEAST // n), _MOST_SETS)):
             drawn = models[source].draw(draws[source][rng.integers(len(draws[source]))], rng)
             data = dict(zip(names[source], drawn, strict=True))
             first, second = (

@@ -120,7 +120,7 @@ def private_compare(
     Warns
     -----
     PrivacyLeakWarning
-        If a posterior carries no privacy report, or is not protected: its draws are shown to be public by nothing.
+        If a posterior carries no privacy report, or one that states no protection.
 
     Notes
     -----

@@ -100,6 +100,12 @@ class PredictiveDifference:
             infinities) counts as 0, an infinite one as the bound.
         exponent : int
             The sums are ``steps * 2.0**exponent``.
+
+        Notes
+        -----
+        The sums are exact, given the differences. As for gradients (:meth:`RecordLikelihood.clipped_grad_steps`), a
+        matrix product may round a record's log-likelihood differently at another place among the rows; replacing a
+        record leaves all others in their places.
         """
         first, second = (log_predictive(model.logp, draws) for model, draws in self._models)
         found = sums_with_squares(first, second, 2.0**GRID_BITS / bound, log_square_scale)
