@@ -1,13 +1,14 @@
 """Differentially private Bayesian inference by MCMC, for any PyMC model.
 
 The names here are those of most programs. Further ones are in :mod:`pymc_dp.planning`,
-:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.privatized`,
+:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.privatized`,
 :mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`, :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
 """
 
 from importlib.metadata import version as _version
 
 from pymc_dp import (
+    comparison,
     errors,
     model,
     planning,

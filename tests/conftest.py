@@ -27,7 +27,7 @@ def pytest_collection_finish():
 
 #: Folders and files of tests, most of whose time would go into compiling.
 INTERPRETED = {
-    "planning", "test_hmc_charges.py", "test_hmc_exactness.py", "test_hmc_paths.py",
+    "comparison", "planning", "test_hmc_charges.py", "test_hmc_exactness.py", "test_hmc_paths.py",
     "test_step_properties.py", "test_binding.py", "test_memory.py", "test_release_allow_list.py",
 }  # fmt: skip
 

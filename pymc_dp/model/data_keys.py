@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pymc as pm
@@ -13,7 +13,7 @@ import pymc as pm
 from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.graphs.public_arrays import is_structural
 
-__all__ = ["array_keys", "data_keys"]
+__all__ = ["array_keys", "data_keys", "row_keys"]
 
 #: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
@@ -30,7 +30,18 @@ def array_keys(arrays: Iterable[np.ndarray]) -> tuple[bytes, ...]:
     for array in arrays:
         if is_structural(array):
             continue
-        digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), key=_SECRET)
-        digest.update(np.ascontiguousarray(array).data.cast("B"))
-        keys[digest.digest()] = None
+        keys[_key(array)] = None
     return tuple(keys)
+
+
+def row_keys(model: pm.Model, labels: Sequence[np.ndarray]) -> dict[str, tuple[bytes, bytes]]:
+    """For each observed variable the keyed hashes of its values, and of the record of each row."""
+    names = [rv.name for rv in model.observed_RVs]
+    arrays = zip(observed_arrays(model), labels, strict=True)
+    return {n: (_key(y), _key(rows)) for n, (y, rows) in zip(names, arrays, strict=True)}
+
+
+def _key(array: np.ndarray) -> bytes:
+    digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), key=_SECRET)
+    digest.update(np.ascontiguousarray(array).data.cast("B"))
+    return digest.digest()

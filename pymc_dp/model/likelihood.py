@@ -17,7 +17,7 @@ from pytensor.graph.replace import graph_replace
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
-from pymc_dp.model.data_keys import data_keys
+from pymc_dp.model.data_keys import data_keys, row_keys
 from pymc_dp.model.graphs.compiling import quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
 from pymc_dp.model.graphs.exposed import expose
@@ -70,6 +70,9 @@ class RecordLikelihood(CompiledModel):
         Descriptions of the declared public arrays, without values.
     data_keys : tuple of bytes
         Keys that identify the private arrays within this process, without showing values.
+    row_keys : dict of str to tuple of bytes
+        The same for the values of each observed variable, and for the record of each row: models with
+        equal ones observe the same records.
 
     Raises
     ------
@@ -115,6 +118,7 @@ class RecordLikelihood(CompiledModel):
         exposed = expose(model, declared)
         derived = self._derive(model, exposed)
         self.data_keys = data_keys(model, map(stored, exposed.private))
+        self.row_keys = row_keys(model, labels)
         inputs = {
             v: pt.tensor(model.values_to_rvs[v].name, shape=shape, dtype=dtype)
             for v, (shape, dtype) in zip(model.value_vars, self._layout, strict=True)

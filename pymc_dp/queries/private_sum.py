@@ -28,26 +28,20 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_floats
-from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.queries.whole_budget import claim_all, noise_of_all
 
 __all__ = [
-    "NO_PROTECTION",
     "PrivateCounts",
     "PrivateSum",
-    "check_unused",
     "private_counts",
     "private_sum",
 ]
-
-#: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
-NO_PROTECTION = Gaussian(1e-6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +234,8 @@ def private_sum(
     if not (np.isfinite(middle).all() and ((widths > 0) & (widths < math.inf)).all()):
         raise ValueError(f"centre must be finite, and bound positive and finite, got {centre!r} and {bound!r}.")  # fmt: skip
     is_ball = np.ndim(bound) == 0
-    mechanism = _claim(budget, "private sum", d, noise, of_records)
+    mechanism = noise_of_all(budget, "private sum", d, noise)
+    claim_all(budget, "private sum", mechanism, of_records.data_keys, of_records.n_records)
     if is_ball:
         steps, exponent = of_records.ball_steps(middle, float(widths[0]))
     else:
@@ -301,7 +296,8 @@ def private_counts(
     of_records = RecordFunction(function, data, public, records)
     inner = _as_edges(edges, of_records)
     n_bins = sum(len(e) + 1 for e in inner)
-    mechanism = _claim(budget, "private counts", n_bins, noise, of_records)
+    mechanism = noise_of_all(budget, "private counts", n_bins, noise)
+    claim_all(budget, "private counts", mechanism, of_records.data_keys, of_records.n_records)
     counts = of_records.counts(inner)
     law = NoiseLaw.of(
         mechanism, math.sqrt(budget.adjacency.sensitivity_factor * len(inner)), n_bins
@@ -311,31 +307,6 @@ def private_counts(
     return PrivateCounts(
         inner, tuple(np.split(noisy, ends)), law, _public_number(budget, of_records), budget.report()
     )  # fmt: skip
-
-
-def _claim(
-    budget: PrivacyBudget, label: str, n_dim: int, noise: str, of_records: RecordFunction
-) -> Any:
-    """Choose the noise of a vector and claim it: all of the budget."""
-    check_unused(budget, label)
-    if budget.epsilon == math.inf:
-        mechanism: Any = NO_PROTECTION
-    else:
-        mechanism = least_noise(
-            n_dim, budget.epsilon, budget.delta, noise=noise, accountant=budget.accountant
-        )
-    accesses = ((mechanism, 1),)
-    budget.spend(label, accesses, of_records.data_keys, of_records.n_records, plan=accesses)
-    return mechanism
-
-
-def check_unused(budget: PrivacyBudget, label: str) -> None:
-    """Raise unless nothing was claimed on a budget that a release is to use up."""
-    if budget.steps or budget.one_off_accesses:
-        raise PrivacyBudgetExhausted(
-            f"A {label} uses up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data "
-            "set, give both the same ledger file. Nothing was accessed."
-        )
 
 
 def _public_number(budget: PrivacyBudget, of_records: RecordFunction) -> int | None:

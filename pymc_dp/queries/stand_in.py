@@ -44,8 +44,8 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
-from pymc_dp.queries.private_sum import NO_PROTECTION, check_unused
 from pymc_dp.queries.ranges import Ranges
+from pymc_dp.queries.whole_budget import NO_PROTECTION, check_unused
 
 __all__ = [
     "StandIn",

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("guarantees", "experiments/clipping_table.py", []),
         ("noisy_scores", "experiments/scores_experiments.py --print", []),
         ("noisy_scores", "experiments/scores_mortgages.py --print", []),
+        ("comparing_models", "experiments/private_compare_experiments.py --print", []),
         ("guarantees", "-m tests.exactness.test_batch_bias", []),
     ],
 )
@@ -74,7 +75,7 @@ made_up = heights(np.zeros(20_000))
 COMPLETE = {
     "accounting", "fast_mh", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
 }  # fmt: skip
-LONG = {"README", "choosing_a_sampler", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"}  # fmt: skip
+LONG = {"README", "choosing_a_sampler", "comparing_models", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"}  # fmt: skip
 
 
 def pages():

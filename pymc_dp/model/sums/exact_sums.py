@@ -7,7 +7,7 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["clipped_changes", "grid", "sum_of_steps"]
+__all__ = ["clipped_changes", "grid", "sum_of_steps", "sums_with_squares"]
 
 # At least 2**30 and less than 2**31 steps within the clip bound, so that the sum over 2**31 records,
 # the largest number allowed, stays below 2**62.
@@ -55,3 +55,23 @@ def sum_of_steps(new: np.ndarray, old: np.ndarray, scale: float, limit: float) -
         step = step if step == step else 0.0
         total += np.int64(min(max(step, -limit), limit))  # type: ignore[assignment]
     return total
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def sums_with_squares(
+    new: np.ndarray, old: np.ndarray, scale: float, log_square_scale: int
+) -> tuple[int, int]:
+    """Sums over records of ``t = rint(scale * (new - old))``, clipped to ``2**GRID_BITS``, and of ``t**2``.
+
+    The squares are divided by ``2**(GRID_BITS + log_square_scale)`` and rounded down. A difference that is not a
+    number counts as 0.
+    """
+    limit, shift = 2.0**GRID_BITS, GRID_BITS + log_square_scale
+    total, squares = 0, 0
+    for i in range(len(new)):
+        step = np.rint((new[i] - old[i]) * scale)
+        step = step if step == step else 0.0
+        whole = np.int64(min(max(step, -limit), limit))
+        total += whole  # type: ignore[assignment]
+        squares += (whole * whole) >> shift  # type: ignore[assignment]
+    return total, squares

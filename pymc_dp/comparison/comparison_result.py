@@ -1,0 +1,135 @@
+"""The public result of a private comparison."""
+
+from __future__ import annotations
+
+import math
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pymc_dp.arguments import as_float
+from pymc_dp.comparison.difference_clipping import ClipForecast
+from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+
+__all__ = ["PrivateComparison"]
+
+#: Draws of the noise for the quantiles of an interval.
+_N_DRAWS = 200_000
+#: Standard errors from zero that distinguish the models.
+_CLEAR = 2.0
+_IN_SAMPLE = (
+    "On records from which the posteriors were computed, each model looks better than on new ones by about one unit per parameter: "
+    "prefer records that were held out."
+)
+
+
+@dataclass(frozen=True)
+class PrivateComparison:
+    r"""Noisy difference of two models in the log predictive density of private records: public.
+
+    Parameters
+    ----------
+    names : tuple of str
+        Of the two models.
+    difference : float
+        Sum over records of :math:`\operatorname{clip}(d_i, -b, b)` with noise. Above 0 if the first model predicts
+        the records better.
+    squares : float
+        Sum of :math:`\operatorname{clip}(d_i, -b, b)^2` with noise.
+    bound : float
+        :math:`b`, in nats.
+    noise : NoiseLaw
+        Of the pair (``difference / bound``, ``squares / (square_scale * bound**2)``).
+    square_scale : float
+    clipping : ClipForecast or None
+        What clipping does to simulated records; None if `bound` was given, and how to simulate records was not.
+    n_records : int or None
+        Public number of privacy units; None where it is private (add/remove).
+    report : PrivacyReport
+        What it cost. The report of each posterior states what that cost.
+    """
+
+    names: tuple[str, str]
+    difference: float
+    squares: float
+    bound: float
+    noise: NoiseLaw
+    square_scale: float
+    clipping: ClipForecast | None
+    n_records: int | None
+    report: PrivacyReport = field(repr=False)
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of the noise on the difference."""
+        return self.noise.sd * self.bound
+
+    @property
+    def sampling_sd(self) -> float:
+        """Standard deviation of the difference over data sets of so many records, from the noisy squares.
+
+        The root of ``squares - difference**2 / n_records``, or of ``squares`` if the number of records is private.
+        It is at least the root of the standard deviation of the noise on the squares: a smaller value could not be
+        distinguished from none.
+        """
+        least = self.noise_sd * self.square_scale * self.bound
+        mean = 0.0 if self.n_records is None else self.difference**2 / self.n_records
+        return math.sqrt(max(self.squares - mean, least))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the difference as an estimate for the population: root of the squares of noise and sampling."""
+        return math.hypot(self.noise_sd, self.sampling_sd)
+
+    @property
+    def clipped(self) -> float | None:
+        """Fraction of the records that are expected to be clipped, by simulation; None without one."""
+        return None if self.clipping is None else self.clipping.clipped
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the difference is more than two standard errors, and the clipping bias, from zero."""
+        bias = 0.0 if self.clipping is None else self.clipping.largest_bias
+        return abs(self.difference) > _CLEAR * self.standard_error + bias
+
+    def interval(self, level: float = 0.9) -> tuple[float, float]:
+        """Interval for the difference on these records without privacy: for the sum of ``d_i``, not clipped.
+
+        Parameters
+        ----------
+        level : float
+            In (0, 1).
+
+        Returns
+        -------
+        tuple of float
+            It covers the noise, whose quantiles are simulated. Where records were simulated, it also covers what
+            clipping cuts off: the mean under either model, and the spread over data sets. Not in it: misfit of both
+            models in the tails, and the variation of the whole difference over data sets, see
+            :attr:`standard_error`.
+        """
+        if not 0 < as_float(level) < 1:
+            raise ValueError(f"level must lie in (0, 1), got {level!r}.")
+        rng = np.random.default_rng(0)
+        errors, bias = self.noise.draw(_N_DRAWS, rng)[:, 0] * self.bound, (0.0, 0.0)
+        if self.clipping is not None:
+            bias = self.clipping.bias
+            errors += self.clipping.spread * rng.standard_normal(_N_DRAWS)
+        half = float(np.quantile(np.abs(errors), level))
+        return self.difference - half + min(0.0, *bias), self.difference + half + max(0.0, *bias)
+
+    def __str__(self) -> str:
+        """The result in words, and whether it distinguishes the models."""
+        first, second = self.names
+        figures = f"the difference is {self.difference:.3g}, its standard error {self.standard_error:.3g}, {self.noise_sd:.3g} of it noise"
+        if self.is_clear:
+            better, other = (first, second) if self.difference > 0 else (second, first)
+            verdict = f"{better} predicts better than {other}: {figures}"
+        else:
+            is_noise = self.noise_sd > self.sampling_sd
+            cause = "at this budget" if is_noise else "on these records"
+            verdict = f"cannot tell apart {cause}: {figures}"
+        clipped = "" if self.clipped is None else f"; {self.clipped:.2%} of the records are expected to be clipped"  # fmt: skip
+        return f"{first} - {second}: {verdict}{clipped}. {_IN_SAMPLE}"

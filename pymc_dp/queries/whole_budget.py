@@ -1,0 +1,57 @@
+"""One release that uses up a budget: the choice of its noise, and its claim."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Iterable
+
+from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.privacy.accounting.noise_choice import least_noise
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+
+__all__ = ["NO_PROTECTION", "check_unused", "claim_all", "noise_of_all"]
+
+#: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
+NO_PROTECTION = Gaussian(1e-6)
+
+
+def check_unused(budget: PrivacyBudget, label: str) -> None:
+    """Raise PrivacyBudgetExhausted unless nothing was claimed on a budget that a release is to use up."""
+    if budget.steps or budget.one_off_accesses:
+        raise PrivacyBudgetExhausted(
+            f"A {label} uses up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data "
+            "set, give both the same ledger file. Nothing was accessed."
+        )
+
+
+def noise_of_all(budget: PrivacyBudget, label: str, n_dim: int, noise: str) -> Gaussian | L2Laplace:
+    """Choose the noise of a vector that all of a budget pays for; nothing is claimed.
+
+    Raises
+    ------
+    PrivacyBudgetExhausted
+        If the budget has been used already.
+    ValueError
+        If the budget cannot pay for noise of this kind.
+    """
+    check_unused(budget, label)
+    if budget.epsilon == math.inf:
+        return NO_PROTECTION
+    return least_noise(
+        n_dim, budget.epsilon, budget.delta, noise=noise, accountant=budget.accountant
+    )
+
+
+def claim_all(
+    budget: PrivacyBudget,
+    label: str,
+    mechanism: Gaussian | L2Laplace,
+    data_keys: Iterable[bytes],
+    n_records: int,
+) -> None:
+    """Claim the release, before it is made."""
+    accesses = ((mechanism, 1),)
+    budget.spend(label, accesses, data_keys, n_records, plan=accesses)
