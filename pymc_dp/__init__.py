@@ -1,7 +1,7 @@
 """Differentially private Bayesian inference by MCMC, for any PyMC model.
 
 The names here are those of most programs. Further ones are in :mod:`pymc_dp.planning`,
-:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.privatized`,
+:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.privatized`,
 :mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`, :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
 """
 
@@ -20,6 +20,7 @@ from pymc_dp import (
     steps,
 )
 from pymc_dp.acceptance import Barker, Penalty
+from pymc_dp.comparison.private_compare import private_compare
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.planning.plan import Plan
 from pymc_dp.planning.simulator import Simulator
@@ -31,6 +32,8 @@ from pymc_dp.privatized.augmentation import PrivatizedRecords
 from pymc_dp.privatized.distributions import DiscreteGaussian, DiscreteLaplace, RandomizedResponse
 from pymc_dp.publishing import release
 from pymc_dp.queries.private_sum import private_counts, private_sum
+from pymc_dp.queries.ranges import Ranges
+from pymc_dp.queries.stand_in import private_stand_in
 from pymc_dp.sampling import sample
 from pymc_dp.scores.private_scores import private_scores
 from pymc_dp.scores.releases import PrivateScores
@@ -67,11 +70,14 @@ __all__ = [
     "PrivatizedRecords",
     "RandomWalk",
     "RandomizedResponse",
+    "Ranges",
     "Simulator",
     "UnsupportedModel",
     "plan",
+    "private_compare",
     "private_counts",
     "private_scores",
+    "private_stand_in",
     "private_sum",
     "release",
     "sample",
