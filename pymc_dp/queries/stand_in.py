@@ -160,6 +160,10 @@ class StandInDesign:
         """All that is claimed."""
         return ((self.counts, 1), *(((self.products, 1),) if self.products else ()))
 
+    def count_noise(self, adjacency: Adjacency, n_columns: int) -> float:
+        """Standard deviation of the noise on each count."""
+        return self.counts.noise_sd * math.sqrt(adjacency.sensitivity_factor * n_columns)
+
 
 def design_stand_in(
     ranges: Ranges, budget: PrivacyBudget, n_records: int, share: float = 1.0
@@ -182,12 +186,13 @@ def design_stand_in(
         return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
 
     products = noise(n_pairs) if n_pairs else None
-    factor = budget.adjacency.sensitivity_factor
     for n_bins in _N_BINS:
         counts = noise(sum(len(c.categories) or n_bins for c in columns))
-        if counts.noise_sd * math.sqrt(factor * len(columns)) <= _MOST_NOISE * n_records / n_bins:
+        found = StandInDesign(n_bins, counts, products)
+        most = _MOST_NOISE * n_records / n_bins
+        if found.count_noise(budget.adjacency, len(columns)) <= most:
             break
-    return StandInDesign(n_bins, counts, products)
+    return found
 
 
 def release_stand_in(

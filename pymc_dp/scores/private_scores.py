@@ -20,8 +20,9 @@ from pymc_dp.scores.score_plan import ScorePlan
 
 __all__ = ["plan_scores", "private_scores"]
 
-#: Part of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges.
-_STAND_IN_SHARE = 0.05
+#: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: the first one with which the
+#: noise on a count is at most this part of the number of records, or the last one.
+_STAND_IN_SHARES, _COUNT_NOISE = (0.05, 0.1, 0.2), 0.01
 
 
 def private_scores(
@@ -46,7 +47,7 @@ def private_scores(
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
-    twentieth pays for a stand-in that is made from these. Noise and all parts are those with the least expected error on
+    part, a twentieth unless records are few, pays for a stand-in that is made from these. Noise and all parts are those with the least expected error on
     records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
     released before, has tails unlike the model's: private data decide about nothing else.
 
@@ -129,7 +130,12 @@ def plan_scores(
     if not 0 <= as_float(fit_share) <= 0.5:
         raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
     stand_in, n_records = None, simulator.n_records
-    if simulator.ranges is not None:
-        stand_in = design_stand_in(simulator.ranges, budget, n_records, _STAND_IN_SHARE)
+    for share in _STAND_IN_SHARES if simulator.ranges is not None else ():
+        stand_in = design_stand_in(simulator.ranges, budget, n_records, share)
+        if (
+            stand_in.count_noise(budget.adjacency, len(simulator.ranges.columns))
+            <= _COUNT_NOISE * n_records
+        ):
+            break
     design = best_design(simulated, budget, n_records, noise, fit_share, stand_in)
     return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)
