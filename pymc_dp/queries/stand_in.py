@@ -261,8 +261,8 @@ def private_stand_in(
     ranges : Ranges
         Of the columns that the stand-in is to have.
     budget : PrivacyBudget
-        Pays for both releases, all of it; their noise is Gaussian, or l2 noise with ``delta = 0``. To spend a twentieth of an account, make a budget of that part with the same
-        ledger.
+        Pays for both releases, all of it; their noise is Gaussian, or l2 noise with ``delta = 0``. To spend a
+        part of an account, make a budget of that part with the same ledger.
     n_rows : int
         Number of made-up rows.
     n_records : int, optional

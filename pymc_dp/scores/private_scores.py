@@ -13,7 +13,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.planning.simulator import Guess, Simulator, notes_on_position
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.queries.ranges import Ranges
-from pymc_dp.queries.stand_in import design_stand_in
+from pymc_dp.queries.stand_in import StandInDesign, design_stand_in
 from pymc_dp.scores.design import SimulatedScores, best_design
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
@@ -47,8 +47,8 @@ def private_scores(
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
-    part, a twentieth unless records are few, pays for a stand-in that is made from these. Noise and all parts are those with the least expected error on
-    records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
+    part, a twentieth unless records are few, pays for a stand-in that is made from these. Noise and all
+    parts are those with the least expected error on records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
     released before, has tails unlike the model's: private data decide about nothing else.
 
     Parameters
@@ -129,13 +129,15 @@ def plan_scores(
     simulated = SimulatedScores(simulator, simulator.position(guess, rng), rng)
     if not 0 <= as_float(fit_share) <= 0.5:
         raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
-    stand_in, n_records = None, simulator.n_records
-    for share in _STAND_IN_SHARES if simulator.ranges is not None else ():
-        stand_in = design_stand_in(simulator.ranges, budget, n_records, share)
-        if (
-            stand_in.count_noise(budget.adjacency, len(simulator.ranges.columns))
-            <= _COUNT_NOISE * n_records
-        ):
-            break
+    n_records, ranges = simulator.n_records, simulator.ranges
+    stand_in = None if ranges is None else _stand_in_design(ranges, budget, n_records)
     design = best_design(simulated, budget, n_records, noise, fit_share, stand_in)
     return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)
+
+
+def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:
+    """With the smallest part of the budget that gives accurate counts."""
+    designs = [design_stand_in(ranges, budget, n_records, share) for share in _STAND_IN_SHARES]
+    most = _COUNT_NOISE * n_records
+    accurate = [d for d in designs if d.count_noise(budget.adjacency, len(ranges.columns)) <= most]
+    return (accurate or designs[-1:])[0]
