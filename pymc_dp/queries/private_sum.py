@@ -208,7 +208,7 @@ def private_sum(
     Notes
     -----
     The L2 sensitivity, in units of the bound, is 2 (ball) or twice the root of the dimension (box) if a record is
-    replaced, half of that if it is added or removed; the proof is in :mod:`pymc_dp.queries.private_sum`. A vector that
+    replaced, half of that if it is added or removed; the proof is at the top of this module's source. A vector that
     is not finite counts as the centre.
 
     Examples
@@ -282,7 +282,7 @@ def private_counts(
     Notes
     -----
     The L2 sensitivity of ``m`` histograms is ``sqrt(2 m)`` if a record is replaced, ``sqrt(m)`` if it is added or
-    removed; the proof is in :mod:`pymc_dp.queries.private_sum`.
+    removed; the proof is at the top of this module's source.
 
     Examples
     --------

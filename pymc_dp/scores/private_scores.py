@@ -48,8 +48,8 @@ def private_scores(
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
     part, a twentieth unless records are few, pays for a stand-in that is made from these. Noise and all
-    parts are those with the least expected error on records drawn from the model, and so is the clip bound, unless the histogram of the fit check, which is
-    released before, has tails unlike the model's: private data decide about nothing else.
+    parts are those with the least expected error on records drawn from the model, and so is the clip bound,
+    unless the histogram of the fit check, which is released before, has tails unlike the model's: private data decide about nothing else.
 
     Parameters
     ----------
