@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("guarantees", "experiments/clipping_table.py", []),
         ("noisy_scores", "experiments/scores_experiments.py --print", []),
         ("noisy_scores", "experiments/scores_mortgages.py --print", []),
+        ("private_covariates", "experiments/stand_in_experiments.py --print", []),
         ("comparing_models", "experiments/private_compare_experiments.py --print", []),
         ("guarantees", "-m tests.exactness.test_batch_bias", []),
     ],
