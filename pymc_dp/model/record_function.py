@@ -93,7 +93,8 @@ class RecordFunction:
         self._one_each = records is None
         self.data_keys = evaluate(_WHERE, array_keys, self._columns)
         zeros = [np.zeros((1, *column.shape[1:]), column.dtype) for column in self._columns]
-        self._function(*zeros, *self._public)  # errors that do not depend on the data
+        with np.errstate(all="ignore"):  # of log(0), say
+            self._function(*zeros, *self._public)  # errors that do not depend on the data
 
     @property
     def n_dim(self) -> int:

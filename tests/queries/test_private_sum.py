@@ -62,6 +62,12 @@ def test_sums_of_clipped_vectors():
     assert counted.counts[1].tolist() == np.bincount(DATA["k"]).tolist()
 
 
+def test_functions_that_are_not_defined_at_0():
+    """They are tried on a made-up row first, which must not warn."""
+    found = private_sum(lambda x: pm.math.log(x**2), DATA, bound=3.0, budget=budget_for())
+    assert found.total == pytest.approx(np.clip(np.log(DATA["x"] ** 2), -3, 3).sum(), abs=1e-3)
+
+
 def test_a_scalar_and_a_table():
     pandas = pytest.importorskip("pandas")
     table = pandas.DataFrame({"x": DATA["x"], "unused": "text"})
