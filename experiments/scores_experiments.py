@@ -85,7 +85,7 @@ SETTINGS = {
     "student_1000": Setting("student", 1000, 1.0, 100),
     "negative_binomial_1000": Setting("negative_binomial", 1000, 1.0, 90),
     "normal_30000": Setting("normal", 30_000, 4.0, 50),
-    "poisson_30000": Setting("poisson", 30_000, 4.0, 25),
+    "poisson_30000": Setting("poisson", 30_000, 4.0, 40),
     "logistic_30000": Setting("logistic", 30_000, 4.0, 50),
     "misfit_t4": Setting("normal", 30_000, 4.0, 50, truth="t4"),
     "misfit_gamma": Setting("normal", 30_000, 4.0, 50, truth="gamma"),
