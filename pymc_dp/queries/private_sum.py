@@ -29,10 +29,12 @@ import numpy.typing as npt
 
 from pymc_dp.arguments import as_floats
 from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
@@ -42,6 +44,7 @@ __all__ = [
     "PrivateCounts",
     "PrivateSum",
     "check_unused",
+    "claim_all",
     "private_counts",
     "private_sum",
 ]
@@ -240,7 +243,7 @@ def private_sum(
     if not (np.isfinite(middle).all() and ((widths > 0) & (widths < math.inf)).all()):
         raise ValueError(f"centre must be finite, and bound positive and finite, got {centre!r} and {bound!r}.")  # fmt: skip
     is_ball = np.ndim(bound) == 0
-    mechanism = _claim(budget, "private sum", d, noise, of_records)
+    mechanism = claim_all(budget, "private sum", d, noise, of_records)
     if is_ball:
         steps, exponent = of_records.ball_steps(middle, float(widths[0]))
     else:
@@ -301,7 +304,7 @@ def private_counts(
     of_records = RecordFunction(function, data, public, records)
     inner = _as_edges(edges, of_records)
     n_bins = sum(len(e) + 1 for e in inner)
-    mechanism = _claim(budget, "private counts", n_bins, noise, of_records)
+    mechanism = claim_all(budget, "private counts", n_bins, noise, of_records)
     counts = of_records.counts(inner)
     law = NoiseLaw.of(
         mechanism, math.sqrt(budget.adjacency.sensitivity_factor * len(inner)), n_bins
@@ -313,9 +316,13 @@ def private_counts(
     )  # fmt: skip
 
 
-def _claim(
-    budget: PrivacyBudget, label: str, n_dim: int, noise: str, of_records: RecordFunction
-) -> Any:
+def claim_all(
+    budget: PrivacyBudget,
+    label: str,
+    n_dim: int,
+    noise: str,
+    records: RecordFunction | RecordLikelihood,
+) -> Gaussian | L2Laplace:
     """Choose the noise of a vector and claim it: all of the budget."""
     check_unused(budget, label)
     if budget.epsilon == math.inf:
@@ -325,7 +332,7 @@ def _claim(
             n_dim, budget.epsilon, budget.delta, noise=noise, accountant=budget.accountant
         )
     accesses = ((mechanism, 1),)
-    budget.spend(label, accesses, of_records.data_keys, of_records.n_records, plan=accesses)
+    budget.spend(label, accesses, records.data_keys, records.n_records, plan=accesses)
     return mechanism
 
 
