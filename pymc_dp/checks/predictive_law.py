@@ -35,7 +35,7 @@ __all__ = ["Vectors", "replicated_sums"]
 Vectors = Callable[[list[np.ndarray]], np.ndarray]
 
 #: Records whose differences make the covariances, at least.
-_N_COVARIANCE = 100_000
+_N_COVARIANCE = 30_000
 
 
 def replicated_sums(

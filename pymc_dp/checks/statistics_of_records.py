@@ -25,6 +25,7 @@ contain.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from collections.abc import Callable, Mapping, Sequence
@@ -175,7 +176,7 @@ def _unit(value: Any, centre: float, width: float) -> Any:
 def _one_hot(value: Any, edges: np.ndarray) -> list:
     """Indicators of the bins between ascending edges; all are 0 if the value is not a number."""
     e = [float(x) for x in edges]
-    inner = [pt.and_(pt.ge(value, a), pt.lt(value, b)) for a, b in zip(e[:-1], e[1:], strict=True)]
+    inner = [pt.and_(pt.ge(value, a), pt.lt(value, b)) for a, b in itertools.pairwise(e)]
     return [1.0 * part for part in (pt.lt(value, e[0]), *inner, pt.ge(value, e[-1]))]
 
 
@@ -183,7 +184,7 @@ def _bin_labels(edges: np.ndarray) -> tuple[str, ...]:
     e = [f"{x:.4g}" for x in edges]
     return (
         f"< {e[0]}",
-        *(f"{a} to {b}" for a, b in zip(e[:-1], e[1:], strict=True)),
+        *(f"{a} to {b}" for a, b in itertools.pairwise(e)),
         f">= {e[-1]}",
     )
 
