@@ -276,6 +276,7 @@ def _step(
         simulator = Simulator(model, covariates=covariates)
     elif covariates is not None or model not in (None, simulator.model):
         raise TypeError("model and covariates are those of the simulator: leave out.")
+    simulator.check_budget(budget)
     if simulator.temperature < 1:
         raise ValueError(f"The simulator's temperature is {simulator.temperature:g}, but a tempered likelihood predicts no records: it must be 1.")  # fmt: skip
     number = simulator.likelihood.n_records
