@@ -14,7 +14,13 @@ import pymc as pm
 
 from pymc_dp.arguments import as_integer
 from pymc_dp.checks.predictive_law import replicated_sums
-from pymc_dp.checks.statistics_of_records import PREDICTION, Block, block_of, block_of_function
+from pymc_dp.checks.statistics_of_records import (
+    PREDICTION,
+    Block,
+    GroupMeans,
+    block_of,
+    block_of_function,
+)
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
 from pymc_dp.model.record_function import RecordFunction
@@ -348,7 +354,9 @@ def _blocks(statistics: Any, rows: _Rows) -> list[Block]:
 
 def _name(statistic: Any) -> str:
     """Name of a statistic in a list."""
-    return statistic if isinstance(statistic, str) else getattr(statistic, "column", None) or getattr(statistic, "__name__", str(statistic))  # fmt: skip
+    if isinstance(statistic, GroupMeans):
+        return statistic.column
+    return statistic if isinstance(statistic, str) else getattr(statistic, "__name__", "function")
 
 
 def _joined(blocks: Sequence[Block], sizes: Sequence[float]) -> Callable[..., list]:

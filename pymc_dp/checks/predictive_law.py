@@ -105,7 +105,7 @@ def _slope(step: DPScore, vectors: Vectors, rng: np.random.Generator) -> np.ndar
     """Covariances of scores with scores, and below them of sums with scores, without noise; at the posterior's centre."""
     simulated, theta = step.simulator.simulated, step.approximation.mean
     n_sets = -(-_N_COVARIANCE // simulated.n_records)
-    products: np.ndarray | float = 0.0
+    products = np.zeros(())
     for _ in range(n_sets):
         both = [simulated.draw(theta, rng) for _ in range(2)]
         features = step.features.of(both[0]) - step.features.of(both[1])

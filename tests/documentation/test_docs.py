@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("guarantees", "experiments/clipping_table.py", []),
         ("noisy_scores", "experiments/scores_experiments.py --print", []),
         ("noisy_scores", "experiments/scores_mortgages.py --print", []),
+        ("checking_models", "experiments/ppc_experiments.py --print", []),
         ("guarantees", "-m tests.exactness.test_batch_bias", []),
     ],
 )
@@ -72,9 +73,9 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that define all names themselves.
 COMPLETE = {
-    "accounting", "fast_mh", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
+    "accounting", "checking_models", "fast_mh", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
 }  # fmt: skip
-LONG = {"README", "choosing_a_sampler", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"}  # fmt: skip
+LONG = {"README", "checking_models", "choosing_a_sampler", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"}  # fmt: skip
 
 
 def pages():
