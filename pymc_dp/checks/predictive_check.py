@@ -36,8 +36,8 @@ from pymc_dp.scores.score_step import DPScore
 
 __all__ = ["CheckedStatistic", "PrivatePPC", "private_ppc"]
 
-#: Iterations of the chain between replicates.
-_THIN = 5
+#: Iterations of the chain between replicates; draws with method "normal" are nearly independent.
+_THIN = {"records": 5, "normal": 1}
 #: Parameters, and data sets at each, whose mean outcome is a record's prediction; data sets that choose bounds and bins.
 _N_PARAMETERS, _N_SETS, _N_DESIGN = 40, 5, 10
 
@@ -217,7 +217,7 @@ def private_ppc(
     n = as_integer("n_replicates", n_replicates, 20)
     step = _step(released, model, covariates, simulator, budget, method)
     rng = np.random.default_rng(random_seed)
-    states = step.states(rng.integers(2**32), _THIN)
+    states = step.states(rng.integers(2**32), _THIN[step.method])
     rows = _Rows(step, states, rng)
     blocks = _blocks(statistics, rows)
     substituted = budget.adjacency is Adjacency.SUBSTITUTE
