@@ -53,6 +53,7 @@ SETTINGS = {
     "poisson_3000_overdispersed": Setting("poisson", "overdispersed", 3000, "normal", 1.0, 12),
     "normal_10000": Setting("normal", "model", 10000, "normal", 1.0, 12),
     "normal_10000_outliers": Setting("normal", "outliers", 10000, "normal", 1.0, 12),
+    "normal_30000_outliers": Setting("normal", "outliers", 30000, "normal", 1.0, 8),
 }
 
 
@@ -175,9 +176,9 @@ def main() -> None:
     if "--print" not in sys.argv:
         for name in [a for a in sys.argv[1:] if a in SETTINGS] or SETTINGS:
             if name not in stored:
-                stored = (json.loads(STORE.read_text()) if STORE.exists() else {}) | {
-                    name: run(SETTINGS[name])
-                }
+                found = run(SETTINGS[name])
+                stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+                stored[name] = found
                 STORE.write_text(
                     json.dumps({n: stored[n] for n in SETTINGS if n in stored}, indent=1)
                 )
