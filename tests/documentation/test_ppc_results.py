@@ -49,8 +49,14 @@ def test_those_of_new_records_are_too_large(stored):
 
 
 def test_wrong_models_are_found(stored):
-    for name, statistic in POWER:
-        assert np.mean(np.array(stored[name][statistic]) <= 0.05) >= 0.9, (name, statistic)
+    for name, statistic, least in POWER:
+        assert np.mean(np.array(stored[name][statistic]) <= 0.05) >= least, (name, statistic)
 
 
-POWER = [("poisson_3000_overdispersed", "rootogram"), ("poisson_3000_overdispersed", "variance")]
+#: Part of the data sets with a p-value of at most 0.05, at epsilon = 1.
+POWER = [
+    ("poisson_3000_overdispersed", "rootogram", 1.0),
+    ("poisson_3000_overdispersed", "variance", 1.0),
+    ("normal_10000_outliers", "bins", 0.7),
+    ("normal_30000_outliers", "bins", 0.8),
+]
