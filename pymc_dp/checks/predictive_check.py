@@ -206,8 +206,10 @@ def private_ppc(
     >>> with pm.Model() as model:
     ...     log_rate = pm.Normal("log_rate", 0, 2)
     ...     _ = pm.Poisson("y", pm.math.exp(log_rate), observed=y)
-    ...     scores = dp.private_scores(budget=dp.PrivacyBudget(1.0, 1e-6, chains=1))
-    >>> budget = dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    >>> account = dp.Ledger(epsilon=3.0, delta=1e-5)
+    >>> first, budget = (dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2))
+    >>> with model:
+    ...     scores = dp.private_scores(budget=first)
     >>> ppc = private_ppc(
     ...     scores, model, statistics=["variance", "zeros"], budget=budget, n_replicates=200
     ... )
