@@ -114,6 +114,7 @@ def check(scores, simulator, budget, **kwargs):
     return private_ppc(scores, simulator=simulator, budget=budget, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_the_noise_is_that_of_the_claim(simulator, adjacency):
     """Sensitivity is the root of the number of statistics; released values are without bias."""
@@ -161,6 +162,7 @@ def test_nothing_is_accessed_before_the_claim(simulator, scores, monkeypatch):
     assert not accessed
 
 
+@pytest.mark.slow
 def test_the_design_does_not_depend_on_the_data(simulator, scores, monkeypatch):
     """Bounds and bins are the same for other data: only the claim comes before the access."""
     found = []
@@ -174,6 +176,7 @@ def test_the_design_does_not_depend_on_the_data(simulator, scores, monkeypatch):
     assert [b.labels for b in found[0]] == [b.labels for b in found[1]]
 
 
+@pytest.mark.slow
 def test_refusals(simulator, scores):
     y = np.zeros(N)
     used = budget_of()
@@ -240,6 +243,7 @@ def test_the_law_given_the_scores(simulator, method):
     assert (naive.std(axis=0) > 2 * given.std(axis=0)).all()
 
 
+@pytest.mark.slow
 def test_errors_on_the_data_have_no_words(scores):
     """An index from the data that is out of range: the message would show it. The claim stays."""
     with pm.Model() as model:
