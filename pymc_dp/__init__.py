@@ -1,13 +1,15 @@
 """Differentially private Bayesian inference by MCMC, for any PyMC model.
 
 The names here are those of most programs. Further ones are in :mod:`pymc_dp.planning`,
-:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.comparison`, :mod:`pymc_dp.privatized`,
-:mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`, :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
+:mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.checks`, :mod:`pymc_dp.comparison`,
+:mod:`pymc_dp.privatized`, :mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`,
+:mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
 """
 
 from importlib.metadata import version as _version
 
 from pymc_dp import (
+    checks,
     comparison,
     errors,
     model,
@@ -20,6 +22,7 @@ from pymc_dp import (
     steps,
 )
 from pymc_dp.acceptance import Barker, Penalty
+from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.planning.plan import Plan
@@ -76,6 +79,7 @@ __all__ = [
     "plan",
     "private_compare",
     "private_counts",
+    "private_ppc",
     "private_scores",
     "private_stand_in",
     "private_sum",

@@ -1,4 +1,4 @@
-"""The forecasts of a plan's candidates, in one plot."""
+"""The forecasts of a plan's candidates, and the statistics of a posterior predictive check."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.checks.predictive_check import PrivatePPC
 from pymc_dp.planning.plan import Plan
 
-__all__ = ["plot_plan"]
+__all__ = ["plot_plan", "plot_ppc"]
 
 #: The axes show errors up to this multiple of the smallest one.
 _REACH = 4
@@ -59,6 +60,68 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
     ax.set(xlim=(0, _REACH * error), ylim=(0, _REACH * error), aspect="equal")
     ax.set(xlabel="Monte Carlo error of a mean", ylabel="its error from clipping")
     return ax
+
+
+def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
+    """Plot the released statistics of a check against the intervals that the model predicts.
+
+    Parameters
+    ----------
+    ppc : PrivatePPC
+    axes : sequence of matplotlib.axes.Axes, optional
+        One for each statistic; by default new ones.
+
+    Returns
+    -------
+    array of matplotlib.axes.Axes
+        Dark bars are 90 % of the replicates without the released noise (with the same centre, and a width from the
+        difference of variances), light bars with it; dots are the released values, red if they are outside.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is missing.
+    ValueError
+        If there are fewer axes than statistics.
+
+    Examples
+    --------
+    >>> from pymc_dp.plots import plot_ppc
+    >>> plot_ppc(ppc)  # doctest: +SKIP
+    """
+    plt, n = _pyplot(), len(ppc.statistics)
+    if axes is None:
+        _, axes = plt.subplots(1, n, figsize=(1.5 + 3 * n, 3.2), layout="constrained")
+    axes = np.ravel(axes)
+    if len(axes) < n:
+        raise ValueError(f"axes must be {n}, one for each statistic, got {len(axes)}.")
+    for ax, s in zip(axes, ppc.statistics, strict=False):
+        middle, (low, high) = np.median(s.replicates, axis=0), s.interval()
+        total = s.replicates.var(axis=0)
+        part = np.sqrt(np.clip(1 - s.noise_sd**2 / np.where(total > 0, total, 1.0), 0.0, 1.0))
+        places = np.arange(len(s.value))
+        # Of counts that differ widely in size, differences from what is expected are readable.
+        centre = middle if len(s.value) > 1 else np.zeros_like(middle)
+        ax.vlines(
+            places,
+            low - centre,
+            high - centre,
+            color="0.85",
+            linewidth=9,
+            label="model and noise, 90 %",
+        )
+        dark = [middle + part * (end - middle) - centre for end in (low, high)]
+        ax.vlines(places, *dark, color="0.55", linewidth=9, label="of it the model")
+        outside = (s.value < low) | (s.value > high)
+        ax.scatter(places, s.value - centre, c=np.where(outside, "C3", "C0"), zorder=3, s=24, label="released")  # fmt: skip
+        ax.set_xticks(places, s.labels if len(places) > 1 else [""], rotation=60 if len(places) > 1 else 0, fontsize=7)  # fmt: skip
+        ax.margins(x=0.5 if len(places) == 1 else 0.08)
+        ax.set(
+            title=f"{s.name} (p = {s.p_value:.2g})",
+            ylabel="minus its median" if len(places) > 1 else "",
+        )
+    axes[0].legend(fontsize=7)
+    return axes[:n]
 
 
 def _pyplot() -> Any:

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from pymc_dp import DPPenalty, Plan, PrivacyBudget
+from pymc_dp.checks import CheckedStatistic, PrivatePPC
 from pymc_dp.planning import Candidate, Forecast
-from pymc_dp.plots import plot_plan
+from pymc_dp.plots import plot_plan, plot_ppc
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
 
 @pytest.fixture
@@ -51,3 +53,20 @@ def test_without_matplotlib(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match="'plots'"):
         plot_plan(plan(DPPenalty, (0.05, 100.0)))
+
+
+def test_a_check_is_drawn(plt):
+    """Intervals with and without noise, and released values, in red where they are outside."""
+    rng = np.random.default_rng(1)
+    counts = CheckedStatistic("bins", ("a", "b"), np.array([100.0, 250.0]), 100 + 5 * rng.normal(size=(4000, 2)), np.full(2, 4.0), 0.01)  # fmt: skip
+    mean = CheckedStatistic("mean", ("mean",), np.array([1.0]), 1 + rng.normal(size=(4000, 1)), np.array([0.6]), 0.9)  # fmt: skip
+    axes = plot_ppc(PrivatePPC((counts, mean), NoiseLaw("gaussian", 4.0, 3), 1000, None))
+    light, dark = (np.diff([s[:, 1] for s in c.get_segments()]) for c in axes[0].collections[:2])
+    assert light == pytest.approx(np.full((2, 1), 2 * 1.645 * 5), rel=0.06)
+    assert dark == pytest.approx(np.full((2, 1), 2 * 1.645 * 3), rel=0.06)
+    dots = axes[0].collections[2]
+    assert np.asarray(dots.get_offsets())[:, 1] == pytest.approx([0, 150], abs=1)
+    assert (dots.get_facecolors()[0] != dots.get_facecolors()[1]).any()
+    assert axes[1].get_title() == "mean (p = 0.9)"
+    with pytest.raises(ValueError, match="must be 2"):
+        plot_ppc(PrivatePPC((counts, mean), NoiseLaw("gaussian", 4.0, 3), 1000, None), axes=axes[0])

@@ -75,7 +75,8 @@ class RecordFunction:
     ) -> None:
         columns, public = _columns(data), {n: np.asarray(a) for n, a in (public or {}).items()}
         names = _argument_names(function, columns, public)
-        self._columns = [columns[name] for name in names if name in columns]
+        self._names = [name for name in names if name in columns]
+        self._columns = [columns[name] for name in self._names]
         rows = {n: pt.tensor(n, dtype=columns[n].dtype, shape=columns[n].shape[1:]) for n in names if n in columns}  # fmt: skip
         fixed = {n: pt.tensor(n, dtype=public[n].dtype, shape=public[n].shape) for n in names if n in public}  # fmt: skip
         result = _as_vector(function(**rows, **fixed))
@@ -157,6 +158,16 @@ class RecordFunction:
                 places = np.searchsorted(inner, column, side="right")  # last for NaN
                 count += np.bincount(places, minlength=len(count))
         return counts
+
+    def of(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Vectors of public, simulated rows, not clipped, shape ``(n_rows, n_dim)``."""
+        rows = [
+            np.asarray(columns[name], own.dtype)
+            for name, own in zip(self._names, self._columns, strict=True)
+        ]
+        return np.asarray(self._function(*rows, *self._public), float).reshape(
+            len(rows[0]), self.n_dim
+        )
 
     def _scaled(self, centre: np.ndarray, scale: float | np.ndarray) -> Iterator[np.ndarray]:
         for vectors in self._vectors():

@@ -158,6 +158,11 @@ class SimulatedRecords(CompiledModel):
             return index
         return self._kept if index is None else self._kept[index]
 
+    @property
+    def rows(self) -> np.ndarray:
+        """Numbers of the kept records among those of a data set."""
+        return np.arange(self._n_all) if self._kept is None else self._kept
+
     def some(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Numbers of `n` random records, or of all records if there are fewer."""
         return np.sort(rng.permutation(self.n_records)[:n])

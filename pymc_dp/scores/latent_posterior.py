@@ -108,6 +108,11 @@ class LatentPosterior:
         self._rows = simulated.labels
         self._never = [np.where(w > 0, 0.0, np.inf) for w in self._weights]
 
+    @property
+    def weights(self) -> list[np.ndarray]:
+        """For each block of records: 1 for those that count, 0 for others."""
+        return self._weights
+
     def compile(self, theta: np.ndarray) -> None:
         """Compile all functions, which would otherwise be compiled in every worker."""
         rng = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from pymc_dp.model.graphs.compiling import quiet_compilers
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import StepSize
-from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
+from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
 from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
 from pymc_dp.scores.noncentring import PartialNoncentring
 from pymc_dp.scores.releases import PrivateScores
@@ -190,13 +190,39 @@ class DPScore(BlockedStep):
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[dict]]:
         """One iteration; the first one of a chain warms up before."""
         if self._chain is None:
-            make = _RecordsChain if self.method == "records" else _SumsChain
-            self._chain = make(self._target, self.approximation, self.rng)  # type: ignore[arg-type]
-            self._chain.warm_up()
+            self._chain = self._started()
         stats = self._chain.iterate()
         theta = self._chain.theta
         stats["reference_distance"] = self.approximation.distance(theta)
         return self.simulator.likelihood.unravel(theta), [stats]
+
+    def states(self, random_seed: Any = None, thin: int = 1) -> Iterator[LatentState | SumState]:
+        """States of a new chain, without end, each after `thin` iterations; valid until the next one.
+
+        With method ``"records"`` they have the latent records, else the variances of the noise.
+        """
+        self.set_rng(np.random.default_rng(random_seed))
+        chain = self._started()
+        while True:
+            for _ in range(thin):
+                chain.iterate()
+            yield chain._state
+
+    @property
+    def target(self) -> LatentPosterior | NormalSums:
+        """The density that is sampled."""
+        return self._target
+
+    @property
+    def features(self) -> ClippedScores:
+        """Of the records, at the references of the scores."""
+        return self._features
+
+    def _started(self) -> _RecordsChain | _SumsChain:
+        make = _RecordsChain if self.method == "records" else _SumsChain
+        chain = make(self._target, self.approximation, self.rng)  # type: ignore[arg-type]
+        chain.warm_up()
+        return chain
 
 
 def _noncentring(simulator: Simulator, approximation: NormalPosterior) -> PartialNoncentring | None:

@@ -1,0 +1,190 @@
+"""Posterior predictive checks: p-values of right models (uniform), with and without conditioning on the scores, and power.
+
+``python experiments/ppc_experiments.py`` computes what is missing and writes ppc_experiments.json; ``--print`` prints the table of the
+documentation. Scores are made at a fixed reference here, and data are simulated, so that one compiled model serves all data sets.
+"""
+
+import json
+import sys
+import warnings
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pymc as pm
+
+from scipy import stats
+
+from pymc_dp import PrivateScores, Simulator
+from pymc_dp.checks.predictive_check import _joined, p_value_of
+from pymc_dp.checks.predictive_law import replicated_sums
+from pymc_dp.checks.statistics_of_records import block_of
+from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.privacy.accounting.noise_choice import least_noise
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.scores.clipped_scores import clip_rows
+from pymc_dp.scores.releases import ScoreRelease
+from pymc_dp.scores.score_step import DPScore
+
+STORE = Path(__file__).with_suffix(".json")
+STATISTICS = {
+    "normal": ["mean", "variance", "bins"],
+    "poisson": ["mean", "variance", "zeros", "rootogram"],
+}
+BOUND, DELTA = 3.0, 1e-6
+
+
+class Setting(NamedTuple):
+    """Data sets of one kind."""
+
+    model: str
+    truth: str
+    n: int
+    method: str
+    epsilon: float
+    n_sets: int
+    naive: bool = False
+
+
+SETTINGS = {
+    "normal_300_records": Setting("normal", "model", 300, "records", 8.0, 150, True),
+    "poisson_3000": Setting("poisson", "model", 3000, "normal", 1.0, 12),
+    "poisson_3000_overdispersed": Setting("poisson", "overdispersed", 3000, "normal", 1.0, 12),
+    "normal_10000": Setting("normal", "model", 10000, "normal", 1.0, 12),
+    "normal_10000_outliers": Setting("normal", "outliers", 10000, "normal", 1.0, 12),
+    "normal_30000_outliers": Setting("normal", "outliers", 30000, "normal", 1.0, 8),
+}
+
+
+def make_simulator(model: str, n: int) -> Simulator:
+    """The model, with any data."""
+    with pm.Model() as made:
+        if model == "normal":
+            mu, log_sigma = pm.Normal("mu", 0, 0.3), pm.Normal("log_sigma", 0, 0.2)
+            pm.Normal("y", mu, pm.math.exp(log_sigma), observed=np.zeros(n))
+        else:
+            log_rate = pm.Normal("log_rate", 0.5, 0.3)
+            pm.Poisson("y", pm.math.exp(log_rate), observed=np.zeros(n, dtype=int))
+    return Simulator(made)
+
+
+def draw(truth: str, y: np.ndarray, theta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Data of the model, or changed."""
+    if truth == "outliers":  # 1 % of the records, five standard deviations wide
+        return np.where(
+            rng.random(len(y)) < 0.01, 5 * np.exp(theta[1]) * rng.normal(size=len(y)), y
+        )
+    if truth == "overdispersed":  # variance 1.3 times the mean
+        rate = np.exp(theta[0])
+        return rng.negative_binomial(rate / 0.3, 1 / 1.3, size=len(y))
+    return y
+
+
+class Experiment:
+    """One compiled model."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.s, self.simulator = setting, make_simulator(setting.model, setting.n)
+        self.shapes = dict.fromkeys(
+            self.simulator.likelihood.unravel(self.simulator.position()), ()
+        )
+        self.reference = np.array([0.0, 0.0]) if setting.model == "normal" else np.array([0.5])
+        simulated, rng = self.simulator.simulated, np.random.default_rng(0)
+        columns = {
+            "y": np.concatenate(
+                [
+                    simulated.draw(
+                        self.reference + 0.1 * rng.normal(size=len(self.reference)), rng
+                    )[0]
+                    for _ in range(20)
+                ]
+            )
+        }
+        self.blocks = [block_of(name, name, "y", columns) for name in STATISTICS[setting.model]]
+        self.sizes = [b.diameter for b in self.blocks]
+        self.function = RecordFunction(_joined(self.blocks, self.sizes), columns)
+
+    def p_values(self, seed: int) -> dict[str, float]:
+        """p-values of each statistic, for one data set."""
+        s, rng, simulated = self.s, np.random.default_rng(seed), self.simulator.simulated
+        d, k = len(self.reference), self.function.n_dim
+        scale = np.array([0.3, 0.2]) if s.model == "normal" else np.array([0.3])
+        theta = self.reference + scale * rng.normal(size=d)
+        y = draw(s.truth, simulated.draw(theta, rng)[0], theta, rng)
+        w = np.eye(d)
+        law = NoiseLaw.of(least_noise(d, s.epsilon, DELTA, noise="auto"), 2 * BOUND, d)
+        total = clip_rows(
+            simulated.gradients(self.reference, [y.astype(simulated._shared[0].dtype)]) @ w, BOUND
+        ).sum(axis=0)
+        release = ScoreRelease(
+            self.reference, w, BOUND, law.kind, law.scale, total + law.draw(1, rng)[0]
+        )
+        scores = PrivateScores((release,), self.shapes, s.n, "substitute", ())
+        step = DPScore(scores, simulator=self.simulator, method=s.method)
+        states = step.states(seed, 4)
+        noise = NoiseLaw.of(
+            least_noise(k, s.epsilon, DELTA, noise="auto"), np.sqrt(len(self.blocks)), k
+        )
+        released = self.function.of({"y": y}).sum(axis=0) + noise.draw(1, rng)
+        found = {}
+        for given in (True, False) if s.naive else (True,):
+            sums = replicated_sums(
+                step,
+                states,
+                lambda data: self.function.of({"y": data[0]}),
+                99 if s.naive else 199,
+                rng,
+                given_scores=given,
+            )
+            rows, begin = np.vstack([released, sums + noise.draw(len(sums), rng)]), 0
+            for block, size in zip(self.blocks, self.sizes, strict=True):
+                part = rows[:, begin : begin + block.n_dim]
+                begin += block.n_dim
+                found[block.name + ("" if given else ", new records")] = p_value_of(
+                    block.value(size * part, s.n), block.ordered
+                )
+        return found
+
+
+def run(setting: Setting) -> dict[str, list[float]]:
+    """p-values of all data sets."""
+    experiment = Experiment(setting)
+    found = [experiment.p_values(seed) for seed in range(setting.n_sets)]
+    return {name: [round(f[name], 4) for f in found] for name in found[0]}
+
+
+def table(stored: dict) -> str:
+    """Markdown."""
+    lines = [
+        "| model | data | statistic | p <= 0.05 | p <= 0.01 | uniform (Kolmogorov-Smirnov) | data sets |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, found in stored.items():
+        s = SETTINGS[name]
+        for statistic, p in found.items():
+            p_values = np.array(p)
+            ks = f"{stats.kstest(p_values, 'uniform').pvalue:.2g}" if s.truth == "model" else ""
+            lines.append(
+                f"| {s.model}, {s.n}, {s.method} | {s.truth} | {statistic} | {np.mean(p_values <= 0.05):.0%} | {np.mean(p_values <= 0.01):.0%} | {ks} | {len(p)} |"
+            )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+    if "--print" not in sys.argv:
+        for name in [a for a in sys.argv[1:] if a in SETTINGS] or SETTINGS:
+            if name not in stored:
+                found = run(SETTINGS[name])
+                stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+                stored[name] = found
+                STORE.write_text(
+                    json.dumps({n: stored[n] for n in SETTINGS if n in stored}, indent=1)
+                )
+    print(table(stored))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", UserWarning)
+    main()

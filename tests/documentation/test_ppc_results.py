@@ -1,0 +1,62 @@
+"""Stored results of the experiments on posterior predictive checks: level, and power."""
+
+import json
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scipy import stats
+
+from tests.documentation.test_experiments import loaded
+
+SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "ppc_experiments.py"
+
+
+@pytest.fixture(scope="module")
+def experiments():
+    yield from loaded(SCRIPT)
+
+
+@pytest.fixture(scope="module")
+def stored(experiments):
+    return json.loads(experiments.STORE.read_text())
+
+
+def test_all_data_sets_are_there(experiments, stored):
+    assert [*stored] == [*experiments.SETTINGS]
+    for name, found in stored.items():
+        assert {len(p) for p in found.values()} == {experiments.SETTINGS[name].n_sets}
+
+
+def test_p_values_are_uniform_if_the_model_is_right(experiments, stored):
+    for name, found in stored.items():
+        if experiments.SETTINGS[name].truth == "model":
+            for statistic, p in found.items():
+                if "new records" not in statistic:
+                    assert stats.kstest(p, "uniform").pvalue > 0.01, (name, statistic)
+
+
+def test_those_of_new_records_are_too_large(stored):
+    """The negative control: without conditioning on the scores p-values are not uniform."""
+    found = stored["normal_300_records"]
+    for statistic in ("mean", "variance", "bins"):
+        naive, right = np.array(found[f"{statistic}, new records"]), np.array(found[statistic])
+        assert stats.kstest(naive, "uniform").pvalue < 1e-4
+        assert naive.mean() > right.mean() + 0.1
+    assert np.mean(np.array(found["mean, new records"]) <= 0.05) == 0
+
+
+def test_wrong_models_are_found(stored):
+    for name, statistic, least in POWER:
+        assert np.mean(np.array(stored[name][statistic]) <= 0.05) >= least, (name, statistic)
+
+
+#: Part of the data sets with a p-value of at most 0.05, at epsilon = 1.
+POWER = [
+    ("poisson_3000_overdispersed", "rootogram", 1.0),
+    ("poisson_3000_overdispersed", "variance", 1.0),
+    ("normal_10000_outliers", "bins", 0.7),
+    ("normal_30000_outliers", "bins", 0.8),
+]
