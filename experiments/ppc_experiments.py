@@ -1,7 +1,9 @@
 """Posterior predictive checks: p-values of right models (uniform), with and without conditioning on the scores, and power.
 
-``python experiments/ppc_experiments.py`` computes what is missing and writes ppc_experiments.json; ``--print`` prints the table of the
-documentation. Scores are made at a fixed reference here, and data are simulated, so that one compiled model serves all data sets.
+``python experiments/ppc_experiments.py`` computes what is missing and writes ppc_experiments.json; ``--print`` prints the tables of the
+documentation. In the first one scores are made at a fixed reference, and data are simulated, so that one compiled model serves all data
+sets. In the second one, scores and checks are those of ``private_scores`` and ``private_ppc``, and models and data those of
+scores_experiments.py: regressions of 30 000 records with three covariates, of which the model is wrong or right.
 """
 
 import json
@@ -16,6 +18,8 @@ import pymc as pm
 
 from scipy import stats
 
+import pymc_dp as dp
+
 from pymc_dp import PrivateScores, Simulator
 from pymc_dp.checks.predictive_check import _joined, p_value_of
 from pymc_dp.checks.predictive_law import replicated_sums
@@ -26,6 +30,10 @@ from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.releases import ScoreRelease
 from pymc_dp.scores.score_step import DPScore
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import scores_experiments
 
 STORE = Path(__file__).with_suffix(".json")
 STATISTICS = {
@@ -48,13 +56,25 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "normal_300_records": Setting("normal", "model", 300, "records", 8.0, 150, True),
+    "normal_300_records": Setting("normal", "model", 300, "records", 8.0, 500, True),
     "poisson_3000": Setting("poisson", "model", 3000, "normal", 1.0, 12),
     "poisson_3000_overdispersed": Setting("poisson", "overdispersed", 3000, "normal", 1.0, 12),
     "normal_10000": Setting("normal", "model", 10000, "normal", 1.0, 12),
     "normal_10000_outliers": Setting("normal", "outliers", 10000, "normal", 1.0, 12),
     "normal_30000_outliers": Setting("normal", "outliers", 30000, "normal", 1.0, 8),
 }
+
+#: Statistics of regressions, and the settings of scores_experiments.py, by family.
+OF_REGRESSIONS = {
+    "normal": ["variance", "bins", "residuals"],
+    "poisson": ["variance", "rootogram", "residuals"],
+    "logistic": {
+        "residuals": "residuals",
+        "square": lambda y, x, prediction: (y - prediction) * x[0] ** 2,
+    },
+}
+REGRESSIONS = [name for name, s in scores_experiments.SETTINGS.items() if s.n_records == 30_000]
+N_REGRESSIONS, N_REPLICATES = 10, 199
 
 
 def make_simulator(model: str, n: int) -> Simulator:
@@ -154,19 +174,55 @@ def run(setting: Setting) -> dict[str, list[float]]:
     return {name: [round(f[name], 4) for f in found] for name in found[0]}
 
 
+def regression(name: str, seed: int) -> dict[str, float]:
+    """p-values of each statistic, and of the fit check, for one data set of scores_experiments.py."""
+    setting = scores_experiments.SETTINGS[name]
+    simulator, _ = scores_experiments.simulated(setting, np.random.default_rng(seed))
+    scores = dp.private_scores(
+        simulator, budget=dp.PrivacyBudget(setting.epsilon, DELTA, chains=1), random_seed=seed
+    )
+    checked = dp.private_ppc(
+        scores,
+        simulator=simulator,
+        statistics=OF_REGRESSIONS[setting.family],
+        budget=dp.PrivacyBudget(setting.epsilon, DELTA, chains=1),
+        n_replicates=N_REPLICATES,
+        random_seed=seed,
+    )
+    return {s.name: s.p_value for s in checked.statistics}
+
+
+def run_regressions(name: str) -> dict[str, list[float]]:
+    """p-values of all data sets."""
+    found = [regression(name, seed) for seed in range(N_REGRESSIONS)]
+    return {statistic: [round(f[statistic], 4) for f in found] for statistic in found[0]}
+
+
 def table(stored: dict) -> str:
     """Markdown."""
     lines = [
         "| model | data | statistic | p <= 0.05 | p <= 0.01 | uniform (Kolmogorov-Smirnov) | data sets |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name, found in stored.items():
-        s = SETTINGS[name]
-        for statistic, p in found.items():
+    for name, s in SETTINGS.items():
+        for statistic, p in stored[name].items():
             p_values = np.array(p)
             ks = f"{stats.kstest(p_values, 'uniform').pvalue:.2g}" if s.truth == "model" else ""
             lines.append(
                 f"| {s.model}, {s.n}, {s.method} | {s.truth} | {statistic} | {np.mean(p_values <= 0.05):.0%} | {np.mean(p_values <= 0.01):.0%} | {ks} | {len(p)} |"
+            )
+    lines += [
+        "",
+        "| model | data | statistic | p <= 0.05 | p <= 0.01 | data sets |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name in REGRESSIONS:
+        family = scores_experiments.SETTINGS[name].family
+        truth = scores_experiments.SETTINGS[name].truth or "model"
+        for statistic, p in stored[name].items():
+            p_values = np.array(p)
+            lines.append(
+                f"| {family} | {truth} | {statistic} | {np.mean(p_values <= 0.05):.0%} | {np.mean(p_values <= 0.01):.0%} | {len(p)} |"
             )
     return "\n".join(lines)
 
@@ -174,14 +230,13 @@ def table(stored: dict) -> str:
 def main() -> None:
     stored = json.loads(STORE.read_text()) if STORE.exists() else {}
     if "--print" not in sys.argv:
-        for name in [a for a in sys.argv[1:] if a in SETTINGS] or SETTINGS:
+        names = [*SETTINGS, *REGRESSIONS]
+        for name in sys.argv[1:] or names:
             if name not in stored:
-                found = run(SETTINGS[name])
+                found = run(SETTINGS[name]) if name in SETTINGS else run_regressions(name)
                 stored = json.loads(STORE.read_text()) if STORE.exists() else {}
                 stored[name] = found
-                STORE.write_text(
-                    json.dumps({n: stored[n] for n in SETTINGS if n in stored}, indent=1)
-                )
+                STORE.write_text(json.dumps({n: stored[n] for n in names if n in stored}, indent=1))
     print(table(stored))
 
 

@@ -1,6 +1,6 @@
 """Posterior predictive checks with differential privacy, of posteriors given noisy scores.
 
-:func:`~pymc_dp.checks.private_ppc` releases sums of functions of single records (``statistics_of_records.py``) and compares them with
+:func:`~pymc_dp.private_ppc` releases sums of functions of single records (``statistics_of_records.py``) and compares them with
 their predictive law (``predictive_law.py``).
 """
 

@@ -79,7 +79,7 @@ class CheckedStatistic:
 
 @dataclass(frozen=True, eq=False)
 class PrivatePPC:
-    """Result of :func:`~pymc_dp.checks.private_ppc`: public, since a budget paid for it.
+    """Result of :func:`~pymc_dp.private_ppc`: public, since a budget paid for it.
 
     Parameters
     ----------
@@ -204,7 +204,6 @@ def private_ppc(
     Examples
     --------
     >>> import numpy as np, pymc as pm, pymc_dp as dp
-    >>> from pymc_dp.checks import private_ppc
     >>> y = np.random.default_rng(1).negative_binomial(2, 0.4, size=1000)
     >>> with pm.Model() as model:
     ...     log_rate = pm.Normal("log_rate", 0, 2)
@@ -213,7 +212,7 @@ def private_ppc(
     >>> first, budget = (dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2))
     >>> with model:
     ...     scores = dp.private_scores(budget=first)
-    >>> ppc = private_ppc(
+    >>> ppc = dp.private_ppc(
     ...     scores, model, statistics=["variance", "zeros"], budget=budget, n_replicates=200
     ... )
     >>> ppc["variance"].p_value < 0.05
