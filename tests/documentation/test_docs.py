@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("private_covariates", "experiments/stand_in_experiments.py --print", []),
         ("comparing_models", "experiments/private_compare_experiments.py --print", []),
         ("checking_models", "experiments/ppc_experiments.py --print", []),
+        ("after_the_release", "experiments/synthetic_experiments.py --print", []),
         ("guarantees", "-m tests.exactness.test_batch_bias", []),
     ],
 )
@@ -75,10 +76,10 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that define all names themselves.
 COMPLETE = {
-    "accounting", "checking_models", "fast_mh", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
+    "accounting", "after_the_release", "checking_models", "fast_mh", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
 }  # fmt: skip
 LONG = {
-    "README", "checking_models", "choosing_a_sampler", "comparing_models", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"
+    "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "noisy_scores", "planning", "privatized", "sghmc", "tutorial"
 }  # fmt: skip
 
 

@@ -1,0 +1,205 @@
+"""Intervals from synthetic data that are simulated from a private posterior: the table of docs/after_the_release.md.
+
+    python experiments/synthetic_experiments.py [--sets 2]    # in small, nothing stored
+    python experiments/synthetic_experiments.py --print
+
+Writes ``synthetic_experiments.json`` beside this file, in a quarter of an hour of one core. Data sets are those of
+the setting ``logistic_1000`` of ``scores_experiments.py``: logistic regression, 1000 records, epsilon = 1, public
+covariates. From draws of the private posterior synthetic data sets are simulated, with new covariates of the same law,
+and an analyst fits the same model to each, without privacy, by Newton's method and the normal approximation at the
+mode.
+
+What is expected: let V be the variance of the private posterior, and v that of the analyst's posterior of one set. A
+synthetic data set is simulated at a draw, whose variance is V, and its mode differs from this draw with variance v. So
+modes have the variance V + v, and the mixture of the analyst's posteriors has V + 2 v. The mean of the private
+posterior differs from the truth with variance V, and the mode of a single set with 2 V + v. Ends of the mixture's
+intervals, and the mean of the modes, have a Monte Carlo error, since there are few sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+
+from pathlib import Path
+
+import numpy as np
+
+from scipy import stats
+
+import pymc_dp as dp
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scores_experiments import (
+    DELTA,
+    N_CHAINS,
+    N_DRAWS,
+    PRIOR_SD,
+    SETTINGS,
+    chains,
+    simulated,
+    without_privacy,
+)
+
+STORE = Path(__file__).with_suffix(".json")
+SETTING = SETTINGS["logistic_1000"]
+N_SETS = SETTING.n_sets
+#: Synthetic data sets, records in each for one private record, and draws from the analyst's posterior of each.
+N_SYNTHETIC, TIMES, N_OF_EACH = 50, 20, 200
+LEVEL = 0.9
+
+ANALYSES = {
+    "private": "private posterior",
+    "mixture_large": "mixture, 50 sets of 20 N records",
+    "mixture_small": "mixture, 50 sets of N records",
+    "rubin_small": "combining rule, 50 sets of N records",
+    "single_small": "one set of N records, as if it were real",
+    "single_large": "one set of 20 N records, as if it were real",
+}
+
+
+def analyst(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mode and covariance of the posterior of a logistic regression, by Newton's method from 0."""
+    x = np.column_stack([np.ones(len(x)), x])
+    b = np.zeros(x.shape[1])
+    for _ in range(25):
+        p = 1 / (1 + np.exp(-x @ b))
+        covariance = np.linalg.inv((x.T * (p * (1 - p))) @ x + np.eye(len(b)) / PRIOR_SD**2)
+        move = covariance @ (x.T @ (y - p) - b / PRIOR_SD**2)
+        b = b + move
+        if np.abs(move).max() < 1e-8:
+            return b, covariance
+    raise RuntimeError("Newton's method did not converge.")
+
+
+def synthetic(b: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Records of the model, with new covariates."""
+    x = rng.normal(size=(n, len(b) - 1))
+    return x, (rng.random(n) < 1 / (1 + np.exp(-b[0] - x @ b[1:]))).astype(int)
+
+
+def fits(
+    draws: np.ndarray, n: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Modes, variances and draws of the analyst's posteriors, of one synthetic set for each draw."""
+    found = [analyst(*synthetic(b, n, rng)) for b in draws]
+    of_each = [rng.multivariate_normal(*fit, size=N_OF_EACH, method="cholesky") for fit in found]
+    return np.array([b for b, _ in found]), np.array([np.diag(c) for _, c in found]), np.array(of_each)  # fmt: skip
+
+
+def degrees(between: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Of freedom of the combining rule (Raghunathan, Reiter and Rubin 2003)."""
+    return (N_SYNTHETIC - 1) * (1 - within / ((1 + 1 / N_SYNTHETIC) * between)) ** 2
+
+
+def combined(modes: np.ndarray, variances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Interval of the combining rule for fully synthetic data: variance (1 + 1 / m) between - within."""
+    between, within = modes.var(axis=0, ddof=1), variances.mean(axis=0)
+    variance = np.maximum((1 + 1 / len(modes)) * between - within, 0)
+    half = stats.t.ppf(0.5 + LEVEL / 2, degrees(between, within)) * np.sqrt(variance)
+    return modes.mean(axis=0) - half, modes.mean(axis=0) + half
+
+
+def quantile_variance(relative: np.ndarray) -> np.ndarray:
+    """Variance, in that of the private posterior, of an end of the mixture's interval: it has few components.
+
+    With F the distribution function of a component at the quantile, a random number since its mode is one,
+    Var(F) / (m f^2) for m components, with f the mixture's density.
+    """
+    z, found = stats.norm.ppf(0.5 + LEVEL / 2), []
+    for r in np.atleast_1d(relative):
+        correlation = (1 + r) / (1 + 2 * r)  # of two draws from one component
+        law = stats.multivariate_normal([0, 0], [[1, correlation], [correlation, 1]])
+        density = stats.norm.pdf(z) / np.sqrt(1 + 2 * r)
+        found.append((law.cdf([z, z]) - stats.norm.cdf(z) ** 2) / (N_SYNTHETIC * density**2))
+    return np.array(found)
+
+
+def expected(relative: np.ndarray) -> dict[str, tuple[float, float]]:
+    """Width, in that of the private posterior, and coverage of each analysis, in normal approximation.
+
+    `relative` is v / V for a set of N records, in each data set; see the head of this file.
+    """
+    m, z = N_SYNTHETIC, stats.norm.ppf(0.5 + LEVEL / 2)
+    t = stats.t.ppf(0.5 + LEVEL / 2, degrees(1 + relative, relative))
+    large, small = relative / TIMES, relative
+    laws = {  # half-width, and variance of the truth's distance from an end of the interval, or its centre
+        "private": (z + 0 * small, 1 + 0 * small),
+        "mixture_large": (z * np.sqrt(1 + 2 * large), 1 + quantile_variance(large)),
+        "mixture_small": (z * np.sqrt(1 + 2 * small), 1 + quantile_variance(small)),
+        # Its t quantile allows for the error of the estimated variance: the coverage is the level.
+        "rubin_small": (rule := t * np.sqrt(1 + (1 + small) / m), (rule / z) ** 2),
+        "single_small": (z * np.sqrt(small), 2 + small),
+        "single_large": (z * np.sqrt(large), 2 + large),
+    }
+    return {
+        name: (float(np.mean(half / z)), float(np.mean(2 * stats.norm.cdf(half / np.sqrt(v)) - 1)))
+        for name, (half, v) in laws.items()
+    }
+
+
+def one_set(seed: int) -> dict[str, float]:
+    """Width and coverage of the intervals of each analysis, for one data set; `relative` is the root of v / V."""
+    rng = np.random.default_rng(seed)
+    simulator, truth = simulated(SETTING, rng)
+    budget = dp.PrivacyBudget(SETTING.epsilon, DELTA, chains=1)
+    scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
+    draws = chains(dp.DPScore(scores, simulator=simulator), N_CHAINS, N_DRAWS, seed)
+    draws = draws.reshape(-1, draws.shape[-1])
+    chosen = draws[rng.choice(len(draws), size=N_SYNTHETIC, replace=False)]
+    n = SETTING.n_records
+    tails = [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]
+    small, large = fits(chosen, n, rng), fits(chosen, TIMES * n, rng)
+    intervals = {
+        "private": np.quantile(draws, tails, axis=0),
+        "mixture_large": np.quantile(large[2], tails, axis=(0, 1)),
+        "mixture_small": np.quantile(small[2], tails, axis=(0, 1)),
+        "rubin_small": combined(*small[:2]),
+        "single_small": np.quantile(small[2][0], tails, axis=0),
+        "single_large": np.quantile(large[2][0], tails, axis=0),
+    }
+    own = np.diff(intervals["private"], axis=0)[0]
+    _, sd = without_privacy(simulator, truth["b"])
+    found = {"relative": float(np.mean(sd / draws.std(axis=0)))}
+    for name, (low, high) in intervals.items():
+        found[f"{name} width"] = float(np.mean((high - low) / own))
+        found[f"{name} coverage"] = float(np.mean((low < truth["b"]) & (truth["b"] < high)))
+    return found
+
+
+def table(stored: dict[str, list[float]]) -> str:
+    """Markdown."""
+    lines = [
+        "| intervals | width (median) | expected | coverage | expected |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    by_formula = expected(np.array(stored["relative"]) ** 2)
+    for name, words in ANALYSES.items():
+        width, covered = np.median(stored[f"{name} width"]), np.mean(stored[f"{name} coverage"])
+        wanted, level = by_formula[name]
+        lines.append(f"| {words} | {width:.2f} | {wanted:.2f} | {covered:.0%} | {level:.0%} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sets", type=int, help="data sets; nothing is stored")
+    parser.add_argument("--print", action="store_true", help="print what is stored")
+    arguments = parser.parse_args()
+    stored = json.loads(STORE.read_text()) if STORE.exists() and not arguments.sets else {}
+    if not arguments.print:
+        begun = len(stored.get("private width", []))
+        for seed in range(begun, arguments.sets or N_SETS):
+            for name, value in one_set(seed).items():
+                stored.setdefault(name, []).append(round(value, 4))
+            if arguments.sets is None:
+                STORE.write_text(json.dumps(stored, indent=1))
+    print(table(stored))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore", dp.errors.PrivacyLeakWarning)
+    main()
