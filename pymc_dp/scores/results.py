@@ -10,8 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import pymc as pm
+
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.publishing import reduced
+from pymc_dp.queries.stand_in import StandIn
 from pymc_dp.scores.fit_check import FitCheck
 from pymc_dp.scores.score_step import DPScore
 
@@ -34,11 +38,7 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
     simulator, scores = step.simulator, step.scores
     report = joint_report(scores.reports)
     if simulator.covariates is not None:
-        stand_in = _STAND_IN if scores.moments is None else _CORRECTED
-        if scores.stand_in is not None:
-            stand_in = _RANGES
-        kind = _PUBLIC if isinstance(simulator.covariates, str) else stand_in
-        report = replace(report, assumptions=(*report.assumptions, kind))
+        report = replace(report, assumptions=(*report.assumptions, _assumed(step)))
     released = reduced(
         idata,
         simulator.model,
@@ -51,6 +51,25 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
     if fit is not None:
         released.attrs |= {"fit_check": str(fit), "fit_check_p": fit.p_value}
     return released
+
+
+def _assumed(step: DPScore) -> str:
+    """What the covariates of latent records are."""
+    simulator, scores = step.simulator, step.scores
+    is_own = isinstance(simulator.covariates, str)
+    if scores.stand_in is not None and (not is_own or _made_up(simulator.model, scores.stand_in)):
+        return _RANGES
+    if is_own:
+        return _PUBLIC
+    return _STAND_IN if scores.moments is None else _CORRECTED
+
+
+def _made_up(model: pm.Model, stand_in: StandIn) -> bool:
+    """Whether the covariates of a model are rows of the stand-in."""
+    data = {v.name: v.get_value() for v in model.data_vars}
+    return all(
+        name in data and np.array_equal(data[name], rows) for name, rows in stand_in.rows.items()
+    )
 
 
 def warn_of_distance(released: Any) -> None:

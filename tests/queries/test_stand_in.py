@@ -247,6 +247,16 @@ def test_one_call_within_one_epsilon():
     step = DPScore(scores, covariates="public", model=other)
     draws = np.array([step.step({})[0]["b"] for _ in range(400)])
     assert draws.mean(axis=0) == pytest.approx(mean, abs=0.3)
+    for model_rows, words in (
+        (rows["x"], "made from their ranges"),
+        (rows["x"][::-1], "covariates of the model are public"),
+    ):
+        other["x"].set_value(model_rows)
+        step = DPScore(scores, covariates="public", model=other)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            again = sample(step=step, draws=20, chains=1, progressbar=False)
+        assert words in again.attrs["privacy_report"]
 
 
 @pytest.mark.slow
