@@ -43,7 +43,7 @@ def test_tables(page, command, part):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     mark = rf"<!-- [^\n]*: python {re.escape(command)} -->\n(.*?)\n<!-- end"
     tables = re.findall(mark, text, flags=re.DOTALL)
-    stored = [line for table in tables for line in table.split("\n")]
+    stored = [line for table in tables for line in table.split("\n") if line]
     run = [sys.executable, *command.split(), *part]
     printed = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     expected = [line for line in printed.splitlines() if line]
