@@ -1,4 +1,4 @@
-"""The public result of a private comparison."""
+"""The public results of a private comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pymc_dp.comparison.difference_clipping import ClipForecast
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
-__all__ = ["PrivateComparison"]
+__all__ = ["PrivateComparison", "PrivateComparisons"]
 
 #: Draws of the noise for the quantiles of an interval.
 _N_DRAWS = 200_000
@@ -41,7 +41,8 @@ class PrivateComparison:
     bound : float
         :math:`b`, in nats.
     noise : NoiseLaw
-        Of the pair (``difference / bound``, ``squares / (square_scale * bound**2)``).
+        Of the released vector: the pair (``difference / bound``, ``squares / (square_scale * bound**2)``), and the pairs of
+        other models that were compared in the same release.
     square_scale : float
     clipping : ClipForecast or None
         What clipping does to simulated records; None if `bound` was given, and how to simulate records was not.
@@ -122,6 +123,11 @@ class PrivateComparison:
 
     def __str__(self) -> str:
         """The result in words, and whether it distinguishes the models."""
+        return f"{self.words}. {_IN_SAMPLE}"
+
+    @property
+    def words(self) -> str:
+        """The result in words, without what holds for all comparisons."""
         first, second = self.names
         figures = f"the difference is {self.difference:.3g}, its standard error {self.standard_error:.3g}, {self.noise_sd:.3g} of it noise"
         if self.is_clear:
@@ -132,4 +138,39 @@ class PrivateComparison:
             cause = "at this budget" if is_noise else "on these records"
             verdict = f"cannot tell apart {cause}: {figures}"
         clipped = "" if self.clipped is None else f"; {self.clipped:.2%} of the records are expected to be clipped"  # fmt: skip
-        return f"{first} - {second}: {verdict}{clipped}. {_IN_SAMPLE}"
+        return f"{first} - {second}: {verdict}{clipped}"
+
+
+@dataclass(frozen=True)
+class PrivateComparisons:
+    """Noisy differences of one model and several others, released together: public.
+
+    ``found[name]`` is the comparison of the first model with the one of this name. The differences have independent
+    noise if it is Gaussian, and uncorrelated noise otherwise: that of two of the others is
+    ``found[a].difference - found[b].difference``, of opposite sign, with the root of the sum of both squared `noise_sd`.
+    Each statement is about one pair: with many models some differences exceed two standard errors by chance.
+
+    Parameters
+    ----------
+    comparisons : tuple of PrivateComparison
+        In the order of the models.
+    """
+
+    comparisons: tuple[PrivateComparison, ...]
+
+    @property
+    def report(self) -> PrivacyReport:
+        """What all of them cost together."""
+        return self.comparisons[0].report
+
+    def __getitem__(self, name: str) -> PrivateComparison:
+        """The comparison with this model."""
+        found = {c.names[1]: c for c in self.comparisons}
+        if name not in found:
+            first = self.comparisons[0].names[0]
+            raise KeyError(f"{name!r} is none of {', '.join(found)}, which {first} is compared with.")  # fmt: skip
+        return found[name]
+
+    def __str__(self) -> str:
+        """The results in words, a line for each."""
+        return "\n".join([*(f"{c.words}." for c in self.comparisons), _IN_SAMPLE])

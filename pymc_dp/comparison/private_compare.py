@@ -1,4 +1,4 @@
-"""private_compare(): which of two released models predicts private records better."""
+"""private_compare(): which of several released models predicts private records better."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.arguments import as_clip_bound, as_integer
-from pymc_dp.comparison.comparison_result import PrivateComparison
+from pymc_dp.comparison.comparison_result import PrivateComparison, PrivateComparisons
 from pymc_dp.comparison.difference_clipping import (
     ClipForecast,
     best_clipping,
@@ -65,12 +65,13 @@ def private_compare(
     n_draws: int = 100,
     noise: str = "auto",
     random_seed: Any = None,
-) -> PrivateComparison:
-    r"""Release how much better one model predicts private records than another, with noise.
+) -> PrivateComparison | PrivateComparisons:
+    r"""Release how much better one model predicts private records than others, with noise.
 
     For each record, the difference :math:`d_i` of the two log predictive densities is clipped to ``[-bound, bound]``.
     The sums of these and of their squares are released together, once. (The sum of :math:`d_i` is the difference in
-    *elpd*, expected log predictive density, on these records [1]_.)
+    *elpd*, expected log predictive density, on these records [1]_.) If there are more than two models, the first one
+    is compared with each of the others, in the same release.
 
     Use records that were held out: make models for them that differ from the fitted ones in the data only. They are
     other people, so posterior and comparison together cost the larger of the two epsilons (parallel composition), if
@@ -81,10 +82,10 @@ def private_compare(
     Parameters
     ----------
     released : mapping of str to result
-        The two posteriors by name, as :func:`~pymc_dp.sample` or :func:`~pymc_dp.release` returns them. They must be
+        Two posteriors or more by name, as :func:`~pymc_dp.sample` or :func:`~pymc_dp.release` returns them. They must be
         public: they are not paid for here.
     models : mapping of str to pm.Model or Simulator
-        By the same names, the two models with the records on which they are compared, the same in both: observed
+        By the same names, the models with the records on which they are compared, the same in all: observed
         variables of the same names and values. A :class:`~pymc_dp.Simulator` is compiled already, and has its own
         `covariates`, `records` and `public`.
     budget : PrivacyBudget
@@ -94,11 +95,11 @@ def private_compare(
         for each model, of the same rows. Not needed if `bound` is given.
     bound : float, optional
         Public clip bound, in nats; not computed from the data. By default, the one with the least error on records
-        that are simulated from both models.
+        that are simulated from both models of a pair.
     records : array of int, or dict of str to such arrays, optional
         Privacy unit that each row belongs to, see :class:`~pymc_dp.model.RecordLikelihood`.
     public : sequence of str or array, or mapping of str to such sequences
-        Arrays without data of records, of both models or by model; see :class:`~pymc_dp.model.RecordLikelihood`.
+        Arrays without data of records, of all models or by model; see :class:`~pymc_dp.model.RecordLikelihood`.
     n_draws : int
         Draws of each posterior that the predictive density averages over, evenly spaced. By default 100.
     noise : {"auto", "gaussian", "l2"}
@@ -109,6 +110,7 @@ def private_compare(
     Returns
     -------
     PrivateComparison
+        Of two models; of more, :class:`~pymc_dp.comparison.PrivateComparisons`, with one for each of the others.
 
     Raises
     ------
@@ -126,7 +128,8 @@ def private_compare(
     -----
     The released pair is the sum of ``(t, t**2 / c)`` with ``t = clip(d / bound, -1, 1)``. If a record is replaced,
     ``c = 1``, and the L2 sensitivity is 2; if it is added or removed, ``c = 4``, and it is ``sqrt(17) / 4``. The proof
-    is in :mod:`pymc_dp.model.predictive_difference`. A difference that is not a number (both densities are 0) counts
+    is in :mod:`pymc_dp.model.predictive_difference`. The vector of `m` pairs has ``sqrt(m)`` times the sensitivity, and its
+    noise has as many coordinates: comparing many models at once costs accuracy. A difference that is not a number (both densities are 0) counts
     as 0, an infinite one as the bound.
 
     References
@@ -167,53 +170,64 @@ def private_compare(
     n_draws = as_integer("n_draws", n_draws, 1)
     if bound is not None:
         bound = as_clip_bound("bound", bound, True, "it limits what one record contributes.")
-    mechanism = noise_of_all(budget, _LABEL, 2, noise)
+    n_dim = 2 * (len(names) - 1)
+    mechanism = noise_of_all(budget, _LABEL, n_dim, noise)
     log_square_scale, sensitivity = _PAIR[budget.adjacency]
-    law = NoiseLaw.of(mechanism, sensitivity, 2)
+    if len(names) > 2:
+        sensitivity = math.nextafter(sensitivity * math.sqrt(len(names) - 1), math.inf)
+    law = NoiseLaw.of(mechanism, sensitivity, n_dim)
     candidates = []
     for name in names:
         options = {"records": records, "public": _of(public, name), "covariates": _of(covariates, name)}  # fmt: skip
         model, likelihood, simulator = _compiled(name, models[name], options, bound is not None)
         draws = positions(model, _thinned(name, released[name], n_draws))
         candidates.append(_Candidate(model, likelihood, simulator, draws))
-    first, second = candidates
-    sums = PredictiveDifference(first.likelihood, second.likelihood, first.draws, second.draws)
-    clipping = _clipping(candidates, budget, bound, law.sd, np.random.default_rng(random_seed))
-    bound = bound if clipping is None else clipping.bound
-    assert bound is not None
+    first, rng = candidates[0], np.random.default_rng(random_seed)
+    sums = [
+        PredictiveDifference(first.likelihood, other.likelihood, first.draws, other.draws)
+        for other in candidates[1:]
+    ]
+    clippings = [_clipping((first, other), budget, bound, law.sd, rng) for other in candidates[1:]]
+    bounds = [_bound(bound, clipping) for clipping in clippings]
     n_records = first.likelihood.n_records
-    keys = dict.fromkeys((*first.likelihood.data_keys, *second.likelihood.data_keys))
+    keys = dict.fromkeys(key for c in candidates for key in c.likelihood.data_keys)
     assumptions = _assumptions(names, released)
     claim_all(budget, _LABEL, mechanism, keys, n_records)
-    steps, exponent = sums.steps(bound, log_square_scale)
-    total, squares = law.add(steps, exponent, OperatingSystemBits())
-    scale = 2.0**log_square_scale
-    report = budget.report()
-    return PrivateComparison(
-        names=names,
-        difference=float(total) * bound,
-        squares=float(squares) * scale * bound**2,
-        bound=bound,
-        noise=law,
-        square_scale=scale,
-        clipping=clipping,
-        n_records=n_records if budget.adjacency is Adjacency.SUBSTITUTE else None,
-        report=replace(report, assumptions=(*report.assumptions, *assumptions)),
+    pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
+    noisy = law.add(
+        np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()
     )
+    scale, report = 2.0**log_square_scale, budget.report()
+    report = replace(report, assumptions=(*report.assumptions, *assumptions))
+    found = tuple(
+        PrivateComparison(
+            names=(names[0], other),
+            difference=float(total) * b,
+            squares=float(squares) * scale * b**2,
+            bound=b,
+            noise=law,
+            square_scale=scale,
+            clipping=clipping,
+            n_records=n_records if budget.adjacency is Adjacency.SUBSTITUTE else None,
+            report=report,
+        )
+        for other, (total, squares), b, clipping in zip(
+            names[1:], noisy.reshape(-1, 2), bounds, clippings, strict=True
+        )
+    )
+    return found[0] if len(found) == 1 else PrivateComparisons(found)
 
 
-def _names(released: Any, models: Any) -> tuple[str, str]:
-    """The names of the two models, in their order."""
+def _names(released: Any, models: Any) -> tuple[str, ...]:
+    """The names of the models, in their order."""
     for what, given in (("released", released), ("models", models)):
         if not isinstance(given, Mapping):
             raise TypeError(f"{what} must map names of models to them, got {type(given).__name__}.")
-    if len(models) != 2 or {*released} != {*models}:
+    if len(models) < 2 or {*released} != {*models}:
         raise ValueError(
-            f"released and models must have the same two names, got {', '.join(map(str, released))} and {', '.join(map(str, models))}: "
-            "compare several models two by two, each time with a budget of its own."
+            f"released and models must have the same names, two or more, got {', '.join(map(str, released))} and {', '.join(map(str, models))}."
         )
-    first, second = models
-    return first, second
+    return tuple(models)
 
 
 def _of(argument: Any, name: str) -> Any:
@@ -273,6 +287,14 @@ def _clipping(
     if bound is not None:
         return forecast(bound, found, n_records)
     return best_clipping(found, n_records, noise_sd)
+
+
+def _bound(bound: float | None, clipping: ClipForecast | None) -> float:
+    """The one that was given, or the best one."""
+    if bound is None:
+        assert clipping is not None
+        return clipping.bound
+    return bound
 
 
 def _assumptions(names: Sequence[str], released: Mapping[str, Any]) -> list[str]:

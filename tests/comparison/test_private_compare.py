@@ -98,6 +98,46 @@ def test_sums_of_clipped_differences(simulators, adjacency):
     assert found.names == ("a", "b")
 
 
+def test_several_models_are_compared_with_the_first():
+    """In one release: each pair is that of a comparison of two, and sensitivities add up in squares."""
+
+    def shifted(y):
+        with pm.Model() as model:
+            mu = pm.Normal("mu", 0, 10)
+            pm.Normal("y", mu, 2, observed=y)
+        return model
+
+    models, released = models_of(Y) | {"c": shifted(Y)}, RELEASED | {"c": made_up(mu=MU)}
+    found = private_compare(released, models, budget=budget_for(), bound=0.1)
+    assert [c.names for c in found.comparisons] == [("a", "b"), ("a", "c")]
+    for name in ("b", "c"):
+        two = {n: models[n] for n in ("a", name)}
+        alone = private_compare({n: released[n] for n in two}, two, budget=budget_for(), bound=0.1)
+        assert found[name].difference == pytest.approx(alone.difference, abs=1e-5)
+        assert found[name].squares == pytest.approx(alone.squares, abs=1e-5)
+        assert str(alone).startswith(alone.words) and found[name].words in str(found)
+    with pytest.raises(KeyError, match="none of b, c, which a is compared with"):
+        found["a"]
+
+
+@pytest.mark.parametrize("adjacency, factor", [("substitute", 2.0), ("add_remove", math.sqrt(17) / 4)])  # fmt: skip
+def test_several_pairs_have_the_noise_of_their_sensitivity(adjacency, factor):
+    models = models_of(Y) | {"c": normal(Y), "d": scaled(Y)}
+    released = RELEASED | {"c": RELEASED["a"], "d": RELEASED["b"]}
+    budget = budget_for(1.0, adjacency)
+    found = private_compare(released, models, budget=budget, bound=0.1, noise="gaussian")
+    ((mechanism, count),) = budget.one_off_accesses["private comparison"]
+    assert count == 1 and budget.spent() == pytest.approx(1.0, rel=1e-3)
+    wanted_sd = factor * math.sqrt(3) * mechanism.noise_sd * 0.1
+    assert [c.noise_sd for c in found.comparisons] == pytest.approx([wanted_sd] * 3)
+    assert found.comparisons[0].noise.n_dim == 6
+    exact = wanted(Y)
+    assert found["b"].difference == pytest.approx(np.clip(exact, -0.1, 0.1).sum(), abs=6 * wanted_sd)  # fmt: skip
+    assert abs(found["c"].difference) < 6 * wanted_sd
+    low, high = found["b"].interval(0.9)
+    assert high - low == pytest.approx(2 * 1.645 * wanted_sd, rel=0.03)
+
+
 def test_draws_are_evenly_spaced(simulators):
     found = private_compare(RELEASED, simulators, budget=budget_for(), bound=10.0, n_draws=5)
     chosen = np.linspace(0, 79, 5).astype(int)
@@ -295,7 +335,7 @@ def stand_in(rows):
 @pytest.mark.parametrize(
     "released, models, options, error, match",
     [
-        (RELEASED, {"a": normal(Y)}, {}, ValueError, "same two names"),
+        (RELEASED, {"a": normal(Y)}, {}, ValueError, "same names, two or more"),
         (RELEASED, {"a": normal(Y), "c": scaled(Y)}, {}, ValueError, "got a, b and a, c"),
         ([1, 2], models_of(Y), {}, TypeError, "released must map names"),
         (RELEASED, {"a": normal(Y), "b": 3}, {}, TypeError, "must be a pm.Model or a Simulator"),
