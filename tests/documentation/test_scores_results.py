@@ -125,7 +125,7 @@ def test_covariates_of_which_only_ranges_are_known():
     """Coverage with strong correlations and a rare category; shifts on real data near those that widths show."""
     stored = json.loads(SCRIPT.with_name("stand_in_experiments.json").read_text())
     assert np.mean(stored["simulated_ranges"]["coverage"]) >= 0.85
-    shifts = [np.sqrt(np.mean(np.square(stored[f"mortgages_{kind}"]["shift"]))) for kind in ("ranges", "independent")]  # fmt: skip
-    # Most of it is noise, which the width shows.
-    ratio = np.mean(stored["mortgages_ranges"]["ratio"])
-    assert shifts[0] < 1.3 * np.sqrt(ratio**2 - 1)
+    found = stored["mortgages_ranges"]
+    # The noise, which the width shows, explains the shift, up to the Monte Carlo error of its mean square.
+    squares, noise = np.square(found["shift"]), np.mean(found["ratio"]) ** 2 - 1
+    assert squares.mean() < noise + 3.5 * squares.std() / np.sqrt(len(squares))
