@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 
@@ -23,15 +22,16 @@ from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
 from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.independence import check_ranges, prove_independence
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import checked_index
-from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
-from pymc_dp.model.sums.gradients import check_bound
+from pymc_dp.model.sums.exact_sums import sum_of_steps
+from pymc_dp.model.sums.latest_values import LatestValues
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["RecordLikelihood"]
 
 
-class RecordLikelihood(CompiledModel):
+class RecordLikelihood(CompiledModel, Reductions):
     """Log-likelihood of each record, and log-prior, of a PyMC model, and their gradients.
 
     Frozen once built: later changes of the model or of its ``pm.Data`` have no effect. Can be pickled
@@ -101,6 +101,7 @@ class RecordLikelihood(CompiledModel):
     ) -> None:
         self._private = private
         self._called: set[tuple[int, str]] = set()  # by process, as each process compiles
+        self._latest = LatestValues()
         labels = self._assign_records(model, records)
         declared = PublicArrays(model, public)
         self.public = declared.descriptions
@@ -147,7 +148,7 @@ class RecordLikelihood(CompiledModel):
             logp = self.logp(self._start)
             if logp.shape != (self.n_records,):
                 raise UnsupportedModel("the likelihood does not have one entry per record.")
-            self.clipped_sum(logp, logp, 1.0)
+            sum_of_steps(logp, logp, 1.0, 1.0)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:
@@ -199,50 +200,9 @@ class RecordLikelihood(CompiledModel):
             return np.array(self._evaluate(self._batch, points, index))
         return self._evaluate(self._batch, [self._checked(theta)], index)[0]
 
-    def clipped_sum(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
-        r"""Sum over records of ``clip(new - old, -bound, bound)``, on a dyadic grid.
-
-        Parameters
-        ----------
-        new, old : arrays of float64, shape (n_records,)
-            Log-likelihoods, as `logp` returns them. Differences that are not numbers (of two
-            infinities) count as 0, infinite ones as the bound.
-        bound : float
-            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum without
-            clipping, for runs that are not private.
-
-        Returns
-        -------
-        float
-
-        Raises
-        ------
-        ValueError
-            If `bound` is negative or not a number.
-
-        Notes
-        -----
-        A floating-point sum rounds after every addition, so that one record can change it by more
-        than its own term, and by an amount that depends on the order of the others (Casacuberta et
-        al. 2022, CCS '22, https://doi.org/10.1145/3548606.3560708). Here each
-        term is first rounded to a multiple of :math:`g = 2^k`, at most ``bound`` in size, with
-        2**30 to 2**31 steps within the bound. The steps are added as integers, whose sum stays
-        below 2**62. So the result does not depend on the order; replacing a record changes it by at
-        most ``2 * bound``, removing one by at most ``bound``; and exchanging `new` and `old` only
-        changes its sign, as detailed balance requires. (The final conversion rounds once if the sum
-        exceeds ``2**22 * bound``.) The grid depends on ``bound`` alone: if it depended on the number
-        of records, adding one record could change the terms of all others.
-        """
-        if not bound >= 0:
-            raise ValueError(f"bound must be 0 or more, not {bound}")
-        if bound == np.inf:
-            with np.errstate(invalid="ignore"):
-                return float(np.nansum(new - old))
-        exponent, limit = grid(bound)
-        if limit == 0:
-            return 0.0
-        total = sum_of_steps(new, old, math.ldexp(1.0, -exponent), float(limit))
-        return math.ldexp(float(total), exponent)
+    def forget(self) -> None:
+        """Forget the log-likelihoods that `clipped_change` keeps."""
+        self._latest.forget()
 
     def gradients(self, theta: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
         """Gradient of the log-likelihood of each record, or of some records, not clipped: private.
@@ -260,119 +220,44 @@ class RecordLikelihood(CompiledModel):
         theta, index, _ = self._arguments(theta, index, None)
         return self._evaluate(self._gradients.each, theta, index)
 
-    def clipped_grad_steps(
+    def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
+        before, after = (self._latest.at(theta, self.logp) for theta in (old, new))
+        return sum_of_steps(after, before, scale, limit)
+
+    def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
+        before, after = (self._latest.at(theta, self.logp) for theta in (old, new))
+        with np.errstate(invalid="ignore"):
+            return float(np.nansum(after - before))
+
+    def _grad_steps(
         self,
-        theta: np.ndarray,
         bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-        logp: np.ndarray | None = None,
+        theta: np.ndarray,
+        index: np.ndarray | None,
+        directions: np.ndarray | None,
+        keeps_logp: bool = False,
     ) -> tuple[np.ndarray, int]:
-        r"""Sum over records of clipped gradients of their log-likelihoods, in integer steps of a grid.
+        logp = np.empty(self.n_records) if keeps_logp else None
+        arguments = bound, theta, index, directions, logp
+        found = self._evaluate(self._gradients.clipped_steps, *arguments)
+        if logp is not None:
+            self._latest.keep(theta, logp)
+        return found
 
-        Parameters
-        ----------
-        theta : array of float64, shape (n_dim,)
-        bound : float
-            Largest Euclidean norm of a record's vector, finite, at least 0.
-        index : array of int, shape (n,), optional
-            Records from 0 to ``n_records - 1``, in any order; repeated records count repeatedly.
-            All records by default.
-        directions : array of float64, shape (n_dim, k) or (n_dim,), optional
-            A record's vector is ``directions.T @ gradient``: the columns are directions in the
-            space of ``theta``, along which derivatives are taken. A vector means a diagonal matrix,
-            None the identity (then ``k = n_dim``). Must be a function of public quantities and of
-            private releases.
-        logp : array of float64, shape (n_records,), optional
-            Filled with the log-likelihood of each record.
-
-        Returns
-        -------
-        steps : array of int64, shape (k,)
-        exponent : int
-            The sum is ``steps * 2.0**exponent``.
-
-        Raises
-        ------
-        ValueError
-            If `bound` is negative, infinite or not a number, or `directions` has another shape.
-        IndexError
-            If there is no such record, or `index` is not a vector of integers.
-        UnsupportedModel
-            By the first call, if gradients of single rows cannot be computed.
-
-        Notes
-        -----
-        As in `clipped_sum`, the sum must not round. A vector longer than `bound` is scaled to
-        that length. Each coordinate is then truncated, towards zero, to a multiple of
-        :math:`g = 2^{exponent}`, with 2**30 to 2**31 steps within the bound, so vectors only become
-        shorter, by less than ``g`` per coordinate. The bound is reduced by a margin for rounding
-        errors of the norm: the norm of a record's integers is at most ``bound / g``, exactly.
-        Integers are added without rounding. So replacing a record changes the sum by at most
-        ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order of addition
-        does not matter. A vector that is not finite, or too long to be squared (1e154, or as many
-        steps), counts as zero: a rule that depends on one record alone.
-
-        The sum is exact, given the vectors. These are floating-point results, and a matrix product
-        may round the last bit of a row differently by its place among the rows: in another order of
-        records, or in a batch, a vector may round to a neighbouring step. Replacing a record leaves
-        all others in their places, and their vectors the same, for any number of threads.
-        """
-        arguments = self._arguments(theta, index, directions)
-        check_bound(bound)
-        return self._evaluate(self._gradients.clipped_steps, bound, *arguments, logp)
-
-    def clipped_grad(
-        self,
-        theta: np.ndarray,
-        bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Sum over records of clipped gradients of their log-likelihoods.
-
-        Parameters
-        ----------
-        theta, index, directions
-            As in `clipped_grad_steps`.
-        bound : float
-            Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum
-            without clipping, of vectors that are finite, for runs that are not private.
-
-        Returns
-        -------
-        array of float64, shape (k,)
-            ``steps * 2.0**exponent`` of `clipped_grad_steps`, with one rounding if a coordinate of
-            the sum exceeds ``2**22 * bound``.
-
-        Raises
-        ------
-        ValueError, IndexError, UnsupportedModel
-            As `clipped_grad_steps`, but `bound` may be infinite.
-        """
-        arguments = self._arguments(theta, index, directions)
-        if bound == np.inf:
-            return self._evaluate(self._gradients.plain_sum, *arguments)
-        check_bound(bound)
-        steps, exponent = self._evaluate(self._gradients.clipped_steps, bound, *arguments)
-        return np.ldexp(steps.astype(np.float64), exponent)
-
-    def _arguments(
+    def _plain_grad(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-        theta = self._checked(theta)
-        if index is not None:
-            index = checked_index(index, self.n_records)
-        if directions is not None:
-            directions = np.array(directions, dtype=np.float64, order="C")
-            if directions.ndim not in (1, 2) or directions.shape[0] != self.n_dim:
-                raise ValueError(
-                    f"directions must have shape ({self.n_dim},) or ({self.n_dim}, k), "
-                    f"not {directions.shape}"
-                )
-        return theta, index, directions
+    ) -> np.ndarray:
+        return self._evaluate(self._gradients.plain_sum, theta, index, directions)
+
+    def _norm_counts(
+        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
+    ) -> np.ndarray:
+        return self._evaluate(self._gradients.norm_counts, theta, directions, edges)
+
+    def _product_steps(
+        self, theta: np.ndarray, directions: np.ndarray, bound: float
+    ) -> tuple[np.ndarray, int]:
+        return self._evaluate(self._gradients.product_steps, theta, directions, bound)
 
     def _evaluate(
         self,

@@ -18,11 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import pymc as pm
 
 from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
@@ -35,7 +35,7 @@ from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
 from pymc_dp.scores.second_moments import corrected
 
-__all__ = ["FitCheck", "check_fit", "norm_counts", "release_histogram"]
+__all__ = ["FitCheck", "check_fit", "release_histogram"]
 
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
@@ -86,40 +86,6 @@ class FitCheck:
         return self.message
 
 
-def norm_counts(
-    likelihood: RecordLikelihood, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
-) -> np.ndarray:
-    """Count records by the norm of ``directions.T @ gradient``: private, exact whole numbers.
-
-    A record's bin depends on that record alone; norms that are not finite count in the last bin. So
-    replacing a record changes two counts by 1, and the L2 norm by sqrt(2); removing one changes it by 1.
-    """
-    return _binned(likelihood.gradients(theta), directions, edges)[1]
-
-
-@numba.njit(error_model="numpy")
-def _binned(
-    gradients: np.ndarray, directions: np.ndarray, edges: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Bin of each row, and counts; row by row, as the rounding of a matrix product depends on its shape."""
-    places = np.empty(len(gradients), dtype=np.int64)
-    counts = np.zeros(len(edges) + 1, dtype=np.int64)
-    for i in range(len(gradients)):
-        square = 0.0
-        for k in range(directions.shape[1]):
-            product = 0.0
-            for j in range(directions.shape[0]):
-                product += gradients[i, j] * directions[j, k]
-            square += product * product
-        norm = np.sqrt(square)
-        place = 0
-        for edge in edges:
-            place += not norm < edge  # true for NaN
-        places[i] = place
-        counts[place] += 1
-    return places, counts
-
-
 def release_histogram(
     likelihood: RecordLikelihood,
     simulated: SimulatedScores,
@@ -140,7 +106,7 @@ def release_histogram(
     bits : BitSource
     """
     edges = edges_of(simulated.norms, design.levels)
-    counts = norm_counts(likelihood, simulated.theta, simulated.directions, edges)
+    counts = likelihood.norm_counts(simulated.theta, simulated.directions, edges)
     law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(counts))
     return ScoreHistogram(edges, law.add(counts, 0, bits), law.kind, law.scale)
 
@@ -215,9 +181,10 @@ class _RecordLaw:
         self._n = min(max(_PER_RECORD * scores.n_records, _LEAST), _MOST)
 
     def _bins(self, data: list[np.ndarray]) -> np.ndarray:
-        gradients = self._simulated.gradients(self._reference.theta, data)
-        places = _binned(gradients, self._reference.directions, self._edges)[0]
-        return np.eye(len(self._edges) + 1)[places]
+        vectors = self._simulated.gradients(
+            self._reference.theta, data, None, self._reference.directions
+        )
+        return np.eye(len(self._edges) + 1)[norm_bins(vectors, self._edges)]
 
     def moments(self, theta: np.ndarray, rng: np.random.Generator) -> Moments:
         """Simulate records at a position: probabilities of the bins, and their derivatives."""

@@ -20,7 +20,7 @@ from pymc_dp.queries.stand_in import StandInDesign, release_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
-from pymc_dp.scores.fit_check import norm_counts, release_histogram
+from pymc_dp.scores.fit_check import release_histogram
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import (
     PrivateScores,
@@ -28,7 +28,7 @@ from pymc_dp.scores.releases import (
     ScoreMoments,
     ScoreRelease,
 )
-from pymc_dp.scores.second_moments import corrected, product_steps, release_moments
+from pymc_dp.scores.second_moments import corrected, release_moments
 from pymc_dp.steps.noisy_gradients import noisy_scores
 
 __all__ = ["ScorePlan"]
@@ -88,10 +88,10 @@ class ScorePlan:
         # Compiled before anything is paid for.
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:
-            norm_counts(likelihood, simulated.theta, simulated.directions, np.ones(1))
+            likelihood.norm_counts(simulated.theta, simulated.directions, np.ones(1))
         plan, design = self, self.design
         if design.moments is not None:
-            product_steps(likelihood, simulated.theta, simulated.directions, 1.0)
+            likelihood.product_steps(simulated.theta, simulated.directions, 1.0)
         if design.stand_in is not None:
             plan = plan._with_stand_in(design.stand_in)
         if design.moments is not None:

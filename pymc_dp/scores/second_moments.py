@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 
 from scipy import optimize
 
 from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.sums.vector_sums import products
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
@@ -47,16 +47,12 @@ __all__ = [
     "corrected",
     "moment_sensitivity",
     "n_products",
-    "product_steps",
-    "products",
     "release_moments",
     "row_weights",
 ]
 
 #: Largest number of products that is released.
 MOST_PRODUCTS = 4096
-#: A grid step is the squared bound by ``2**_BITS``.
-_BITS = 30
 #: Allowance for the truncation of products.
 _TRUNCATION = 1 + 2.0**-20
 #: Standard deviation of the true moments around those of the stand-in, in units of one record's: ``tau``.
@@ -87,70 +83,6 @@ def moment_sensitivity(factor: float, bound: float) -> float:
     return math.sqrt(factor) * bound**2 * _TRUNCATION
 
 
-@numba.njit(error_model="numpy")
-def products(vectors: np.ndarray, bound: float) -> np.ndarray:
-    """Products of the coordinates of each row, clipped; zero for rows that are not finite, shape ``(n, n_products)``."""
-    n, d = vectors.shape
-    found = np.zeros((n, d * (d + 1) // 2))
-    for i in range(n):
-        square = 0.0
-        for j in range(d):
-            square += vectors[i, j] ** 2
-        if not square < np.inf:
-            continue
-        factor = min(1.0, bound / np.sqrt(square)) if square > 0 else 0.0
-        place = 0
-        for j in range(d):
-            for k in range(j, d):
-                scale = 1.0 if j == k else np.sqrt(2.0)
-                found[i, place] = scale * (factor * vectors[i, j]) * (factor * vectors[i, k])
-                place += 1
-    return found
-
-
-def product_steps(
-    likelihood: RecordLikelihood, theta: np.ndarray, directions: np.ndarray, bound: float
-) -> tuple[np.ndarray, int]:
-    """Sum over records of the products of clipped scores, private, in whole steps of a grid.
-
-    Parameters
-    ----------
-    likelihood : RecordLikelihood
-    theta : array of shape (n_dim,)
-    directions : array of shape (n_dim, d)
-    bound : float
-
-    Returns
-    -------
-    steps : array of int64, shape (n_products,)
-    exponent : int
-        The sum is ``steps * 2.0**exponent``.
-    """
-    exponent = math.frexp(bound**2)[1] - 1 - _BITS
-    return _summed(likelihood.gradients(theta), directions, bound, 2.0**-exponent), exponent
-
-
-@numba.njit(error_model="numpy")
-def _summed(
-    gradients: np.ndarray, directions: np.ndarray, bound: float, per_unit: float
-) -> np.ndarray:
-    """Row by row, as the rounding of a matrix product depends on its shape."""
-    d = directions.shape[1]
-    total = np.zeros(d * (d + 1) // 2, dtype=np.int64)
-    vector = np.zeros((1, d))
-    # The norm of the products, as they are computed, is at most the square of the bound.
-    bound = bound * (1 - 1e-9)
-    for i in range(len(gradients)):
-        for k in range(d):
-            vector[0, k] = 0.0
-            for j in range(directions.shape[0]):
-                vector[0, k] += gradients[i, j] * directions[j, k]
-        found = products(vector, bound)[0]
-        for k in range(len(total)):
-            total[k] += np.int64(np.trunc(found[k] * per_unit))
-    return total
-
-
 def release_moments(
     likelihood: RecordLikelihood,
     theta: np.ndarray,
@@ -161,7 +93,7 @@ def release_moments(
     bits: BitSource,
 ) -> ScoreMoments:
     """Release the noisy sum; paid for by the caller."""
-    steps, exponent = product_steps(likelihood, theta, directions, bound)
+    steps, exponent = likelihood.product_steps(theta, directions, bound)
     law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), len(steps))
     total = law.add(steps, exponent, bits)
     return ScoreMoments(theta, directions, bound, law.kind, law.scale, total)

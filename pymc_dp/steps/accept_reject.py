@@ -50,15 +50,12 @@ class State:
         Position, on the unconstrained scale.
     prior : float
         Log-prior.
-    records : array of shape (n_records,), optional
-        Log-likelihood of each record, once it was computed: private.
     gradient : array, optional
         Noisy gradient, which is released: only for samplers that use it.
     """
 
     theta: np.ndarray
     prior: float
-    records: np.ndarray | None = None
     gradient: np.ndarray | None = None
 
 
@@ -187,10 +184,11 @@ class AcceptRejectStep(DPStep):
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
+        self.likelihood.forget()
         self._current: State | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_current": None}  # private, and of one chain only
+        return super().__getstate__() | {"_current": None}  # of one chain only
 
     def current(self, theta: np.ndarray) -> State:
         """Return the current state, without what was computed before another step moved other variables."""
@@ -219,15 +217,9 @@ class AcceptRejectStep(DPStep):
         """
         if math.isnan(move.prior):
             return math.nan
-        new, old = self._records(move.new), self._records(move.old)
-        change = self.likelihood.clipped_sum(new, old, self.clip_bound * move.distance)
+        bound = self.clip_bound * move.distance
+        change = self.likelihood.clipped_change(move.new.theta, move.old.theta, bound)
         return self.temperature * change + move.prior
-
-    def _records(self, state: State) -> np.ndarray:
-        """Log-likelihood of each record; computed once for each state."""
-        if state.records is None:
-            state.records = self.likelihood.logp(state.theta)
-        return state.records
 
     def decide(self, rule: AcceptanceRule, log_ratio: float) -> bool:
         """Draw the decision from secret bits; reject where there is no ratio."""

@@ -285,15 +285,14 @@ class DPHMC(AcceptRejectStep):
         jitter = self.step_size_jitter
         step_size = self.step_size * (1 + jitter * self.rng.uniform(-1, 1) if jitter else 1)
         start = Phase(theta, self.rng.standard_normal(len(self.part)), old.gradient)
-        # Filled along with the last gradient, which reads the same rows; used after the decision is paid.
-        records = np.empty(self.likelihood.n_records)
 
         def gradient_at(position: np.ndarray, is_last: bool) -> np.ndarray:
-            wanted = is_last and 0 < self.coordinates.distance(theta, position) <= self.max_distance
-            return self._gradient_at(position, records if wanted else None)
+            # Log-likelihoods come along with the last gradient, and are used after the decision is paid.
+            distance = self.coordinates.distance(theta, position)
+            return self._gradient_at(position, is_last and 0 < distance <= self.max_distance)
 
         path = [start, *leapfrog(start, gradient_at, self.coordinates, step_size, self.n_leapfrog)]
-        move = self._move_along(old, path, records)
+        move = self._move_along(old, path)
         if move is None:
             result = theta, False, 0.0
         else:
@@ -303,16 +302,14 @@ class DPHMC(AcceptRejectStep):
             self.trajectories.append(Trajectory(path, step_size, result[1]))
         return result
 
-    def _gradient_at(self, theta: np.ndarray, logp: np.ndarray | None = None) -> np.ndarray:
+    def _gradient_at(self, theta: np.ndarray, keeps_logp: bool = False) -> np.ndarray:
         noise_sd = 0.0
         if self.gradient_noise_multiplier:
             sensitivity = self.sensitivity_factor * self.gradient_clip_bound
             noise_sd = self.gradient_noise_multiplier * sensitivity
-        return self._gradient(theta, noise_sd, self._bits, logp=logp)
+        return self._gradient(theta, noise_sd, self._bits, keeps_logp=keeps_logp)
 
-    def _move_along(
-        self, old: State, path: list[Phase], records: np.ndarray | None = None
-    ) -> Move | None:
+    def _move_along(self, old: State, path: list[Phase]) -> Move | None:
         """Move from the first to the last phase of a path; None if it is too long or not finite.
 
         A path that is not finite shows in the gradients, which are released.
@@ -324,7 +321,7 @@ class DPHMC(AcceptRejectStep):
         if not (0 < distance <= self.max_distance and np.isfinite((distance, kinetic)).all()):
             return None
         prior = self.likelihood.log_prior(last.theta)
-        new = State(last.theta, prior, records, last.gradient)
+        new = State(last.theta, prior, last.gradient)
         return Move(old, new, prior - old.prior + kinetic, distance)
 
 

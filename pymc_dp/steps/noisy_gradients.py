@@ -139,9 +139,10 @@ class NoisyGradient:
         """Compile, for all records or batches, what would otherwise be compiled in every worker."""
         theta = np.zeros(self._likelihood.n_dim)
         self._grad_log_prior(theta)
-        logp = np.empty(self._likelihood.n_records) if index is None else None
         directions = self._coordinates.directions
-        self._likelihood.clipped_grad_steps(theta, 1.0, index, directions=directions, logp=logp)
+        self._likelihood.clipped_grad_steps(
+            theta, 1.0, index, directions=directions, keeps_logp=index is None
+        )
 
     def __call__(
         self,
@@ -151,7 +152,7 @@ class NoisyGradient:
         *,
         index: np.ndarray | None = None,
         part: float = 1.0,
-        logp: np.ndarray | None = None,
+        keeps_logp: bool = False,
     ) -> np.ndarray:
         """Draw one, after the access has been charged.
 
@@ -167,8 +168,8 @@ class NoisyGradient:
             Records of a batch.
         part : float
             Part of the records that is expected in a batch.
-        logp : array of shape (n_records,), optional
-            Filled with the log-likelihood of each record, which is private.
+        keeps_logp : bool
+            Whether the likelihood computes and keeps the log-likelihoods of all records, too.
 
         Returns
         -------
@@ -178,12 +179,10 @@ class NoisyGradient:
         if math.isinf(self._clip_bound):
             total = self._likelihood.clipped_grad(theta, math.inf, index, directions=directions)
             steps, exponent = np.zeros(len(total), dtype=np.int64), math.frexp(noise_sd)[1] - 40
-            if logp is not None:
-                logp[:] = self._likelihood.logp(theta)
         else:
             total = np.zeros(len(self._coordinates.part))
             steps, exponent = self._likelihood.clipped_grad_steps(
-                theta, self._clip_bound, index, directions=directions, logp=logp
+                theta, self._clip_bound, index, directions=directions, keeps_logp=keeps_logp
             )
         if noise_sd:
             total += noisy_sum(steps, exponent, noise_sd, bits)

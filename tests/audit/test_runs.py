@@ -310,15 +310,16 @@ def no_noise(patch, run, likelihood):
 
 
 def does_not_clip(patch, run, likelihood):
-    real = type(likelihood).clipped_sum
-    patch.setitem(likelihood.__dict__, "clipped_sum", lambda new, old, bound: real(likelihood, new, old, 1e3 * bound))  # fmt: skip
+    real = type(likelihood).clipped_change
+    patch.setitem(likelihood.__dict__, "clipped_change", lambda new, old, bound: real(likelihood, new, old, 1e3 * bound))  # fmt: skip
 
 
 def clips_the_sum(patch, run, likelihood):
-    def clipped_sum(new, old, bound):
-        return float(np.clip((new - old).sum(), -bound * likelihood.n_records, bound * likelihood.n_records))  # fmt: skip
+    def clipped_change(new, old, bound):
+        change, limit = likelihood.logp(new) - likelihood.logp(old), bound * likelihood.n_records
+        return float(np.clip(change.sum(), -limit, limit))
 
-    patch.setitem(likelihood.__dict__, "clipped_sum", clipped_sum)
+    patch.setitem(likelihood.__dict__, "clipped_change", clipped_change)
 
 
 def charges_nothing(patch, run, likelihood):

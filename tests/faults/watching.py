@@ -23,7 +23,9 @@ from pymc_dp.steps import base
 
 FORK = multiprocessing.get_context("fork")
 #: Ways to read the data.
-READS = ("logp", "logp_at", "clipped_grad", "clipped_grad_steps", "gradients")
+READS = (
+    "logp", "logp_at", "clipped_grad", "clipped_grad_steps", "gradients", "norm_counts", "product_steps",
+)  # fmt: skip
 
 
 class Watched:
@@ -58,9 +60,12 @@ class Watched:
 
         return read
 
-    def clipped_sum(self, new, old, bound):
+    def clipped_change(self, new, old, bound):
+        for theta in (new, old):
+            if theta.tobytes() not in self._likelihood._latest._found:
+                self._note("logp")
         self._note("sum", bound)
-        return self._likelihood.clipped_sum(new, old, bound)
+        return self._likelihood.clipped_change(new, old, bound)
 
 
 @contextlib.contextmanager

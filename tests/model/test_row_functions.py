@@ -137,6 +137,11 @@ def test_log_likelihoods_are_those_of_single_records(likelihood):
             np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
+def kept(likelihood, theta):
+    """Log-likelihoods that came with the last gradients."""
+    return likelihood._latest._found[np.asarray(theta, dtype=float).tobytes()]
+
+
 def test_log_likelihoods_beside_gradients(likelihood):
     """The same numbers, whichever way they come."""
     d, rng = likelihood.n_dim, np.random.default_rng(3)
@@ -147,14 +152,15 @@ def test_log_likelihoods_beside_gradients(likelihood):
         for n_threads in (1, 2, 50):
             logp[:] = np.nan
             with patched("blas_threads", lambda n_threads=n_threads: n_threads):
-                found, _ = likelihood.clipped_grad_steps(theta, 0.7, logp=logp)
+                found, _ = likelihood.clipped_grad_steps(theta, 0.7, keeps_logp=True)
+            logp[:] = kept(likelihood, theta)
             assert np.array_equal(found, expected)
             np.testing.assert_allclose(logp, alone, rtol=1e-13)
         others = {"bound": 0.0}, {"bound": 1e-300}, {"index": [0]}, {"directions": np.zeros((d, 0))}
         for arguments in others:
-            logp[:] = np.nan
-            likelihood.clipped_grad_steps(theta, **{"bound": 0.7} | arguments, logp=logp)
-            assert np.array_equal(logp, alone)
+            likelihood.forget()
+            likelihood.clipped_grad_steps(theta, **{"bound": 0.7} | arguments, keeps_logp=True)
+            assert np.array_equal(kept(likelihood, theta), alone)
 
 
 @pytest.mark.slow
@@ -188,9 +194,8 @@ def test_a_model():
     assert exponent == -30 and np.all(np.abs(steps - expected) <= 300)
     assert likelihood._gradients._groups[0].has_loop
     np.testing.assert_allclose(likelihood.logp(theta), likelihood._batch.full(theta), rtol=1e-12)
-    logp = np.empty(150)
-    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, logp=logp)[0], steps)
-    np.testing.assert_allclose(logp, likelihood._batch.full(theta), rtol=1e-12)
+    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
+    np.testing.assert_allclose(kept(likelihood, theta), likelihood._batch.full(theta), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +208,8 @@ def test_without_numba_or_with_records_of_several_rows_there_is_no_loop(records)
     n = likelihood.n_records
     each = [likelihood.clipped_grad_steps(theta, 1.0, [i])[0] for i in range(n)]
     assert np.all(np.abs(steps - np.sum(each, axis=0)) <= 3 * n)
-    logp = np.empty(n)
-    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, logp=logp)[0], steps)
-    assert np.array_equal(logp, likelihood.logp(theta))
+    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
+    assert np.array_equal(kept(likelihood, theta), likelihood.logp(theta))
     assert not likelihood._gradients._groups[0].has_loop and not likelihood._batch.has_blocks
 
 

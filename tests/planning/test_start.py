@@ -138,7 +138,7 @@ def watched(**options):
 
         patch.setattr(PrivacyBudget, "spend", claim)
         patch.setattr(noise_law, "noisy_sum", noise)
-        for name in ("logp", "logp_at", "clipped_sum", "clipped_grad"):
+        for name in ("logp", "logp_at", "clipped_change", "clipped_grad"):
             patch.setitem(likelihood.__dict__, name, other)
         patch.setitem(likelihood.__dict__, "clipped_grad_steps", total)
         try:

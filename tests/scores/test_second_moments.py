@@ -6,13 +6,13 @@ import copy
 import functools
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
 import pytest
 
 from pymc_dp import DPScore, PrivacyBudget, PrivateScores
+from pymc_dp.model.sums.vector_sums import products, sum_products
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
@@ -22,18 +22,11 @@ from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.scores.second_moments import (
     corrected,
     moment_sensitivity,
-    product_steps,
-    products,
     release_moments,
     row_weights,
 )
 
 N, RHO = 1500, 0.6
-
-
-def gradients_of(vectors):
-    """What `product_steps` reads of a likelihood."""
-    return SimpleNamespace(gradients=lambda theta: vectors)
 
 
 def matrices(rows):
@@ -61,10 +54,10 @@ def test_products_are_those_of_clipped_scores():
 def test_the_sum_is_exact():
     vectors = np.random.default_rng(2).normal(size=(500, 2))
     directions = np.array([[1.0, 0.3], [0.0, 2.0]])
-    steps, exponent = product_steps(gradients_of(vectors), np.zeros(2), directions, 1.7)
+    steps, exponent = sum_products([vectors[:200] @ directions, vectors[200:] @ directions], 2, 1.7)
     total = products(vectors @ directions, 1.7).sum(axis=0)
     np.testing.assert_allclose(np.ldexp(steps.astype(float), exponent), total, atol=500 * 2.0**-28)
-    again, _ = product_steps(gradients_of(vectors[::-1]), np.zeros(2), directions, 1.7)
+    again, _ = sum_products([(vectors @ directions)[::-1]], 2, 1.7)
     assert (steps == again).all()
 
 
@@ -79,7 +72,7 @@ def test_no_record_changes_the_sum_by_more_than_is_said(bound):
     sums = []
     for more in ([], *([e] for e in extremes)):
         vectors = np.array([*common, *more])
-        steps, exponent = product_steps(gradients_of(vectors), np.zeros(3), np.eye(3), bound)
+        steps, exponent = sum_products([vectors], 3, bound)
         sums.append(np.ldexp(steps.astype(float), exponent))
     sums = np.array(sums) / bound**2
     removed = np.linalg.norm(sums[1:] - sums[0], axis=1).max()
@@ -110,7 +103,7 @@ DIRECTIONS = 2 * np.eye(3)
 
 
 def moments_of(noise_sd=0.0, bound=1.8, seed=6) -> ScoreMoments:
-    steps, exponent = product_steps(simulator().likelihood, np.zeros(3), DIRECTIONS, bound)
+    steps, exponent = simulator().likelihood.product_steps(np.zeros(3), DIRECTIONS, bound)
     noise = noise_sd * np.random.default_rng(seed).standard_normal(len(steps))
     total = np.ldexp(steps.astype(float), exponent) + noise
     return ScoreMoments(np.zeros(3), DIRECTIONS, bound, "gaussian", noise_sd, total)
@@ -241,7 +234,7 @@ def test_no_moments_with_public_covariates():
 @pytest.mark.parametrize("noise", ["l2", "gaussian"])
 def test_the_noise_is_the_claimed_one(noise):
     """Many releases, minus the exact sum: standard deviation in units of the largest change by a record."""
-    steps, exponent = product_steps(simulator().likelihood, np.zeros(3), DIRECTIONS, 1.8)
+    steps, exponent = simulator().likelihood.product_steps(np.zeros(3), DIRECTIONS, 1.8)
     exact, mechanism = np.ldexp(steps.astype(float), exponent), L2Laplace(0.5, 6)
     if noise == "gaussian":
         mechanism = Gaussian(3.0)

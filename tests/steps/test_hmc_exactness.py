@@ -155,12 +155,12 @@ class WithFriction(DPHMC):
 class NoiseOfTheState(DPHMC):
     """Noise that is larger on one side: no fault, but the law of the noise is another one."""
 
-    def _gradient_at(self, theta, logp=None):
+    def _gradient_at(self, theta, keeps_logp=False):
         first = self.coordinates.part[0]
         scale = (theta[first] - self.centre[first]) / self.spread[first]
         noise = self.gradient_noise_multiplier * self.sensitivity_factor * self.gradient_clip_bound
         return self._gradient(
-            theta, noise * math.exp(np.clip(0.5 * scale, -1, 1)), self._bits, logp=logp
+            theta, noise * math.exp(np.clip(0.5 * scale, -1, 1)), self._bits, keeps_logp=keeps_logp
         )
 
 
@@ -192,9 +192,9 @@ class NoiseOfTheStart(DPHMC):
         self._factor = math.exp(np.clip(scale, -1.5, 1.5))
         return super().transition(theta)
 
-    def _gradient_at(self, theta, logp=None):
+    def _gradient_at(self, theta, keeps_logp=False):
         noise = self.gradient_noise_multiplier * self.sensitivity_factor * self.gradient_clip_bound
-        return self._gradient(theta, noise * self._factor, self._bits, logp=logp)
+        return self._gradient(theta, noise * self._factor, self._bits, keeps_logp=keeps_logp)
 
 
 class WithoutKineticEnergy(DPHMC):

@@ -88,10 +88,11 @@ def test_copies_have_no_private_state(normal_model):
     step.set_rng(np.random.default_rng(1))
     step.stop_tuning()
     point = {"mu": np.array(1.1)}
-    while step._current is None or step._current.records is None:
+    while not step.likelihood._latest._found:
         point, _ = step.step(point)
-    assert step._current.records is not None and step._current.gradient is not None
+    assert step._current.gradient is not None
     for twin in (pickle.loads(cloudpickle.dumps(step)), copy.deepcopy(step)):
+        assert not twin.likelihood._latest._found
         assert twin._current is None and twin._allocation is None and not twin._opened
         with pytest.raises(AttributeError, match="Build a new step"):
             twin.gradient_clip_bound = 1e3

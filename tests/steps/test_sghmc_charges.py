@@ -39,12 +39,12 @@ class Instrumented:
         self.likelihood, self.accesses = likelihood, []
 
     def __getattr__(self, name):
-        if name in ("logp", "logp_at", "clipped_sum", "clipped_grad"):
+        if name in ("logp", "logp_at", "clipped_change", "clipped_grad"):
             raise AssertionError(f"{name} looks at the records, and is not accounted for")
         return getattr(self.likelihood, name)
 
-    def clipped_grad_steps(self, theta, bound, index=None, *, directions=None, logp=None):
-        assert logp is None  # log-likelihoods are not accounted for
+    def clipped_grad_steps(self, theta, bound, index=None, *, directions=None, keeps_logp=False):
+        assert not keeps_logp  # log-likelihoods are not accounted for
         self.accesses.append((bound, None if index is None else len(index)))
         return self.likelihood.clipped_grad_steps(theta, bound, index, directions=directions)
 

@@ -22,6 +22,7 @@ from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, RecordGroups, R
 from pymc_dp.model.sums.clipped_vectors import add_columns, add_rows
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.record_groups import RecordGroupGradients
+from pymc_dp.model.sums.vector_sums import count_norms, sum_products
 
 __all__ = ["RecordGradients", "check_bound"]
 
@@ -118,6 +119,18 @@ class RecordGradients(RecordGroups):
             with np.errstate(over="ignore", invalid="ignore"):
                 total += vectors.sum(axis=0) if finite.all() else vectors[finite].sum(axis=0)
         return total
+
+    def norm_counts(
+        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
+    ) -> np.ndarray:
+        """`RecordLikelihood.norm_counts`."""
+        return count_norms(self._vectors(theta, None, directions), edges)
+
+    def product_steps(
+        self, theta: np.ndarray, directions: np.ndarray, bound: float
+    ) -> tuple[np.ndarray, int]:
+        """`RecordLikelihood.product_steps`."""
+        return sum_products(self._vectors(theta, None, directions), directions.shape[-1], bound)
 
     def each(
         self,

@@ -1,0 +1,284 @@
+"""Reductions: the only questions that a step, a release or a check may ask of private records."""
+
+from __future__ import annotations
+
+import math
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from pymc_dp.model.sums.batch_likelihood import checked_index
+from pymc_dp.model.sums.exact_sums import grid
+from pymc_dp.model.sums.gradients import check_bound
+
+__all__ = ["Reductions"]
+
+
+class Reductions(ABC):
+    """Sums over private records, in whole numbers, of terms that each depend on one record.
+
+    Whole numbers add in any order: the records may be in blocks, on disk or on other machines, and the sum is the
+    same to the last bit. A sum is private until noise is added to it.
+
+    Attributes
+    ----------
+    n_records : int
+        Number of privacy units.
+    n_dim : int
+        Length of ``theta``.
+    """
+
+    n_records: int
+    n_dim: int
+
+    def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
+        r"""Sum over records of the clipped change of their log-likelihood between two positions.
+
+        Parameters
+        ----------
+        new, old : array of float64, shape (n_dim,)
+        bound : float
+            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum without
+            clipping, for runs that are not private.
+
+        Returns
+        -------
+        float
+            Sum of ``clip(l(new) - l(old), -bound, bound)``, on a dyadic grid. Differences that are not numbers
+            (of two infinities) count as 0, infinite ones as the bound.
+
+        Raises
+        ------
+        ValueError
+            If `bound` is negative or not a number.
+
+        Notes
+        -----
+        A floating-point sum rounds after every addition, so that one record can change it by more
+        than its own term, and by an amount that depends on the order of the others (Casacuberta et
+        al. 2022, CCS '22, https://doi.org/10.1145/3548606.3560708). Here each
+        term is first rounded to a multiple of :math:`g = 2^k`, at most ``bound`` in size, with
+        2**30 to 2**31 steps within the bound. The steps are added as integers, whose sum stays
+        below 2**62. So the result does not depend on the order; replacing a record changes it by at
+        most ``2 * bound``, removing one by at most ``bound``; and exchanging `new` and `old` only
+        changes its sign, as detailed balance requires. (The final conversion rounds once if the sum
+        exceeds ``2**22 * bound``.) The grid depends on ``bound`` alone: if it depended on the number
+        of records, adding one record could change the terms of all others.
+        """
+        new, old = self._checked(new), self._checked(old)
+        if not bound >= 0:
+            raise ValueError(f"bound must be 0 or more, not {bound}")
+        if bound == math.inf:
+            return self._plain_change(new, old)
+        exponent, limit = grid(bound)
+        if limit == 0:
+            return 0.0
+        steps = self._change_steps(new, old, math.ldexp(1.0, -exponent), float(limit))
+        return math.ldexp(float(steps), exponent)
+
+    def clipped_grad_steps(
+        self,
+        theta: np.ndarray,
+        bound: float,
+        index: np.ndarray | None = None,
+        *,
+        directions: np.ndarray | None = None,
+        keeps_logp: bool = False,
+    ) -> tuple[np.ndarray, int]:
+        r"""Sum over records of clipped gradients of their log-likelihoods, in integer steps of a grid.
+
+        Parameters
+        ----------
+        theta : array of float64, shape (n_dim,)
+        bound : float
+            Largest Euclidean norm of a record's vector, finite, at least 0.
+        index : array of int, shape (n,), optional
+            Records from 0 to ``n_records - 1``, in any order; repeated records count repeatedly.
+            All records by default.
+        directions : array of float64, shape (n_dim, k) or (n_dim,), optional
+            A record's vector is ``directions.T @ gradient``: the columns are directions in the
+            space of ``theta``, along which derivatives are taken. A vector means a diagonal matrix,
+            None the identity (then ``k = n_dim``). Must be a function of public quantities and of
+            private releases.
+        keeps_logp : bool
+            Whether to compute log-likelihoods along with the gradients, which read the same data, and to
+            keep them for `clipped_change`. False by default.
+
+        Returns
+        -------
+        steps : array of int64, shape (k,)
+        exponent : int
+            The sum is ``steps * 2.0**exponent``.
+
+        Raises
+        ------
+        ValueError
+            If `bound` is negative, infinite or not a number, or `directions` has another shape.
+        IndexError
+            If there is no such record, or `index` is not a vector of integers.
+        UnsupportedModel
+            By the first call, if gradients of single rows cannot be computed.
+
+        Notes
+        -----
+        As in `clipped_change`, the sum must not round. A vector longer than `bound` is scaled to
+        that length. Each coordinate is then truncated, towards zero, to a multiple of
+        :math:`g = 2^{exponent}`, with 2**30 to 2**31 steps within the bound, so vectors only become
+        shorter, by less than ``g`` per coordinate. The bound is reduced by a margin for rounding
+        errors of the norm: the norm of a record's integers is at most ``bound / g``, exactly.
+        Integers are added without rounding. So replacing a record changes the sum by at most
+        ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order of addition
+        does not matter. A vector that is not finite, or too long to be squared (1e154, or as many
+        steps), counts as zero: a rule that depends on one record alone.
+
+        The sum is exact, given the vectors. These are floating-point results, and a matrix product
+        may round the last bit of a row differently by its place among the rows: in another order of
+        records, or in a batch, a vector may round to a neighbouring step. Replacing a record leaves
+        all others in their places, and their vectors the same, for any number of threads.
+        """
+        arguments = self._arguments(theta, index, directions)
+        check_bound(bound)
+        return self._grad_steps(bound, *arguments, keeps_logp)
+
+    def clipped_grad(
+        self,
+        theta: np.ndarray,
+        bound: float,
+        index: np.ndarray | None = None,
+        *,
+        directions: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Sum over records of clipped gradients of their log-likelihoods.
+
+        Parameters
+        ----------
+        theta, index, directions
+            As in `clipped_grad_steps`.
+        bound : float
+            Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum
+            without clipping, of vectors that are finite, for runs that are not private.
+
+        Returns
+        -------
+        array of float64, shape (k,)
+            ``steps * 2.0**exponent`` of `clipped_grad_steps`, with one rounding if a coordinate of
+            the sum exceeds ``2**22 * bound``.
+
+        Raises
+        ------
+        ValueError, IndexError, UnsupportedModel
+            As `clipped_grad_steps`, but `bound` may be infinite.
+        """
+        arguments = self._arguments(theta, index, directions)
+        if bound == math.inf:
+            return self._plain_grad(*arguments)
+        check_bound(bound)
+        steps, exponent = self._grad_steps(bound, *arguments)
+        return np.ldexp(steps.astype(np.float64), exponent)
+
+    def norm_counts(
+        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
+    ) -> np.ndarray:
+        """Count records by the norm of ``directions.T @ gradient``: private, exact whole numbers.
+
+        Parameters
+        ----------
+        theta : array of float64, shape (n_dim,)
+        directions : array of float64, shape (n_dim, k)
+        edges : array of float64, shape (n_bins - 1,)
+            Between the bins, ascending.
+
+        Returns
+        -------
+        array of int64, shape (n_bins,)
+            A record's bin depends on that record alone; norms that are not finite count in the last bin. So
+            replacing a record changes two counts by 1, and the L2 norm by sqrt(2); removing one changes it by 1.
+        """
+        theta, _, matrix = self._arguments(theta, None, directions)
+        assert matrix is not None
+        return self._norm_counts(theta, matrix, np.array(edges, float))
+
+    def product_steps(
+        self, theta: np.ndarray, directions: np.ndarray, bound: float
+    ) -> tuple[np.ndarray, int]:
+        """Sum over records of the products of their clipped vectors, in integer steps of a grid: private.
+
+        Parameters
+        ----------
+        theta : array of float64, shape (n_dim,)
+        directions : array of float64, shape (n_dim, k)
+            A record's vector is ``directions.T @ gradient``.
+        bound : float
+            Largest Euclidean norm of a record's vector.
+
+        Returns
+        -------
+        steps : array of int64, shape (k * (k + 1) / 2,)
+            Of the products of coordinates ``(1, 1), (1, 2), ..., (k, k)``, those of different ones times the root
+            of 2. A record's products have a norm of at most ``bound**2``.
+        exponent : int
+            The sum is ``steps * 2.0**exponent``.
+        """
+        theta, _, matrix = self._arguments(theta, None, directions)
+        assert matrix is not None
+        check_bound(bound)
+        return self._product_steps(theta, matrix, bound)
+
+    def _arguments(
+        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+        theta = self._checked(theta)
+        if index is not None:
+            index = checked_index(index, self.n_records)
+        if directions is not None:
+            directions = np.array(directions, dtype=np.float64, order="C")
+            if directions.ndim not in (1, 2) or directions.shape[0] != self.n_dim:
+                raise ValueError(
+                    f"directions must have shape ({self.n_dim},) or ({self.n_dim}, k), "
+                    f"not {directions.shape}"
+                )
+        return theta, index, directions
+
+    # ------------------------------------------------------------------ what a subclass computes
+
+    @abstractmethod
+    def _checked(self, theta: np.ndarray) -> np.ndarray:
+        """A copy of a position, of shape ``(n_dim,)``."""
+
+    @abstractmethod
+    def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
+        """Sum over records of ``rint(scale * change)``, clipped to ``limit``."""
+
+    @abstractmethod
+    def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
+        """Sum over records of the changes that are numbers."""
+
+    @abstractmethod
+    def _grad_steps(
+        self,
+        bound: float,
+        theta: np.ndarray,
+        index: np.ndarray | None,
+        directions: np.ndarray | None,
+        keeps_logp: bool = False,
+    ) -> tuple[np.ndarray, int]:
+        """See `clipped_grad_steps`; arguments are checked."""
+
+    @abstractmethod
+    def _plain_grad(
+        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
+    ) -> np.ndarray:
+        """Sum of all finite gradients."""
+
+    @abstractmethod
+    def _norm_counts(
+        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
+    ) -> np.ndarray:
+        """See `norm_counts`; arguments are checked."""
+
+    @abstractmethod
+    def _product_steps(
+        self, theta: np.ndarray, directions: np.ndarray, bound: float
+    ) -> tuple[np.ndarray, int]:
+        """See `product_steps`; arguments are checked."""

@@ -1,0 +1,93 @@
+"""Counts of vectors by their norm, and sums of products of their coordinates: both in exact whole numbers.
+
+Row by row, so that a record's terms depend on its own vector alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Iterable
+
+import numba
+import numpy as np
+
+from pymc_dp.model.sums.exact_sums import GRID_BITS
+
+__all__ = ["count_norms", "norm_bins", "products", "sum_products"]
+
+
+def count_norms(blocks: Iterable[np.ndarray], edges: np.ndarray) -> np.ndarray:
+    """Number of rows, of all blocks, in each bin of :func:`norm_bins`."""
+    counts = np.zeros(len(edges) + 1, dtype=np.int64)
+    for vectors in blocks:
+        counts += np.bincount(
+            norm_bins(np.ascontiguousarray(vectors), edges), minlength=len(counts)
+        )
+    return counts
+
+
+def sum_products(
+    blocks: Iterable[np.ndarray], n_columns: int, bound: float
+) -> tuple[np.ndarray, int]:
+    """Sum of the :func:`products` of the rows of all blocks, truncated to steps, and the exponent of a step."""
+    exponent = math.frexp(bound**2)[1] - 1 - GRID_BITS
+    total = np.zeros(n_columns * (n_columns + 1) // 2, dtype=np.int64)
+    for vectors in blocks:
+        _add_products(np.ascontiguousarray(vectors), bound, 2.0**-exponent, total)
+    return total, exponent
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def norm_bins(vectors: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Bin of each row's norm, from 0 to ``len(edges)``; norms that are not finite are in the last bin."""
+    bins = np.zeros(len(vectors), dtype=np.int64)
+    for i in range(len(vectors)):
+        square = 0.0
+        for j in range(vectors.shape[1]):
+            square += vectors[i, j] * vectors[i, j]
+        norm = np.sqrt(square)
+        for edge in edges:
+            bins[i] += not norm < edge  # true for NaN
+    return bins
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def products(vectors: np.ndarray, bound: float) -> np.ndarray:
+    """Products of the coordinates of each row, clipped; zero for rows that are not finite.
+
+    Returns
+    -------
+    array of shape ``(n, d (d + 1) / 2)``
+        Products of different coordinates have a factor of the root of 2: the norm of a row is the square of that of
+        its vector, at most ``bound**2``.
+    """
+    n, d = vectors.shape
+    found = np.zeros((n, d * (d + 1) // 2))
+    for i in range(n):
+        square = 0.0
+        for j in range(d):
+            square += vectors[i, j] ** 2
+        if not square < np.inf:
+            continue
+        factor = min(1.0, bound / np.sqrt(square)) if square > 0 else 0.0
+        place = 0
+        for j in range(d):
+            for k in range(j, d):
+                scale = 1.0 if j == k else np.sqrt(2.0)
+                found[i, place] = scale * (factor * vectors[i, j]) * (factor * vectors[i, k])
+                place += 1
+    return found
+
+
+@numba.njit(nogil=True, error_model="numpy")
+def _add_products(
+    vectors: np.ndarray, bound: float, steps_per_unit: float, total: np.ndarray
+) -> None:
+    """Add the products of each row to `total`, of type int64, truncated to whole steps."""
+    # The norm of the products, as they are computed, is at most the square of the bound.
+    bound = bound * (1 - 1e-9)
+    for i in range(len(vectors)):
+        found = products(vectors[i : i + 1], bound)[0]
+        for k in range(len(total)):
+            total[k] += np.int64(np.trunc(found[k] * steps_per_unit))
