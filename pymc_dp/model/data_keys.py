@@ -6,6 +6,7 @@ import hashlib
 import os
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -13,7 +14,7 @@ import pymc as pm
 from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.graphs.public_arrays import is_structural
 
-__all__ = ["array_keys", "data_keys", "row_keys"]
+__all__ = ["array_keys", "data_keys", "new_digest", "row_keys"]
 
 #: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
@@ -41,7 +42,12 @@ def row_keys(model: pm.Model, labels: Sequence[np.ndarray]) -> dict[str, tuple[b
     return {n: (_key(y), _key(rows)) for n, (y, rows) in zip(names, arrays, strict=True)}
 
 
+def new_digest(text: str) -> Any:
+    """A keyed hash that begins with a text: the type and shape of an array, whose bytes follow."""
+    return hashlib.blake2b(text.encode(), key=_SECRET)
+
+
 def _key(array: np.ndarray) -> bytes:
-    digest = hashlib.blake2b(f"{array.dtype.str}{array.shape}".encode(), key=_SECRET)
+    digest = new_digest(f"{array.dtype.str}{array.shape}")
     digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.digest()

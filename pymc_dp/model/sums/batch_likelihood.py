@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -91,6 +91,12 @@ class RecordGroups:
 
     def _compile(self, group: RowGraphs) -> Any:
         raise NotImplementedError
+
+    def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
+        """Compute with these arrays, by variable, of so many records with one row each."""
+        self._n_records = n_records
+        for group in self._groups:
+            group.load(arrays, n_records)
 
     def refresh(self) -> None:
         """Read the stored data again, after those of simulated records have changed."""
@@ -189,6 +195,11 @@ class RecordGroup:
         )  # 0: rows are asked for by number only
         inputs, total = [graphs.theta], reduce(add, each)
         self._function = RowFunction(inputs, index, gathered, total, n_rows, graphs.options)
+
+    def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
+        """See `RecordGroups.load`."""
+        self._find.n_records = n_records
+        self._function.load(arrays, n_records)
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         if self._find.one_each:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,11 @@ class RecordGroupGradients:
         self._quantities = _Quantities(rows, theta, options)
         self.width = max(self._function.width, self._quantities.size)
         self.width *= max(1, math.ceil(len(label) / n_records))
+
+    def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
+        """See `RecordGroups.load`."""
+        self._rows.n_records = n_records
+        self._function.load(arrays, n_records)
 
     def at(
         self, theta: np.ndarray, directions: np.ndarray | None

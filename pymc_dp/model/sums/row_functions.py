@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from typing import Any
@@ -31,6 +31,7 @@ __all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
 
 BLOCK = 2**14  # numbers per block: the cache of a core holds several such arrays
 LARGE = 2**17  # numbers above which a loop over blocks is worth its compilation
+_LAYOUT = ("C", "W", "E")  # Numba compiles again for read-only arrays, other layouts and subclasses
 PER_THREAD = 2**20  # numbers per thread: work that takes much longer than starting a thread
 
 # Without flags: the functions that a loop calls would inherit them.
@@ -70,8 +71,12 @@ class RowFunction:
 
     def refresh(self) -> None:
         """Read the stored data again."""
-        # Numba compiles again for read-only arrays, and for other layouts.
-        self.data = [(np.require(stored(v), None, ["C", "W"]), axis) for v, axis in self._gathered]
+        self.data = [(np.require(stored(v), None, _LAYOUT), axis) for v, axis in self._gathered]
+
+    def load(self, arrays: Mapping[Variable, np.ndarray], n_rows: int) -> None:
+        """Compute with these arrays, by variable, of so many rows."""
+        self._n_rows = n_rows
+        self.data = [(np.require(arrays[v], None, _LAYOUT), axis) for v, axis in self._gathered]
 
     def gather(self, rows: slice | np.ndarray) -> list[np.ndarray]:
         """Arguments of the function for some rows, given by number or as a slice."""

@@ -1,0 +1,102 @@
+"""A model that is a function of a block of records: made-up blocks, and which of its arrays are which columns.
+
+The function is called with made-up columns, so that the model is built without private data. An array of the model
+that has their rows is a column if it has a column's values: as it is, one column of a matrix, transposed, or with
+another type of numbers. Whatever else has rows was computed in NumPy, and is refused: it would stay that of the
+made-up block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.errors import UnsupportedModel
+
+__all__ = ["Extract", "Layout", "column_of", "made_up_block", "model_of"]
+
+#: Types and trailing shapes of columns, by name.
+Layout = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
+#: Takes an array of the model from a block of columns.
+Extract = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+
+#: Floats of a made-up block lie between these: most likelihoods allow them.
+_LOW, _HIGH = 0.05, 0.95
+
+
+def made_up_block(layout: Layout, n_rows: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """Columns of random numbers: floats between 0.05 and 0.95, integers and booleans 0 or 1."""
+    rng = np.random.default_rng(seed)
+    block = {}
+    for name, (dtype, shape) in layout.items():
+        if np.dtype(dtype).kind == "f":
+            values = rng.uniform(_LOW, _HIGH, (n_rows, *shape))
+        else:
+            values = rng.integers(0, 2, (n_rows, *shape))
+        block[name] = values.astype(dtype)
+    return block
+
+
+def model_of(function: Callable[..., Any], block: Mapping[str, np.ndarray]) -> pm.Model:
+    """The model that a function builds for a block.
+
+    Raises
+    ------
+    TypeError
+        If the function does not take the columns as arguments, or does not return a model.
+    """
+    with pm.Model() as outer:
+        found = function(**block)
+    if found is None:
+        found = outer
+    if not isinstance(found, pm.Model):
+        raise TypeError(
+            f"The model function must build variables, or return a pm.Model; it returned a {type(found).__name__}."
+        )
+    return found
+
+
+def column_of(array: np.ndarray, block: Mapping[str, np.ndarray], what: str) -> Extract:
+    """How an array of a model is taken from a block, given one that has distinct columns.
+
+    Raises
+    ------
+    UnsupportedModel
+        If it is no column of the block, or could be one of several.
+    """
+    found = [extract for extract in _extracts(block) if _equals(extract(block), array)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(block)
+    if found:
+        raise UnsupportedModel(
+            f"{what} could be one of several columns of the data ({names}), which look the same in a block of made-up numbers: "
+            "pass example=, made-up columns that differ."
+        )
+    raise UnsupportedModel(
+        f"{what} has a row for each record, and is none of the columns of the data ({names}): it was computed from them in NumPy, "
+        "or comes from outside of the model function. Compute it with pm.math inside of the model, where it is a function of each "
+        "row, or add it to the columns."
+    )
+
+
+def _extracts(block: Mapping[str, np.ndarray]) -> Iterator[Extract]:
+    for name, column in block.items():
+        yield lambda b, name=name: b[name]
+        if column.ndim == 2:
+            yield lambda b, name=name: b[name].T
+            if column.shape[1] > 1:
+                for k in range(column.shape[1]):
+                    yield lambda b, name=name, k=k: b[name][:, k]
+        if column.ndim == 1:
+            yield lambda b, name=name: b[name][:, None]
+
+
+def _equals(column: np.ndarray, array: np.ndarray) -> bool:
+    if column.shape != array.shape:
+        return False
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(column.astype(array.dtype), array))
