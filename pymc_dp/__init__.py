@@ -11,6 +11,7 @@ from importlib.metadata import version as _version
 from pymc_dp import (
     checks,
     comparison,
+    data,
     errors,
     model,
     planning,
@@ -24,6 +25,7 @@ from pymc_dp import (
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
+from pymc_dp.data.records import Records
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.planning.plan import Plan
 from pymc_dp.planning.simulator import Simulator
@@ -74,6 +76,7 @@ __all__ = [
     "RandomWalk",
     "RandomizedResponse",
     "Ranges",
+    "Records",
     "Simulator",
     "UnsupportedModel",
     "plan",

@@ -1,0 +1,9 @@
+"""Private records in blocks of bounded memory, from arrays, data frames and Parquet files.
+
+:class:`~pymc_dp.Records` gives the columns of a table under the names of a model's arguments: block by block, in
+pieces for several processes, or rows by number. Nothing here knows of models or of privacy.
+"""
+
+from pymc_dp.data.records import Records
+
+__all__ = ["Records"]

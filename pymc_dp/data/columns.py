@@ -1,0 +1,174 @@
+"""Names, types and shapes of columns, and the arguments that they are laid out as."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "Arguments",
+    "Kinds",
+    "arrow_type",
+    "as_column",
+    "check_names",
+    "missing",
+    "number_type",
+    "rows_of",
+]
+
+#: Type and trailing shape of columns.
+Kinds = dict[str, tuple[np.dtype, tuple[int, ...]]]
+
+#: Blocks of this size stay in the cache of a core.
+_BLOCK_BYTES = 2**21
+
+
+def check_names(names: Sequence[str]) -> None:
+    """ValueError if a name occurs twice, or there is none."""
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(
+            f"Several columns have the name {twice[0]!r}: rename them, so that each name occurs once."
+        )
+    if not names:
+        raise ValueError("There are no columns: give one at least.")
+
+
+class Arguments:
+    """Arguments of a function of records, each one column or several side by side.
+
+    Attributes
+    ----------
+    parts : dict
+        Names of arguments to a column, or a list of columns.
+    used : list of str
+        Columns that are to be read.
+    layout : dict
+        Names of arguments to ``(dtype, trailing shape)``; set by :meth:`lay_out`.
+    """
+
+    def __init__(self, given: Any, names: Sequence[str]) -> None:
+        check_names(names)
+        given = {name: name for name in names} if given is None else given
+        lists = [_listed(part) for part in given.values()] if isinstance(given, Mapping) else []
+        if not lists or not all(lists):
+            raise TypeError(  # without what was given: it may be data
+                "arguments must map each name to a column or a list of columns, such as {'X': ['x1', 'x2'], 'y': 'y'}."
+            )
+        self.parts: dict[str, Any] = {str(name): part for name, part in given.items()}
+        self.used = list(dict.fromkeys(itertools.chain(*lists)))
+        if unknown := [name for name in self.used if name not in names]:
+            raise ValueError(
+                f"arguments has the column {unknown[0]!r}, but the columns are {', '.join(names)}."
+            )
+        self.layout: Kinds = {}
+
+    def lay_out(self, kinds: Kinds) -> None:
+        """Set the layout, from the type and trailing shape of each column; ValueError for a list with a matrix."""
+        for name, part in self.parts.items():
+            if isinstance(part, str):
+                self.layout[name] = kinds[part]
+                continue
+            if wide := [column for column in part if kinds[column][1]]:
+                raise ValueError(
+                    f"Column {wide[0]!r} has rows of shape {kinds[wide[0]][1]}, and cannot be one of several in the "
+                    f"argument {name!r}: make it an argument of its own."
+                )
+            single = all(kinds[column][0] == np.float32 for column in part)
+            self.layout[name] = np.dtype(np.float32 if single else np.float64), (len(part),)
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block by default: about 2**21 bytes, in multiples of 64."""
+        width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
+        return max(_BLOCK_BYTES // width // 64, 1) * 64
+
+    def of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Arguments from columns: views of single columns where these are contiguous."""
+        block = {}
+        for name, part in self.parts.items():
+            dtype, shape = self.layout[name]
+            if isinstance(part, str):
+                block[name] = np.ascontiguousarray(columns[part], dtype)
+            else:
+                block[name] = np.empty((rows_of(columns), *shape), dtype)
+                np.stack([columns[column] for column in part], axis=1, out=block[name])
+        return block
+
+
+def _listed(part: Any) -> list[str]:
+    """Names of columns; empty if these are none."""
+    if isinstance(part, list | tuple) and all(isinstance(column, str) for column in part):
+        return list(part)
+    return [part] if isinstance(part, str) else []
+
+
+def rows_of(columns: Mapping[str, np.ndarray]) -> int:
+    """Number of rows of columns of equal length."""
+    return len(next(iter(columns.values())))
+
+
+def as_column(name: str, column: Any) -> np.ndarray:
+    """A column of NumPy, pandas, Polars or Arrow as an array of numbers with a row per record, else ValueError."""
+    dtype, nulls = getattr(column, "dtype", None), getattr(column, "null_count", None)
+    if isinstance(column, np.ma.MaskedArray):
+        if np.ma.is_masked(column):
+            raise missing(name)
+        column = column.data
+    elif isinstance(nulls, int):  # Arrow
+        number_type(name, arrow_type(column.type), str(column.type))
+        if nulls:
+            raise missing(name)
+        column = column.to_numpy(zero_copy_only=False)
+    elif callable(nulls):  # Polars; the class, as an Enum shows its categories
+        empty = column[:0].to_numpy()
+        number_type(name, empty.dtype if empty.ndim == 1 else None, type(dtype).__name__)
+        if nulls():
+            raise missing(name)
+        column = column.to_numpy()
+    elif hasattr(column, "isna") and not isinstance(dtype, np.dtype):  # an extension of pandas
+        numbers = number_type(name, getattr(dtype, "numpy_dtype", None), type(dtype).__name__)
+        if column.isna().any():
+            raise missing(name)
+        column = column.to_numpy(numbers)
+    try:
+        array = np.asanyarray(column)  # a memmap stays one
+    except (TypeError, ValueError):
+        raise ValueError(f"Column {name!r} is not an array: make it one.") from None
+    number_type(name, array.dtype, array.dtype.type.__name__)
+    if array.ndim == 0 or 0 in array.shape[1:]:
+        raise ValueError(
+            f"Column {name!r} has the shape {array.shape}: give one number, or more, per record."
+        )
+    return array
+
+
+def arrow_type(kind: Any) -> np.dtype | None:
+    """NumPy's type for one of Arrow; None where there is none."""
+    try:
+        return np.dtype(kind.to_pandas_dtype())
+    except NotImplementedError:
+        return None
+
+
+def number_type(name: str, dtype: Any, described: str) -> np.dtype:
+    """Return the type in this machine's byte order; ValueError unless it is one of numbers."""
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
+        raise ValueError(
+            f"Column {name!r} must hold numbers, not the type {described}: give categories as codes of a public list, "
+            "such as pandas.Categorical(column, categories=[...]).codes, and dates as numbers; or leave the "
+            "column out, with arguments={...}."
+        )
+    return dtype.newbyteorder("=")
+
+
+def missing(name: str) -> ValueError:
+    """The error for a column with missing values."""
+    return ValueError(
+        f"Column {name!r} has missing values: replace them by a public value, or leave the column out, with arguments={{...}}."
+    )

@@ -1,0 +1,62 @@
+"""Reading ahead: a thread reads the next blocks while the caller works on one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from collections.abc import Generator
+from typing import Any
+
+__all__ = ["read_ahead"]
+
+
+def read_ahead(blocks: Generator[Any], depth: int = 2) -> Generator[Any]:
+    """Items of a generator, which a thread of its own runs.
+
+    The thread starts with the first item. It has ended when the last item was given, when an error was raised, and
+    when the iterator was closed: a process with threads cannot be forked safely.
+
+    Parameters
+    ----------
+    blocks : generator
+    depth : int
+        Largest number of items that wait for the caller.
+
+    Yields
+    ------
+    Any
+        The items, in their order. An error of the generator is raised in their place.
+    """
+    ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+    room = threading.Semaphore(depth)
+    stopped = threading.Event()
+
+    def read() -> None:
+        try:
+            while True:
+                room.acquire()  # before an item is made: at most `depth` wait
+                if stopped.is_set():
+                    return
+                ready.put((True, next(blocks)))
+        except BaseException as error:
+            ready.put((False, error))
+        finally:
+            blocks.close()
+
+    # A daemon: otherwise a program that ends within a loop would wait for it for ever.
+    thread = threading.Thread(target=read, name="pymc_dp records", daemon=True)
+    thread.start()
+    try:
+        while True:
+            is_item, found = ready.get()
+            if not is_item:
+                if isinstance(found, StopIteration):
+                    return
+                raise found
+            room.release()
+            yield found
+    finally:
+        stopped.set()
+        room.release()
+        thread.join()

@@ -1,0 +1,287 @@
+"""Records: a table of private records that need not fit into memory."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pymc_dp.arguments import as_integer
+from pymc_dp.data.columns import Arguments, rows_of
+from pymc_dp.data.in_memory import InMemory, table_of
+from pymc_dp.data.parquet import Parquet, open_parquet
+from pymc_dp.data.read_ahead import read_ahead
+
+__all__ = ["Records"]
+
+#: Arguments that are shown in one line.
+_SHOWN = 8
+
+
+class Records:
+    """Private records, a row each, which are read in blocks of bounded memory.
+
+    Columns hold numbers without missing values. Floats, integers and booleans keep their type; NaN is a number, also
+    in pandas. Errors show names, types and shapes of columns, and no values.
+
+    Parameters
+    ----------
+    columns : mapping of str to array, DataFrame, or pyarrow.Table or RecordBatch
+        Columns in memory, of shape ``(n_records,)`` or ``(n_records, ...)``: arrays of NumPy, also those that are
+        mapped from files (``numpy.memmap``), or a table of pandas, Polars or Arrow. They are not copied, except for
+        columns of Arrow in several chunks. For files see :meth:`from_parquet`.
+    arguments : mapping of str to str or list of str, optional
+        Names of a function's arguments to the columns that they stand for, such as
+        ``{"X": ["x1", "x2"], "y": "y"}``. A list of columns is a matrix of shape ``(n_records, len(list))`` of
+        float64, or of float32 if all of its columns are; integers above 2**53 are rounded in it. Other columns are
+        not read. By default each column is an argument of its own name.
+    block_rows : int, optional
+        Largest number of rows of a block; by default about 2**21 bytes, in multiples of 64.
+
+    Attributes
+    ----------
+    n_records : int
+    block_rows : int
+    layout : dict
+        Names of arguments to ``(dtype, trailing shape)``.
+
+    Raises
+    ------
+    TypeError
+        If `columns` or `arguments` is no mapping or table, or `block_rows` no integer.
+    ValueError
+        If there are no records, a column does not hold numbers or has missing values, columns differ in length or
+        share a name, `arguments` has an unknown column, or `block_rows` is below 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_dp import Records
+    >>> columns = {"x1": np.arange(5.0), "x2": np.ones(5), "y": np.arange(5), "note": list("abcde")}
+    >>> records = Records(columns, arguments={"X": ["x1", "x2"], "y": "y"}, block_rows=2)
+    >>> records
+    Records(5 records; X: float64 (2,), y: int64; blocks of 2 rows, in memory)
+    >>> [block["X"].shape for block in records.blocks()]
+    [(2, 2), (2, 2), (1, 2)]
+    >>> records.take([4, 0])["y"]
+    array([4, 0])
+    >>> [piece.n_records for piece in records.split(2)]
+    [2, 3]
+    """
+
+    n_records: int
+    block_rows: int
+
+    def __init__(
+        self,
+        columns: Any,
+        *,
+        arguments: Mapping[str, str | Sequence[str]] | None = None,
+        block_rows: int | None = None,
+    ) -> None:
+        names, keys = table_of(columns)
+        laid_out = Arguments(arguments, names)
+        key_of = dict(zip(names, keys, strict=True))
+        source = InMemory({name: columns[key_of[name]] for name in laid_out.used})
+        laid_out.lay_out(source.kinds)
+        self._set_up(source, laid_out, block_rows)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        path: Any,
+        *,
+        arguments: Mapping[str, str | Sequence[str]] | None = None,
+        block_rows: int | None = None,
+    ) -> Records:
+        """Records in Parquet files, which are read block by block.
+
+        Parameters
+        ----------
+        path : path or sequence of paths
+            A local file, several, or a folder of files, which are read in the order of their names. Files of a
+            folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
+        arguments, block_rows
+            As of :class:`Records`.
+
+        Returns
+        -------
+        Records
+
+        Raises
+        ------
+        ImportError
+            If pyarrow is missing.
+        FileNotFoundError
+            If there is no such file.
+        OSError
+            If a file cannot be read.
+        ValueError
+            As of :class:`Records`, and if files have different columns. Missing values are found here if the files
+            have statistics, else while reading.
+        """
+        records = cls.__new__(cls)
+        records._set_up(*open_parquet(path, arguments), block_rows)
+        return records
+
+    def _set_up(
+        self, source: InMemory | Parquet, arguments: Arguments, block_rows: int | None
+    ) -> None:
+        self._source, self._arguments = source, arguments
+        self.n_records = source.n_rows
+        if block_rows is None:
+            block_rows = arguments.block_rows
+        self.block_rows = as_integer("block_rows", block_rows, 1)
+
+    @property
+    def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+        """Names of arguments to ``(dtype, trailing shape)``."""
+        return dict(self._arguments.layout)
+
+    def __repr__(self) -> str:
+        shown = [f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items()]
+        if len(shown) > _SHOWN:
+            shown = [*shown[:_SHOWN], f"{len(shown) - _SHOWN} more"]
+        source = f"blocks of {self.block_rows} rows, {self._source.description}"
+        return f"Records({self.n_records} records; {', '.join(shown)}; {source})"
+
+    def blocks(self) -> Generator[dict[str, np.ndarray]]:
+        """Successive blocks of all records, in their order.
+
+        From files a thread reads up to two blocks ahead. It ends with the iterator: after the last block, an error,
+        or ``close()``.
+
+        Yields
+        ------
+        dict of str to array
+            For each argument a contiguous array of shape ``(block_rows, ...)``, the last one shorter. It may be a
+            view of a column in memory: do not write to it.
+
+        Raises
+        ------
+        OSError, RuntimeError, ValueError
+            If a file cannot be read, has changed, or has missing values.
+        """
+        if isinstance(self._source, InMemory):
+            return self._views(self._source)
+        return read_ahead(self._filled())
+
+    def split(self, n: int) -> list[Records]:
+        """Pieces that have all records together, in their order, such as for several processes.
+
+        A pickled piece has the rows of arrays, but only the names of mapped files and of Parquet files.
+
+        Parameters
+        ----------
+        n : int
+            Number of pieces. They are of equal length, up to one row, in memory. Those of Parquet files are whole
+            row groups; with more pieces than row groups they are of equal length, and each reads, and skips, the
+            rows before its own in a row group.
+
+        Returns
+        -------
+        list of Records
+
+        Raises
+        ------
+        ValueError
+            If `n` is below 1 or above the number of records.
+        """
+        n = as_integer("n", n, 1)
+        if n > self.n_records:
+            raise ValueError(
+                f"{self.n_records} records cannot be split into {n} pieces: ask for fewer."
+            )
+        cuts = self._source.cuts(n)
+        pieces = []
+        for begin, end in itertools.pairwise(cuts):
+            piece = copy.copy(self)
+            piece._source, piece.n_records = self._source.part(begin, end), end - begin
+            pieces.append(piece)
+        return pieces
+
+    def take(self, index: npt.ArrayLike) -> dict[str, np.ndarray]:
+        """Records by number.
+
+        From Parquet files, the row groups that have one are read, block by block.
+
+        Parameters
+        ----------
+        index : array_like of integers, shape (n,)
+            From 0, in any order, also repeatedly.
+
+        Returns
+        -------
+        dict of str to array
+            For each argument an array of shape ``(n, ...)``, in the order of `index`.
+
+        Raises
+        ------
+        IndexError
+            If it is no vector of integers in this range.
+        """
+        numbers = np.asarray(index)
+        if not numbers.size:
+            numbers = numbers.astype(np.int64)
+        if (
+            numbers.ndim != 1
+            or numbers.dtype.kind not in "iu"
+            or (numbers.size and not 0 <= numbers.min() <= numbers.max() < self.n_records)
+        ):
+            raise IndexError(
+                f"index must be a vector of whole numbers from 0 to {self.n_records - 1}."
+            )
+        return self._arguments.of(
+            self._source.take(numbers.astype(np.int64, copy=False), self.block_rows)
+        )
+
+    def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
+        """A digest of each argument, which does not depend on the source nor on the blocks.
+
+        Parameters
+        ----------
+        new : callable
+            From a text, the type and shape of the whole array, to an object with ``update`` and ``digest``, such as
+            ``lambda text: hashlib.blake2b(text.encode(), key=secret)``.
+
+        Returns
+        -------
+        dict of str to bytes
+            Digests of the text and the bytes of the array in C order.
+        """
+        hashes = {
+            name: new(f"{dtype.str}{(self.n_records, *shape)}")
+            for name, (dtype, shape) in self.layout.items()
+        }
+        for block in self.blocks():
+            for name, array in block.items():
+                hashes[name].update(array.data.cast("B"))
+        return {name: digest.digest() for name, digest in hashes.items()}
+
+    def _views(self, source: InMemory) -> Generator[dict[str, np.ndarray]]:
+        for columns in source.batches(self.block_rows):
+            yield self._arguments.of(columns)
+
+    def _filled(self) -> Generator[dict[str, np.ndarray]]:
+        """Blocks of equal length, from batches that end with row groups and files."""
+        left, at, block = self.n_records, 0, self._empty(self.n_records)
+        for columns in self._source.batches(self.block_rows):
+            batch = self._arguments.of(columns)
+            while n_rows := rows_of(batch):
+                fit = min(n_rows, rows_of(block) - at)
+                for name, array in batch.items():
+                    block[name][at : at + fit] = array[:fit]
+                    batch[name] = array[fit:]
+                at, left = at + fit, left - fit
+                if at == rows_of(block):
+                    yield block
+                    at, block = 0, self._empty(left)
+
+    def _empty(self, left: int) -> dict[str, np.ndarray]:
+        n_rows = min(self.block_rows, left)
+        return {n: np.empty((n_rows, *shape), dtype) for n, (dtype, shape) in self.layout.items()}

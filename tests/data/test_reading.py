@@ -1,0 +1,198 @@
+"""Reading files: the thread ends, memory is bounded, damaged files are reported without their content."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pymc_dp import Records
+from pymc_dp.data.read_ahead import read_ahead
+from tests.data.record_tables import columns_of, write_files
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays():
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) == before
+
+
+def our_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "pymc_dp records"]
+
+
+@pytest.fixture
+def records(tmp_path):
+    write_files(tmp_path, columns_of(1000), [500, 500], row_group_size=100)
+    return Records.from_parquet(tmp_path, block_rows=10)
+
+
+def test_the_thread_ends_with_the_last_block(records):
+    blocks = records.blocks()
+    assert not our_threads()  # not before the first block
+    for block in blocks:
+        assert len(our_threads()) == 1 and len(block["y"]) == 10
+    assert not our_threads()
+
+
+def test_the_thread_ends_on_close(records):
+    for n_read in (1, 5, 99):
+        blocks = records.blocks()
+        for _ in range(n_read):
+            next(blocks)
+        assert our_threads()
+        blocks.close()
+        assert not our_threads()
+
+
+def test_the_thread_ends_when_the_loop_is_left(records):
+    for _ in records.blocks():
+        break
+    assert not our_threads()
+    with pytest.raises(ZeroDivisionError):
+        for _ in records.blocks():
+            1 / 0
+    assert not our_threads()
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+def test_an_error_while_reading_arrives_in_its_place(at):
+    closed = []
+
+    def items():
+        try:
+            yield from range(at)
+            raise OSError("lost")
+        finally:
+            closed.append(True)
+
+    found = []
+    with pytest.raises(OSError, match="lost"):
+        found.extend(read_ahead(items()))
+    assert closed and not our_threads()
+
+
+def test_at_most_two_blocks_wait():
+    made = []
+
+    def items():
+        for k in range(9):
+            made.append(k)
+            yield k
+
+    ahead = read_ahead(items())
+    for k in ahead:
+        deadline = time.monotonic() + 5
+        while len(made) < min(k + 3, 9) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.005)
+        assert len(made) == min(k + 3, 9)
+
+
+def test_items_are_let_go():
+    class Block:
+        pass
+
+    made = weakref.WeakSet()
+
+    def items():
+        for _ in range(20):
+            made.add(block := Block())
+            yield block
+            del block
+
+    most = 0
+    for _ in read_ahead(items()):
+        time.sleep(0.002)
+        most = max(most, len(made))
+    assert most <= 4
+
+
+def test_no_thread_for_arrays_and_rows_by_number(records, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread"))
+    list(Records(columns_of(50), block_rows=7).blocks())
+    records.take([3, 700])
+
+
+def test_a_program_may_end_within_a_loop(tmp_path):
+    write_files(tmp_path, columns_of(1000))
+    program = f"from pymc_dp.data import Records; blocks = Records.from_parquet({str(tmp_path)!r}, block_rows=1).blocks(); next(blocks)"
+    loaded = "import sys, types; package = types.ModuleType('pymc_dp'); package.__path__ = ['pymc_dp']; sys.modules['pymc_dp'] = package"
+    done = subprocess.run([sys.executable, "-c", f"{loaded}; {program}"], timeout=60)
+    assert done.returncode == 0
+
+
+def test_missing_values_without_statistics_are_found_while_reading(tmp_path):
+    columns = columns_of(100)
+    write_files(tmp_path, columns, write_statistics=False)
+    mask = np.arange(100) == 73
+    late = {**columns, "a": pa.array(columns["a"], mask=mask)}
+    write_files(tmp_path, late, write_statistics=False)
+    records = Records.from_parquet(tmp_path, block_rows=10)
+    seen = 0
+    with pytest.raises(ValueError, match="'a' has missing values"):
+        for _ in records.blocks():
+            seen += 1
+    assert seen <= 7 and not our_threads()
+    with pytest.raises(ValueError, match="'a' has missing values"):
+        records.take([73])
+    records.split(2)[0].take([0])
+
+
+def test_damaged_and_changed_files(tmp_path):
+    write_files(tmp_path, columns_of(2000), row_group_size=500)
+    path = tmp_path / "000.parquet"
+    records = Records.from_parquet(path)
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + bytes(len(content) // 2) + content[200 + len(content) // 2 :])
+    with pytest.raises(OSError, match=r"000.parquet cannot be read as Parquet \(\w+\): check"):
+        list(records.blocks())
+    for changed in (columns_of(1500), columns_of(2400)):
+        write_files(tmp_path, changed, row_group_size=600)
+        with pytest.raises(RuntimeError, match="has changed since it was opened"):
+            list(records.blocks())
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        list(records.blocks())
+    assert not our_threads()
+
+
+def test_arrow_holds_a_small_part_of_a_row_group(tmp_path):
+    columns = {f"x{k}": np.random.default_rng(k).normal(size=400_000) for k in range(5)}
+    write_files(tmp_path, columns, use_dictionary=False, data_page_size=2**16)  # 16 MB
+    del columns
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in Records.from_parquet(tmp_path, block_rows=2000).blocks():
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 4e6
+    assert pa.total_allocated_bytes() - before < 1e5
+
+
+@pytest.mark.slow
+def test_memory_of_a_process_is_bounded(tmp_path):
+    """One row group of 256 MB, by the largest resident size that the system saw."""
+    columns = {f"x{k}": np.random.default_rng(k).normal(size=4_000_000) for k in range(8)}
+    write_files(tmp_path, columns, use_dictionary=False)
+    del columns
+    program = f"""
+import sys, types
+package = types.ModuleType("pymc_dp"); package.__path__ = ["pymc_dp"]; sys.modules["pymc_dp"] = package
+from pymc_dp.data import Records
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+records = Records.from_parquet({str(tmp_path)!r}, arguments={{"X": [f"x{{k}}" for k in range(8)]}})
+begin = peak()
+rows = sum(len(block["X"]) for block in records.blocks())
+records.take([5, 3_999_999])
+print(rows, (peak() - begin) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=120)  # fmt: skip
+    rows, megabytes = map(int, done.stdout.split())
+    assert rows == 4_000_000 and megabytes < 128
+    assert os.path.getsize(tmp_path / "000.parquet") > 240e6
