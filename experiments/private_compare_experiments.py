@@ -82,7 +82,7 @@ def one_set(seed: int, n_records: int = N_RECORDS, n_releases: int = N_RELEASES)
         beta = released[name]["posterior"]["beta"].to_numpy()
         chosen = np.linspace(0, 999, N_DRAWS).astype(int)
         theta = positions(simulator.model, {"beta": beta.reshape(1000, -1)[chosen]})
-        logs.append(log_predictive(simulator.likelihood.logp, theta))
+        logs.append(log_predictive(map(simulator.likelihood.logp, theta)))
     each = logs[0] - logs[1]
     found: dict[str, Any] = {"exact": float(each.sum()), "sampling_sd": float(each.std() * np.sqrt(len(each))), "releases": []}  # fmt: skip
     for k in range(n_releases):

@@ -97,7 +97,9 @@ def simulated_differences(
             drawn = models[source].draw(draws[source][rng.integers(len(draws[source]))], rng)
             data = dict(zip(names[source], drawn, strict=True))
             first, second = (
-                log_predictive(_logp(model, [data[v] for v in order], index), points)
+                log_predictive(
+                    model.logp(theta, [data[v] for v in order], index) for theta in points
+                )
                 for model, order, points in zip(models, names, draws, strict=True)
             )
             with np.errstate(invalid="ignore"):
@@ -106,10 +108,6 @@ def simulated_differences(
     largest = max(np.abs(d[np.isfinite(d)]).max(initial=0.0) for d in found)
     first, second = (np.nan_to_num(d, nan=0.0, posinf=largest, neginf=-largest) for d in found)
     return first, second
-
-
-def _logp(model, data, index):  # type: ignore[no-untyped-def]
-    return lambda theta: model.logp(theta, data, index)
 
 
 def _observed_names(simulator: Simulator) -> list[str]:

@@ -25,6 +25,7 @@ from pymc_dp.errors import PrivacyLeakWarning
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import PredictiveDifference
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -48,7 +49,7 @@ class _Candidate:
     """A model of the comparison, with draws of its released posterior on the unconstrained scale."""
 
     model: pm.Model
-    likelihood: RecordLikelihood
+    likelihood: Reductions
     simulator: Simulator | None
     draws: np.ndarray
 
@@ -241,7 +242,7 @@ def _of(argument: Any, name: str) -> Any:
 
 def _compiled(
     name: str, model: Any, options: dict[str, Any], has_bound: bool
-) -> tuple[pm.Model, RecordLikelihood, Simulator | None]:
+) -> tuple[pm.Model, Reductions, Simulator | None]:
     """Model, likelihood, and simulator if records can and must be simulated."""
     if isinstance(model, Simulator):
         if given := [

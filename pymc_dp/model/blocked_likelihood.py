@@ -21,12 +21,12 @@ from pymc_dp.data import Records
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import new_digest
-from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
+from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored, upstream
 from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.made_up_block import Extract, column_of, made_up_block, model_of
+from pymc_dp.model.made_up_block import column_of, made_up_block, model_of
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, checked_index
 from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
@@ -93,11 +93,11 @@ class BlockedLikelihood(Reductions):
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
         block = _example(records, example)
-        self.model = model_of(function, block)
+        self._function, self.model = function, model_of(function, block)
         _check_rows_alone(function, self.model, block, public)
         self._block = _BlockModel(self.model, block, public, compile_kwargs)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim, self.slices = self._block.n_dim, self._block.slices
+        self.n_dim = self._block.n_dim
         self.public, self.model_token = self._block.public, self._block.model_token
         digests = records.digests(new_digest)
         self.data_keys = tuple(dict.fromkeys(digests.values()))
@@ -108,6 +108,11 @@ class BlockedLikelihood(Reductions):
 
     def __repr__(self) -> str:
         return f"BlockedLikelihood({self.records!r}, parameters={list(self.slices)})"
+
+    @property
+    def slices(self) -> Mapping[str, slice]:
+        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
+        return self._block.slices
 
     def log_prior(self, theta: np.ndarray) -> float:
         """As of :class:`~pymc_dp.model.RecordLikelihood`."""
@@ -124,6 +129,25 @@ class BlockedLikelihood(Reductions):
     def unravel(self, theta: np.ndarray) -> dict[str, np.ndarray]:
         """As of :class:`~pymc_dp.model.RecordLikelihood`."""
         return self._block.unravel(theta)
+
+    def model_of_rows(self, n_rows: int, rng: np.random.Generator, *, public: bool) -> pm.Model:
+        """The model of other rows: those of some records, or made-up ones.
+
+        Parameters
+        ----------
+        n_rows : int
+            At most.
+        rng : numpy.random.Generator
+            Chooses the records.
+        public : bool
+            Whether covariates are public, and those of records are read. What is observed is made up.
+        """
+        n_rows = min(n_rows, self.n_records)
+        rows = made_up_block(self.records.layout, n_rows)
+        if public:
+            read = self.records.take(np.sort(rng.permutation(self.n_records)[:n_rows]))
+            rows |= {name: read[name] for name in rows.keys() - self._block.observed}
+        return model_of(self._function, rows)
 
     def forget(self) -> None:
         """Nothing is kept."""
@@ -214,6 +238,9 @@ class BlockedLikelihood(Reductions):
 class _BlockModel(RecordLikelihood):
     """The likelihood of one block, in which other columns are put in place of the made-up ones."""
 
+    #: Names of the columns that are observed.
+    observed: set[str]
+    #: Whether columns are indices.
     has_indices: bool
 
     def __init__(
@@ -234,6 +261,8 @@ class _BlockModel(RecordLikelihood):
         self._columns = {
             v: column_of(stored(v), self._made_up, exposed.names[v]) for v in exposed.private
         }
+        inside = upstream(exposed.values)
+        self.observed = {take.name for v, take in self._columns.items() if v in inside}
         super()._first_evaluation(graphs, labels, compile_kwargs)
 
     def _compile(self, theta: Variable, rows: Sequence[Variable], *arguments: Any, private: Sequence[Variable] = (), **options: Any) -> None:  # fmt: skip
@@ -244,7 +273,12 @@ class _BlockModel(RecordLikelihood):
             for v in ancestors(rows)
             if v.owner is not None
         )
-        self._check = BatchLikelihood(self._batch.full, self._batch._graphs._replace(options=_INTERPRETED)) if self.has_indices else None  # fmt: skip
+        graphs = self._batch._graphs
+        assert graphs is not None  # nothing was compiled yet
+        interpreted_too = graphs._replace(options=_INTERPRETED)
+        self._check = (
+            BatchLikelihood(self._batch.full, interpreted_too) if self.has_indices else None
+        )
 
     def load(self, block: Mapping[str, np.ndarray]) -> None:
         """Put the columns of a block in place of those before."""
@@ -257,6 +291,10 @@ class _BlockModel(RecordLikelihood):
         for groups in (self._batch, self._gradients, self._check):
             if groups is not None:
                 groups.load(arrays, n_rows)
+
+    def logp(self, theta: np.ndarray) -> np.ndarray:
+        """Log-likelihood of each record of the block."""
+        return self._batch([theta], np.arange(self.n_records))[0]
 
     def check(self) -> None:
         """Raise if an index of the block is out of range: compiled code would read other memory."""

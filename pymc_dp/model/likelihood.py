@@ -173,27 +173,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         return self._evaluate(self._batch.all_records, self._checked(theta))
 
     def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Log-likelihood of some records, without reading the data of others.
-
-        Parameters
-        ----------
-        theta : array of float64, shape (n_dim,) or (k, n_dim)
-            One point, or several points, for which the data are read once.
-        index : array of int, shape (n,)
-            Records from 0 to ``n_records - 1``, in any order, with repetitions or without.
-
-        Returns
-        -------
-        array of float64, shape (n,) or (k, n)
-            ``logp(theta)[index]``, up to rounding.
-
-        Raises
-        ------
-        IndexError
-            If there is no such record, or `index` is not a vector of integers.
-        UnsupportedModel
-            By the first call, if rows cannot be computed alone.
-        """
+        """See `Reductions`: ``logp(theta)[index]``."""
         index = checked_index(index, self.n_records)
         if np.ndim(theta) == 2:
             points = [self._checked(point) for point in theta]

@@ -9,6 +9,7 @@ made-up block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,27 @@ import pymc as pm
 
 from pymc_dp.errors import UnsupportedModel
 
-__all__ = ["Extract", "Layout", "column_of", "made_up_block", "model_of"]
+__all__ = ["Layout", "Take", "column_of", "made_up_block", "model_of"]
 
 #: Types and trailing shapes of columns, by name.
 Layout = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
-#: Takes an array of the model from a block of columns.
-Extract = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 
 #: Floats of a made-up block lie between these: most likelihoods allow them.
 _LOW, _HIGH = 0.05, 0.95
+
+
+@dataclass(frozen=True)
+class Take:
+    """A column, some of its entries, or its transpose."""
+
+    name: str
+    entries: tuple[Any, ...] = ()
+    transposes: bool = False
+
+    def __call__(self, block: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Take it from a block."""
+        found = block[self.name][self.entries]
+        return found.T if self.transposes else found
 
 
 def made_up_block(layout: Layout, n_rows: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -32,11 +45,8 @@ def made_up_block(layout: Layout, n_rows: int, seed: int = 0) -> dict[str, np.nd
     rng = np.random.default_rng(seed)
     block = {}
     for name, (dtype, shape) in layout.items():
-        if np.dtype(dtype).kind == "f":
-            values = rng.uniform(_LOW, _HIGH, (n_rows, *shape))
-        else:
-            values = rng.integers(0, 2, (n_rows, *shape))
-        block[name] = values.astype(dtype)
+        values = rng.uniform(_LOW, _HIGH, (n_rows, *shape))
+        block[name] = (values if np.dtype(dtype).kind == "f" else values > 0.5).astype(dtype)
     return block
 
 
@@ -59,7 +69,7 @@ def model_of(function: Callable[..., Any], block: Mapping[str, np.ndarray]) -> p
     return found
 
 
-def column_of(array: np.ndarray, block: Mapping[str, np.ndarray], what: str) -> Extract:
+def column_of(array: np.ndarray, block: Mapping[str, np.ndarray], what: str) -> Take:
     """How an array of a model is taken from a block, given one that has distinct columns.
 
     Raises
@@ -67,7 +77,7 @@ def column_of(array: np.ndarray, block: Mapping[str, np.ndarray], what: str) -> 
     UnsupportedModel
         If it is no column of the block, or could be one of several.
     """
-    found = [extract for extract in _extracts(block) if _equals(extract(block), array)]
+    found = [take for take in _takes(block) if _equals(take(block), array)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(block)
@@ -83,16 +93,15 @@ def column_of(array: np.ndarray, block: Mapping[str, np.ndarray], what: str) -> 
     )
 
 
-def _extracts(block: Mapping[str, np.ndarray]) -> Iterator[Extract]:
+def _takes(block: Mapping[str, np.ndarray]) -> Iterator[Take]:
     for name, column in block.items():
-        yield lambda b, name=name: b[name]
-        if column.ndim == 2:
-            yield lambda b, name=name: b[name].T
-            if column.shape[1] > 1:
-                for k in range(column.shape[1]):
-                    yield lambda b, name=name, k=k: b[name][:, k]
+        yield Take(name)
         if column.ndim == 1:
-            yield lambda b, name=name: b[name][:, None]
+            yield Take(name, (slice(None), None))
+        if column.ndim == 2:
+            yield Take(name, transposes=True)
+            if column.shape[1] > 1:
+                yield from (Take(name, (slice(None), k)) for k in range(column.shape[1]))
 
 
 def _equals(column: np.ndarray, array: np.ndarray) -> bool:

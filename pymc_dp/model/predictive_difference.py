@@ -28,34 +28,26 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import numpy as np
 
-from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
 
 __all__ = ["PredictiveDifference", "log_predictive"]
 
+#: Records whose log-likelihoods are held at a time.
+_BLOCK = 2**14
 
-def log_predictive(logp: Callable[[np.ndarray], np.ndarray], draws: np.ndarray) -> np.ndarray:
-    """Logarithm of each record's mean likelihood over draws.
 
-    Parameters
-    ----------
-    logp : callable
-        Log-likelihoods of records at a position, shape ``(n,)``.
-    draws : array of shape (n_draws, n_dim)
-
-    Returns
-    -------
-    array of shape (n,)
-    """
-    total = np.array(logp(draws[0]))
+def log_predictive(logp: Iterable[np.ndarray]) -> np.ndarray:
+    """Logarithm of each record's mean likelihood, of log-likelihoods of shape ``(n,)`` at each draw."""
+    n_draws, total = 0, np.array(-np.inf)
     with np.errstate(invalid="ignore"):
-        for theta in draws[1:]:
-            np.logaddexp(total, logp(theta), out=total)
-    return total - math.log(len(draws))
+        for n_draws, values in enumerate(logp, 1):
+            total = np.logaddexp(total, values)
+    return total - math.log(n_draws)
 
 
 class PredictiveDifference:
@@ -63,7 +55,7 @@ class PredictiveDifference:
 
     Parameters
     ----------
-    first, second : RecordLikelihood
+    first, second : RecordLikelihood or BlockedLikelihood
         Of the same records.
     first_draws, second_draws : array of shape (n_draws, n_dim)
         Public, on the unconstrained scale of each model.
@@ -71,8 +63,8 @@ class PredictiveDifference:
 
     def __init__(
         self,
-        first: RecordLikelihood,
-        second: RecordLikelihood,
+        first: Reductions,
+        second: Reductions,
         first_draws: np.ndarray,
         second_draws: np.ndarray,
     ) -> None:
@@ -101,12 +93,10 @@ class PredictiveDifference:
         exponent : int
             The sums are ``steps * 2.0**exponent``.
 
-        Notes
-        -----
-        The sums are exact, given the differences. As for gradients (:meth:`RecordLikelihood.clipped_grad_steps`), a
-        matrix product may round a record's log-likelihood differently at another place among the rows; replacing a
-        record leaves all others in their places.
         """
-        first, second = (log_predictive(model.logp, draws) for model, draws in self._models)
-        found = sums_with_squares(first, second, 2.0**GRID_BITS / bound, log_square_scale)
-        return np.array(found, dtype=np.int64), -GRID_BITS
+        total, n_records = np.zeros(2, dtype=np.int64), self._models[0][0].n_records
+        for begin in range(0, n_records, _BLOCK):
+            index = np.arange(begin, min(begin + _BLOCK, n_records))
+            one, two = (log_predictive(m.logp_at(draws, index)) for m, draws in self._models)
+            total += sums_with_squares(one, two, 2.0**GRID_BITS / bound, log_square_scale)
+        return total, -GRID_BITS

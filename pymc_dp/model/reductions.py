@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,10 @@ class Reductions(ABC):
 
     n_records: int
     n_dim: int
+    public: tuple[str, ...]
+    data_keys: tuple[bytes, ...]
+    row_keys: Mapping[str, tuple[bytes, ...]]
+    model_token: Any
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         r"""Sum over records of the clipped change of their log-likelihood between two positions.
@@ -239,6 +245,56 @@ class Reductions(ABC):
                     f"not {directions.shape}"
                 )
         return theta, index, directions
+
+    @abstractmethod
+    def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Log-likelihood of some records, without reading the data of others.
+
+        Parameters
+        ----------
+        theta : array of float64, shape (n_dim,) or (k, n_dim)
+            One point, or several points, for which the data are read once.
+        index : array of int, shape (n,)
+            Records from 0 to ``n_records - 1``, in any order, with repetitions or without.
+
+        Returns
+        -------
+        array of float64, shape (n,) or (k, n)
+
+        Raises
+        ------
+        IndexError
+            If there is no such record, or `index` is not a vector of integers.
+        UnsupportedModel
+            By the first call, if rows cannot be computed alone.
+        """
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Forget the log-likelihoods that are kept for the next call of `clipped_change`."""
+
+    # ------------------------------------------------------------------ prior
+
+    @property
+    @abstractmethod
+    def slices(self) -> Mapping[str, slice]:
+        """Where each value variable is in ``theta``."""
+
+    @abstractmethod
+    def log_prior(self, theta: np.ndarray) -> float:
+        """Log-prior density on the unconstrained scale, with Jacobian terms and potentials."""
+
+    @abstractmethod
+    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
+        """Gradient of `log_prior`, on the unconstrained scale."""
+
+    @abstractmethod
+    def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
+        """All value variables of a point as one float64 vector of shape ``(n_dim,)``."""
+
+    @abstractmethod
+    def unravel(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """The inverse of `ravel`: copies, in the shapes and types of the model."""
 
     # ------------------------------------------------------------------ what a subclass computes
 

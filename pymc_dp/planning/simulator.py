@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,10 @@ import pymc as pm
 from pymc.initial_point import make_initial_point_fn
 
 from pymc_dp.arguments import as_float, as_integer
+from pymc_dp.data import Records
+from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -23,6 +26,8 @@ from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
 __all__ = ["Guess", "Simulator", "check_number_is_public", "notes_on_position"]
 
+#: Rows that are simulated, at most, where records are read in blocks.
+_MOST_ROWS = 20_000
 #: Public values of parameters by name, "prior", or None for PyMC's initial point.
 Guess = Mapping[str, Any] | str | None
 
@@ -36,8 +41,12 @@ class Simulator:
 
     Parameters
     ----------
-    model : pm.Model, optional
-        The model; by default the one on the context stack.
+    model : pm.Model or callable, optional
+        The model; by default the one on the context stack. With `data`, the function of a block that builds it.
+    data : Records, optional
+        Records that are read in blocks, see :class:`~pymc_dp.model.BlockedLikelihood`.
+    example : mapping of str to array, optional
+        With `data`: made-up columns.
     covariates : "public", pm.Model or Ranges, optional
         How records are simulated if the model has covariates (arrays with a row per record that
         are not observed variables), or `records` is given. ``"public"``: the model's own
@@ -66,7 +75,7 @@ class Simulator:
     ----------
     model, covariates, public, temperature
         As given.
-    likelihood : RecordLikelihood
+    likelihood : RecordLikelihood or BlockedLikelihood
         Of the private records: for ``likelihood=`` of a step.
     simulated : SimulatedRecords
         Of the model, or of its stand-in.
@@ -95,8 +104,10 @@ class Simulator:
 
     def __init__(
         self,
-        model: pm.Model | None = None,
+        model: pm.Model | Callable[..., Any] | None = None,
         *,
+        data: Records | None = None,
+        example: Mapping[str, Any] | None = None,
         covariates: str | pm.Model | Ranges | None = None,
         records: Any = None,
         stand_in_records: Any = None,
@@ -110,18 +121,26 @@ class Simulator:
         if n_records is not None:
             as_integer("n_records", n_records, 1)
         _check_covariates(covariates)
-        self.model = pm.modelcontext(model)
         self.public, self.temperature = tuple(public), temperature
         #: Of private covariates whose stand-in is made up, with the private positions of all values, and what was
         #: released about them.
         self.ranges = covariates if isinstance(covariates, Ranges) else None
         self.stand_in: StandIn | None = None
         self._latest: Simulator | None = None
-        if self.ranges is not None:
-            self.places = _places(self.model, self.ranges, records)
-        self.likelihood = RecordLikelihood(
-            self.model, records=records, public=public, compile_kwargs=compile_kwargs
-        )
+        self.likelihood: Reductions
+        if data is not None:
+            function = _function_of_block(model, records, self.ranges)
+            self.likelihood = BlockedLikelihood(
+                function, data, public=public, example=example, compile_kwargs=compile_kwargs
+            )
+            self.model = self.likelihood.model
+        else:
+            self.model = pm.modelcontext(model)
+            if self.ranges is not None:
+                self.places = _places(self.model, self.ranges, records)
+            self.likelihood = RecordLikelihood(
+                self.model, records=records, public=public, compile_kwargs=compile_kwargs
+            )
         if self.ranges is not None:
             self._make_up(uniform_stand_in(self.ranges, len(self.places)))
         elif isinstance(covariates, pm.Model):
@@ -131,9 +150,12 @@ class Simulator:
                 covariates, records=stand_in_records, public_covariates=True, public_data=True
             )
         else:
-            self.covariates = covariates
+            self.covariates, is_public, rows = covariates, covariates == "public", self.model
+            if isinstance(self.likelihood, BlockedLikelihood):
+                rng = np.random.default_rng(0)
+                rows = self.likelihood.model_of_rows(_MOST_ROWS, rng, public=is_public)
             self.simulated = SimulatedRecords(
-                self.model, records=records, public=public, public_covariates=covariates == "public"
+                rows, records=records, public=public, public_covariates=is_public
             )
         #: With all simulated records, if this one keeps some, which released moments have chosen.
         self.whole: Simulator = self
@@ -239,6 +261,25 @@ def _check_covariates(covariates: Any) -> None:
             f'covariates must be "public" (everybody may know the covariates), Ranges(...) (only their ranges are known), or covariates=stand_in_model, '
             f"a model of the same parameters with covariates that are public or invented, got {covariates!r}."
         )
+
+
+def _function_of_block(model: Any, records: Any, ranges: Ranges | None) -> Callable[..., Any]:
+    """The model function; raises for what does not go with records that are read in blocks."""
+    if not callable(model) or isinstance(model, pm.Model):
+        raise TypeError(
+            "With data=, model must be a function of its columns that builds the model of a block, such as def model(X, y): ..., got a "
+            f"{type(model).__name__}."
+        )
+    if records is not None:
+        raise ValueError(
+            "With data=, each row is a record: leave out records=, and give each person one row."
+        )
+    if ranges is not None:
+        raise ValueError(
+            "covariates=Ranges(...) needs a model with pm.Data in memory. With data=, make a stand-in by private_stand_in() from a "
+            'sample, and pass covariates=stand_in_model, or covariates="public".'
+        )
+    return model
 
 
 def _places(model: pm.Model, ranges: Ranges, records: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -87,7 +87,7 @@ class FitCheck:
 
 
 def release_histogram(
-    likelihood: RecordLikelihood,
+    likelihood: Reductions,
     simulated: SimulatedScores,
     design: CheckDesign,
     factor: float,
@@ -97,7 +97,7 @@ def release_histogram(
 
     Parameters
     ----------
-    likelihood : RecordLikelihood
+    likelihood : Reductions
     simulated : SimulatedScores
         Of the model, at the reference.
     design : CheckDesign

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import hamiltonian_move
@@ -79,7 +79,7 @@ class LatentPosterior:
     simulated : SimulatedRecords
         With `m` records. Latent records form blocks of `m`; of the last block only as many count as are
         needed, so that there are `n_records` in all.
-    prior : CompiledModel
+    prior : Reductions
         The model whose prior counts.
     n_records : int
     root : array of shape (n_dim, n_dim)
@@ -92,7 +92,7 @@ class LatentPosterior:
         self,
         features: ClippedScores,
         simulated: SimulatedRecords,
-        prior: CompiledModel,
+        prior: Reductions,
         n_records: int,
         root: np.ndarray,
         noncentring: PartialNoncentring | None = None,

@@ -32,7 +32,7 @@ import numpy as np
 
 from scipy import optimize
 
-from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.vector_sums import products
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
@@ -84,7 +84,7 @@ def moment_sensitivity(factor: float, bound: float) -> float:
 
 
 def release_moments(
-    likelihood: RecordLikelihood,
+    likelihood: Reductions,
     theta: np.ndarray,
     directions: np.ndarray,
     bound: float,

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords, differences
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import hamiltonian_move
@@ -86,7 +86,7 @@ class NormalSums:
     ----------
     features : ClippedScores
     simulated : SimulatedRecords
-    prior : CompiledModel
+    prior : Reductions
         The model whose prior counts.
     n_records : int
     temperature : float
@@ -104,7 +104,7 @@ class NormalSums:
         self,
         features: ClippedScores,
         simulated: SimulatedRecords,
-        prior: CompiledModel,
+        prior: Reductions,
         n_records: int,
         temperature: float,
         centre: np.ndarray,

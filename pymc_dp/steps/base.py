@@ -17,6 +17,7 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
 from pymc_dp.model.identity import model_token
 from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.withheld import without_words
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess
 from pymc_dp.privacy.budget.binding import TOKEN, new_token
@@ -61,7 +62,7 @@ class DPStep(HostedStep):
         This breaks the guarantee, and the report states it: for tests and public data.
     model : pm.Model, optional
         The model, by default the one on the context stack.
-    likelihood : RecordLikelihood, optional
+    likelihood : RecordLikelihood or BlockedLikelihood, optional
         The log-likelihood of this same model if it is compiled already, for instance by a
         :class:`~pymc_dp.Simulator`: `records`, `public` and `compile_kwargs` are then not used.
     blocked : bool
@@ -121,7 +122,7 @@ class DPStep(HostedStep):
         public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
-        likelihood: RecordLikelihood | None = None,
+        likelihood: Reductions | None = None,
         blocked: bool = True,
         rng: Any = None,
         compile_kwargs: dict | None = None,
@@ -148,7 +149,7 @@ class DPStep(HostedStep):
         self.rng = get_random_generator(rng)
         self.budget = budget
         self.reproducible = bool(reproducible)
-        self.likelihood = likelihood or RecordLikelihood(
+        self.likelihood: Reductions = likelihood or RecordLikelihood(
             model, records=records, public=public, private=budget is not None, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         self._public = tuple(public)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
 from pymc_dp.arguments import as_clip_bound, as_float, as_floats, cholesky
-from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
@@ -111,7 +111,7 @@ class NoisyGradient:
 
     Parameters
     ----------
-    likelihood : RecordLikelihood
+    likelihood : Reductions
         Source of the gradients.
     coordinates : Coordinates
         Coordinates in which they are clipped.
@@ -125,7 +125,7 @@ class NoisyGradient:
 
     def __init__(
         self,
-        likelihood: RecordLikelihood,
+        likelihood: Reductions,
         coordinates: Coordinates,
         clip_bound: float,
         temperature: float,
@@ -193,7 +193,7 @@ class NoisyGradient:
 
 
 def noisy_scores(
-    likelihood: RecordLikelihood,
+    likelihood: Reductions,
     theta: np.ndarray,
     directions: np.ndarray | None,
     bound: float,
@@ -205,10 +205,10 @@ def noisy_scores(
 
     Parameters
     ----------
-    likelihood : RecordLikelihood
+    likelihood : Reductions
     theta : array of shape (n_dim,)
     directions : array of shape (n_dim, d), optional
-        See :meth:`RecordLikelihood.clipped_grad_steps`.
+        See :meth:`Reductions.clipped_grad_steps`.
     bound : float
         Clip bound.
     mechanism : Gaussian or L2Laplace

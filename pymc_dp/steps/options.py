@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
-from pymc_dp.model.likelihood import RecordLikelihood
+from pymc_dp.model.reductions import Reductions
 
 __all__ = ["StepOptions", "check_nothing_is_missing", "describe_options"]
 
@@ -29,7 +29,7 @@ class StepOptions(TypedDict, total=False):
     public: Sequence[Any]
     reproducible: bool
     model: Any
-    likelihood: RecordLikelihood | None
+    likelihood: Reductions | None
     blocked: bool
     rng: Any
     compile_kwargs: dict | None

@@ -31,7 +31,11 @@ __all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
 
 BLOCK = 2**14  # numbers per block: the cache of a core holds several such arrays
 LARGE = 2**17  # numbers above which a loop over blocks is worth its compilation
-_LAYOUT = ("C", "W", "E")  # Numba compiles again for read-only arrays, other layouts and subclasses
+_LAYOUT: Any = (
+    "C",
+    "W",
+    "E",
+)  # Numba compiles again for read-only arrays, other layouts and subclasses
 PER_THREAD = 2**20  # numbers per thread: work that takes much longer than starting a thread
 
 # Without flags: the functions that a loop calls would inherit them.
