@@ -1,0 +1,180 @@
+"""Posteriors of records on disk under a limit on memory: the figures of docs/larger_than_memory.md.
+
+    python experiments/out_of_core.py [NAME ...] --folder /somewhere/with/5/GB
+    python experiments/out_of_core.py --print
+
+Writes ``out_of_core.json`` beside this file. Logistic regressions of simulated records, in Parquet files that are made
+in the folder at the first run. Each runs in a process of its own that may not allocate more than 1 GB (``RLIMIT_DATA``),
+on one thread, with ``dp.sample`` at (1, 1e-9). *growth*: seconds for a sum of clipped scores over the first records of
+the larger file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+import warnings
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pymc as pm
+
+import pymc_dp as dp
+
+STORE = Path(__file__).with_suffix(".json")
+EPSILON, DELTA = 1.0, 1e-9
+LIMIT = 10**9
+#: Records and coefficients.
+SETTINGS = {"1e7": (10**7, 20), "1e8": (10**8, 4)}
+GROWTH = (10**5, 10**6, 10**7, 10**8)
+_ROWS = 250_000  # in a row group
+
+
+def truth(d: int) -> np.ndarray:
+    """Coefficients of the simulated records."""
+    return np.linspace(-0.4, 0.4, d)
+
+
+def make(path: Path, n_records: int, d: int) -> None:
+    """Simulate records into a Parquet file."""
+    rng, names = np.random.default_rng(d), [f"x{k}" for k in range(d)]
+    schema = pa.schema([*((name, pa.float64()) for name in names), ("y", pa.int8())])
+    part = path.with_suffix(".part")
+    with pq.ParquetWriter(part, schema, compression="none", use_dictionary=False) as writer:
+        for begin in range(0, n_records, _ROWS):
+            x = rng.normal(size=(min(_ROWS, n_records - begin), d))
+            y = rng.random(len(x)) < 1 / (1 + np.exp(-x @ truth(d)))
+            writer.write_table(pa.table([*x.T, y.astype(np.int8)], schema=schema))
+    part.rename(path)
+
+
+def records_of(folder: Path, name: str) -> dp.Records:
+    """The records of a setting, simulated if they are not there."""
+    n_records, d = SETTINGS[name]
+    path = folder / f"logistic_{name}.parquet"
+    if not path.exists():
+        make(path, n_records, d)
+    return dp.Records.from_parquet(
+        path, arguments={"X": [f"x{k}" for k in range(d)], "y": "y"}
+    )
+
+
+def model(X: np.ndarray, y: np.ndarray) -> None:
+    """Logistic regression."""
+    beta = pm.Normal("beta", 0, 1, shape=X.shape[1])
+    pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+
+
+def peak() -> float:
+    """Largest resident memory of this process so far, in MB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def one(folder: Path, name: str) -> dict[str, Any]:
+    """``dp.sample`` of a setting, in this process."""
+    records = records_of(folder, name)
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    begin = time.perf_counter()
+    simulator = dp.Simulator(model, data=records, covariates="public")
+    built = time.perf_counter()
+    theta = np.zeros(simulator.likelihood.n_dim)
+    simulator.likelihood.clipped_grad_steps(theta, 1.0)
+    compiled = time.perf_counter()
+    simulator.likelihood.clipped_grad_steps(theta, 1.0)
+    after_pass = time.perf_counter()
+    budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
+    scores = dp.private_scores(simulator, budget=budget, random_seed=1)
+    released = time.perf_counter()
+    idata = dp.sample(
+        step=dp.DPScore(scores, simulator=simulator), cores=1, progressbar=False, random_seed=1
+    )
+    end = time.perf_counter()
+    draws = idata["posterior"]["beta"].to_numpy().reshape(-1, simulator.likelihood.n_dim)
+    errors = (draws.mean(axis=0) - truth(draws.shape[1])) / draws.std(axis=0)
+    return {
+        "build": built - begin, "pass": after_pass - compiled, "release": released - after_pass, "sample": end - released,
+        "peak_mb": peak(), "error": float(np.sqrt(np.mean(errors**2))), "sd": float(draws.std(axis=0).mean()),
+        "megabytes": records.n_records * (8 * draws.shape[1] + 1) / 1e6,
+    }  # fmt: skip
+
+
+def growth(folder: Path) -> dict[str, Any]:
+    """Seconds for a pass over the first records, and largest memory after each."""
+    records = records_of(folder, "1e8")
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    found: dict[str, Any] = {"n": [], "seconds": [], "peak_mb": []}
+    for n in GROWTH:
+        part = records.split(records.n_records // n)[0]
+        simulator = dp.Simulator(model, data=part, covariates="public")
+        theta = np.zeros(simulator.likelihood.n_dim)
+        times = []
+        for _ in range(max(2, min(20, 10**7 // n))):
+            begin = time.perf_counter()
+            simulator.likelihood.clipped_grad_steps(theta, 1.0)
+            times.append(time.perf_counter() - begin)
+        found["n"].append(part.n_records)
+        found["seconds"].append(min(times[1:]))
+        found["peak_mb"].append(peak())
+    return found
+
+
+def tables(stored: dict[str, Any]) -> list[str]:
+    """The tables of the documentation."""
+    lines = [
+        "| records | coefficients | file (GB) | one pass (s) | `dp.sample`, in all (s) | peak memory (GB) |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, (n_records, d) in SETTINGS.items():
+        if name in stored:
+            f = stored[name]
+            total = f["build"] + f["release"] + f["sample"]
+            lines.append(
+                f"| {n_records:.0e} | {d} | {f['megabytes'] / 1e3:.1f} | {f['pass']:.1f} | {total:.0f} | {f['peak_mb'] / 1e3:.2f} |"
+            )
+    if "growth" in stored:
+        f = stored["growth"]
+        slope = np.polyfit(np.log(f["n"]), np.log(f["seconds"]), 1)[0]
+        shown = ", ".join(f"{s:.3g}" for s in f["seconds"])
+        lines += ["", f"growth: {shown} s; exponent {slope:.2f}; peak {f['peak_mb'][0]:.0f} to {f['peak_mb'][-1]:.0f} MB"]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, "growth", []])
+    parser.add_argument("--folder", type=Path, help="for the Parquet files")
+    parser.add_argument("--alone", action="store_true", help="run one setting in this process")
+    parser.add_argument("--print", action="store_true", help="print what is stored")
+    arguments = parser.parse_args()
+    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+    if arguments.print:
+        print("\n".join(tables(stored)))
+        return
+    if arguments.folder is None:
+        parser.error("--folder is needed: where the Parquet files are, or are to be.")
+    warnings.simplefilter("ignore")
+    logging.getLogger("pymc").setLevel(logging.ERROR)
+    if arguments.alone:
+        (name,) = arguments.settings
+        print(json.dumps(growth(arguments.folder) if name == "growth" else one(arguments.folder, name)))
+        return
+    for name in arguments.settings or [*SETTINGS, "growth"]:
+        records_of(arguments.folder, "1e8" if name == "growth" else name)
+        command = [sys.executable, __file__, name, "--alone", "--folder", str(arguments.folder)]
+        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        stored[name] = json.loads(ended.stdout.splitlines()[-1])
+        STORE.write_text(json.dumps(stored, indent=1))
+        print("\n".join(tables(stored)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,294 @@
+"""Records in blocks: the same whole numbers as in one piece, from any source; models that are no function of a block."""
+
+from __future__ import annotations
+
+import functools
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp.data import Records
+from pymc_dp.errors import ModelError, UnsupportedModel
+from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.blocked_likelihood import BlockedLikelihood
+from pymc_dp.model.made_up_block import made_up_block
+
+N, D = 1003, 4
+MODE = {"mode": "FAST_COMPILE"}
+EDGES = np.array([0.2, 0.5, 1.0])
+
+
+@functools.cache
+def columns():
+    rng = np.random.default_rng(1)
+    x, group = rng.normal(size=(N, D)), rng.integers(0, 3, N)
+    return {
+        "x": x,
+        "group": group.astype(np.int16),
+        "y": (rng.random(N) < 0.4).astype(np.int8),
+        "weight": rng.gamma(2.0, size=N),
+    }
+
+
+def regression(x, group, y, weight):
+    slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=3)
+    scale = pm.HalfNormal("scale", 1)
+    pm.Bernoulli("y", logit_p=level[group] + x @ slope + 0.1 * x[:, 0] ** 2, observed=y)
+    pm.Gamma("weight", 2.0, scale + 0.1 * pm.math.exp(x[:, 1]), observed=weight)
+
+
+@functools.cache
+def whole():
+    with pm.Model() as model:
+        regression(**columns())
+    return RecordLikelihood(model)
+
+
+def reduced(likelihood):
+    """All reductions, as whole numbers; and floats where nothing is clipped."""
+    rng = np.random.default_rng(2)
+    n_dim = likelihood.n_dim
+    old, new, directions = rng.normal(size=n_dim) * 0.3, rng.normal(size=n_dim) * 0.3, rng.normal(size=(n_dim, 3))  # fmt: skip
+    index = rng.integers(0, likelihood.n_records, 150)
+    exact = [
+        likelihood.clipped_change(new, old, 0.4),
+        *likelihood.clipped_grad_steps(old, 1.5),
+        *likelihood.clipped_grad_steps(old, 0.7, directions=directions, keeps_logp=True),
+        *likelihood.clipped_grad_steps(old, 0.7, index, directions=np.full(n_dim, 0.5)),
+        likelihood.norm_counts(old, directions, EDGES),
+        *likelihood.product_steps(old, directions, 1.1),
+        likelihood.logp_at(np.array([old, new]), index),
+        likelihood.logp_at(old, index[:0]),
+        likelihood.log_prior(new),
+        likelihood.grad_log_prior(new),
+    ]
+    plain = likelihood.clipped_change(new, old, np.inf), likelihood.clipped_grad(old, np.inf)
+    return exact, plain
+
+
+def assert_equal(found, expected):
+    for a, b in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(found[1], expected[1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+
+
+def test_blocks_give_the_same_whole_numbers(tmp_path):
+    """In memory, in blocks of several lengths, mapped from a file, from Parquet, and from a pickle."""
+    pa = pytest.importorskip("pyarrow")
+    table = {k: v for k, v in columns().items() if k != "x"} | {f"x{k}": columns()["x"][:, k] for k in range(D)}  # fmt: skip
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=300)
+    np.save(tmp_path / "x.npy", columns()["x"])
+    mapped = columns() | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
+    arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y", "weight": "weight"}
+    likelihood = BlockedLikelihood(regression, Records(columns(), block_rows=1003))
+    expected = reduced(whole())
+    sources = [
+        *(Records(columns(), block_rows=n) for n in (1003, 64, 37)),
+        Records(mapped, block_rows=500),
+        Records.from_parquet(tmp_path / "a.parquet", arguments=arguments, block_rows=128),
+    ]
+    for records in sources:
+        likelihood.records = records
+        assert_equal(reduced(likelihood), expected)
+    assert_equal(reduced(cloudpickle.loads(cloudpickle.dumps(likelihood))), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_shards", [1, 2, 7, 64])
+def test_shards_in_any_order_have_the_same_sum(n_shards):
+    shards = Records(columns()).split(n_shards)
+    order = np.random.default_rng(n_shards).permutation(n_shards)
+    likelihood, theta = BlockedLikelihood(regression, Records(columns())), np.full(whole().n_dim, 0.1)  # fmt: skip
+    steps, change = 0, 0.0
+    for k in order:
+        likelihood.records, likelihood.n_records = shards[k], shards[k].n_records
+        steps = steps + likelihood.clipped_grad_steps(theta, 0.7)[0]
+        change += likelihood.clipped_change(theta, 2 * theta, 0.25)
+    assert np.array_equal(steps, whole().clipped_grad_steps(theta, 0.7)[0])
+    assert change == whole().clipped_change(theta, 2 * theta, 0.25)
+
+
+def build(function, data=None, **options):
+    return BlockedLikelihood(function, Records(data or columns()), compile_kwargs=MODE, **options)
+
+
+def test_data_are_those_of_the_blocks():
+    """Same keys as in one piece; parameters and prior are those of the model."""
+    likelihood = build(regression)
+    assert set(whole().data_keys) >= {key for key in likelihood.data_keys if key in whole().data_keys}  # fmt: skip
+    assert likelihood.slices == whole().slices and likelihood.n_records == N
+    point = likelihood.unravel(np.arange(8.0))
+    assert np.array_equal(likelihood.ravel(point), np.arange(8.0))
+    assert likelihood.n_dim == 8 and "1003 records" in repr(likelihood)
+
+
+def centred_in_numpy(x, y):
+    pm.Bernoulli("y", logit_p=(x - np.asarray(x).mean(axis=0)) @ pm.Normal("b", shape=D), observed=y)  # fmt: skip
+
+
+def squared_in_numpy(x, y):
+    pm.Bernoulli("y", logit_p=x[:, 0] ** 2 * pm.Normal("b"), observed=y)
+
+
+def counted(x, y):
+    pm.Bernoulli("y", logit_p=np.arange(len(y)) * pm.Normal("b"), observed=y)
+
+
+def with_the_number(x, y):
+    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b") / len(y), observed=y)
+
+
+def prior_with_the_number(x, y):
+    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b", 0, len(y)), observed=y)
+
+
+def with_a_parameter_for_each(x, y):
+    pm.Bernoulli("y", logit_p=x[:, 0] + pm.Normal("b", shape=len(y)), observed=y)
+
+
+def from_outside(x, y):
+    pm.Bernoulli("y", logit_p=OUTSIDE[: len(y)] * pm.Normal("b"), observed=y)
+
+
+OUTSIDE = np.random.default_rng(3).normal(size=500)
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (centred_in_numpy, "none of the columns of the data"),
+        (squared_in_numpy, "none of the columns of the data"),
+        (from_outside, "none of the columns of the data"),
+        (counted, "none of the columns|number of rows of a block, or on their order"),
+        (with_the_number, "number of rows of a block, or on their order"),
+        (prior_with_the_number, "number of rows of a block, or on their order"),
+        (with_a_parameter_for_each, "depend on the number of rows|has an entry for each record"),
+    ],
+)
+def test_what_is_no_function_of_a_block_is_refused(function, message):
+    data = {"x": columns()["x"], "y": columns()["y"]}
+    with pytest.raises(UnsupportedModel, match=message):
+        build(function, data)
+
+
+def test_other_shapes_of_columns():
+    """A transposed matrix, a column as a matrix, other types, and a model that is returned."""
+    data = {"x": columns()["x"].astype(np.float32), "y": columns()["weight"]}
+
+    def model(x, y):
+        with pm.Model() as found:
+            b = pm.Normal("b", 0, 1, shape=D)
+            mu = pm.math.dot(b, x.T)[:, None]
+            pm.Normal("y", mu, 1.0, observed=y[:, None])
+        return found
+
+    with pm.Model() as direct:
+        b = pm.Normal("b", 0, 1, shape=D)
+        pm.Normal("y", pm.math.dot(b, data["x"].T)[:, None], 1.0, observed=data["y"][:, None])
+    theta = np.linspace(-0.3, 0.5, D)
+    found = BlockedLikelihood(model, Records(data, block_rows=128))
+    expected = RecordLikelihood(direct).clipped_grad_steps(theta, 1.0)[0]
+    assert np.array_equal(found.clipped_grad_steps(theta, 1.0)[0], expected)
+
+
+def test_columns_that_look_the_same_need_an_example():
+    """A float that the model turns into an integer is 0 in each made-up row."""
+    data = {"a": np.arange(200.0) % 3, "b": np.arange(200.0) % 2, "y": columns()["weight"][:200]}
+
+    def model(a, b, y):
+        level = pm.Normal("level", 0, 1, shape=3)
+        pm.Normal("y", level[a.astype(int)] + level[b.astype(int)], 1.0, observed=y)
+
+    with pytest.raises(UnsupportedModel, match="pass example="):
+        build(model, data)
+    example = {name: column[:100] for name, column in data.items()}
+    with pytest.raises(ValueError, match="at least 64 made-up rows"):
+        build(model, data, example={name: column[:10] for name, column in data.items()})
+    with pytest.raises(ValueError, match="example must have the columns"):
+        build(model, data, example={"a": data["a"]})
+    assert build(model, data, example=example).n_dim == 3
+
+
+def test_an_index_out_of_range_is_found_before_anything_is_evaluated():
+    data = dict(columns())
+    data["group"] = np.where(np.arange(N) == 777, 12345, data["group"])
+    with pytest.raises(ModelError) as caught:
+        build(regression, data)
+    assert "12345" not in str(caught.value) and "777" not in str(caught.value)
+
+
+def test_a_function_that_returns_something_else():
+    with pytest.raises(TypeError, match="returned a int"):
+        build(lambda x, group, y, weight: 3)
+
+
+def test_made_up_columns():
+    layout = {"x": (np.dtype("f4"), (3,)), "k": (np.dtype("i2"), ()), "b": (np.dtype("?"), ())}
+    block = made_up_block(layout, 192)
+    assert {n: (c.dtype, c.shape) for n, c in block.items()} == {
+        "x": (np.dtype("f4"), (192, 3)), "k": (np.dtype("i2"), (192,)), "b": (np.dtype("?"), (192,)),
+    }  # fmt: skip
+    assert set(block["k"].tolist()) == {0, 1} and 0.05 <= block["x"].min() < block["x"].max() <= 0.95  # fmt: skip
+
+
+def logistic(x, y):
+    pm.Bernoulli("y", logit_p=x @ pm.Normal("slope", 0, 1, shape=D), observed=y)
+
+
+@functools.cache
+def simulator():
+    data = {"x": columns()["x"], "y": columns()["y"]}
+    return dp.Simulator(logistic, data=Records(data, block_rows=300), covariates="public")
+
+
+def test_scores_of_blocks():
+    """The noisy sums are those of the same model in memory, but for the noise."""
+    budget = dp.PrivacyBudget(1e6, 1e-5, chains=1)
+    scores = dp.private_scores(simulator(), budget=budget, random_seed=1)
+    with pm.Model() as model:
+        logistic(columns()["x"], columns()["y"])
+    likelihood, release = RecordLikelihood(model), scores.releases[-1]
+    steps, exponent = likelihood.clipped_grad_steps(release.theta, release.bound, directions=release.directions)  # fmt: skip
+    assert np.abs(release.total - np.ldexp(steps.astype(float), exponent)).max() < 8 * release.scale
+    assert scores.n_records == N
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["penalty", "fast_mh", "hmc"])
+def test_steps_on_blocks(kind):
+    budget = dp.PrivacyBudget(50.0, 1e-5, chains=1)
+    common = {"budget": budget, "likelihood": simulator().likelihood, "model": simulator().model}
+    walk = dp.RandomWalk(0.02)
+    step = {
+        "penalty": lambda: dp.DPPenalty(clip_bound=2.0, proposal=walk, **common),
+        "fast_mh": lambda: dp.DPFastMH(clip_bound=2.0, proposal=walk, batch_size=100, **common),
+        "hmc": lambda: dp.DPHMC(
+            clip_bound=2.0, step_size=0.01, n_leapfrog=3, gradient_clip_bound=2.0, gradient_noise_multiplier=5.0, **common
+        ),
+    }[kind]()  # fmt: skip
+    idata = dp.sample(step=step, random_seed=1, progressbar=False, compute_convergence_checks=False)
+    assert np.isfinite(idata["posterior"]["slope"].to_numpy()).all()
+    assert 0 < budget.spent() <= 50.0
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"model": pm.Model()}, TypeError, "must be a function of its columns"),
+        ({"records": np.arange(N)}, ValueError, "each row is a record"),
+        ({"covariates": dp.Ranges(x=(0, 1))}, ValueError, "private_stand_in"),
+        ({"covariates": None}, ValueError, "covariates"),
+    ],
+)
+def test_what_does_not_go_with_blocks(arguments, error, message):
+    data = Records({"x": columns()["x"], "y": columns()["y"]})
+    arguments = {"model": logistic, "covariates": "public", "compile_kwargs": MODE} | arguments
+    with pytest.raises(error, match=message):
+        dp.Simulator(arguments.pop("model"), data=data, **arguments)
