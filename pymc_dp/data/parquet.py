@@ -86,7 +86,7 @@ class Parquet:
 
     def take(self, index: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
         """Rows by number; reads the row groups that have them, `n_rows` at a time."""
-        order = np.argsort(index, kind="stable")
+        order = np.argsort(index)
         ascending = index[order]
         bounds = np.searchsorted(ascending, self._starts)
         wanted = []
@@ -211,7 +211,7 @@ def _check_statistics(metadata: Any, used: Kinds) -> None:
         group = metadata.row_group(k)
         for j in (j for j, name in enumerate(names) if name in used):
             statistics = group.column(j).statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
+            if statistics is not None and statistics.null_count:
                 raise missing(names[j])
 
 

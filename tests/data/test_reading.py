@@ -78,6 +78,22 @@ def test_an_error_while_reading_arrives_in_its_place(at):
     assert closed and not our_threads()
 
 
+def test_what_was_opened_is_closed_at_once():
+    closed = []
+
+    def items():
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    kept = items()  # so that it is not closed by the garbage collector
+    ahead = read_ahead(kept)
+    next(ahead)
+    ahead.close()
+    assert closed
+
+
 def test_at_most_two_blocks_wait():
     made = []
 
