@@ -33,8 +33,8 @@ class _Group(NamedTuple):
     """Rows ``begin`` to ``end`` of a row group."""
 
     path: str
+    stamp: tuple[int, int]  # of the file
     number: int
-    n_rows: int
     begin: int
     end: int
 
@@ -86,7 +86,7 @@ class Parquet:
 
     def take(self, index: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
         """Rows by number; reads the row groups that have them, `n_rows` at a time."""
-        order = np.argsort(index, kind="stable")
+        order = np.argsort(index)
         ascending = index[order]
         bounds = np.searchsorted(ascending, self._starts)
         wanted = []
@@ -105,10 +105,7 @@ class Parquet:
         for path, together in itertools.groupby(groups, lambda item: item[1].path):
             with _opened(path) as file:
                 for start, group in together:
-                    if (
-                        group.number >= file.num_row_groups
-                        or file.metadata.row_group(group.number).num_rows != group.n_rows
-                    ):
+                    if _stamp(path) != group.stamp:
                         raise RuntimeError(
                             f"{path} has changed since it was opened: make the Records again."
                         )
@@ -146,6 +143,7 @@ def open_parquet(path: Any, given: Any) -> tuple[Parquet, Arguments]:
     types = _types(schema, given, kinds)
     for file_path in paths:
         with _opened(file_path) as file:
+            stamp = _stamp(file_path)
             check_names(file.schema_arrow.names)
             found = _types(file.schema_arrow, given, kinds)
             if differ := [n for n in {**types, **found} if types.get(n) != found.get(n)]:
@@ -156,7 +154,7 @@ def open_parquet(path: Any, given: Any) -> tuple[Parquet, Arguments]:
                 )
             _check_statistics(file.metadata, kinds)
             sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
-            groups += [_Group(file_path, k, n, 0, n) for k, n in enumerate(sizes) if n]
+            groups += [_Group(file_path, stamp, k, 0, n) for k, n in enumerate(sizes) if n]
     if not groups:
         raise ValueError(f"{paths[0]} has no rows: give one record at least.")
     return Parquet(groups, kinds), arguments
@@ -204,6 +202,12 @@ def _opened(path: str) -> Generator[Any]:
         ) from None
 
 
+def _stamp(path: str) -> tuple[int, int]:
+    """Size and time of the last change."""
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns
+
+
 def _check_statistics(metadata: Any, used: Kinds) -> None:
     """ValueError for missing values that the file's statistics tell of; others are found while reading."""
     names = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
@@ -211,7 +215,7 @@ def _check_statistics(metadata: Any, used: Kinds) -> None:
         group = metadata.row_group(k)
         for j in (j for j, name in enumerate(names) if name in used):
             statistics = group.column(j).statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
+            if statistics is not None and statistics.null_count:
                 raise missing(names[j])
 
 

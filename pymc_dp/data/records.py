@@ -224,6 +224,8 @@ class Records:
         ------
         IndexError
             If it is no vector of integers in this range.
+        OSError, RuntimeError, ValueError
+            As of :meth:`blocks`.
         """
         numbers = np.asarray(index)
         if not numbers.size:
@@ -236,9 +238,7 @@ class Records:
             raise IndexError(
                 f"index must be a vector of whole numbers from 0 to {self.n_records - 1}."
             )
-        return self._arguments.of(
-            self._source.take(numbers.astype(np.int64, copy=False), self.block_rows)
-        )
+        return self._arguments.of(self._source.take(numbers.astype(np.int64), self.block_rows))
 
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
         """A digest of each argument, which does not depend on the source nor on the blocks.

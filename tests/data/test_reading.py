@@ -1,6 +1,7 @@
 """Reading files: the thread ends, memory is bounded, damaged files are reported without their content."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -78,6 +79,22 @@ def test_an_error_while_reading_arrives_in_its_place(at):
     assert closed and not our_threads()
 
 
+def test_what_was_opened_is_closed_at_once():
+    closed = []
+
+    def items():
+        try:
+            yield from range(100)
+        finally:
+            closed.append(True)
+
+    kept = items()  # so that it is not closed by the garbage collector
+    ahead = read_ahead(kept)
+    next(ahead)
+    ahead.close()
+    assert closed
+
+
 def test_at_most_two_blocks_wait():
     made = []
 
@@ -145,22 +162,32 @@ def test_missing_values_without_statistics_are_found_while_reading(tmp_path):
     records.split(2)[0].take([0])
 
 
-def test_damaged_and_changed_files(tmp_path):
-    write_files(tmp_path, columns_of(2000), row_group_size=500)
-    path = tmp_path / "000.parquet"
+def test_damaged_files(tmp_path):
+    path = write_files(tmp_path, columns_of(2000), row_group_size=500) / "000.parquet"
+    content, status = path.read_bytes(), os.stat(path)
+    half = len(content) // 2
     records = Records.from_parquet(path)
-    content = path.read_bytes()
-    path.write_bytes(content[:200] + bytes(len(content) // 2) + content[200 + len(content) // 2 :])
+    path.write_bytes(content[:200] + bytes(half) + content[200 + half :])
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     with pytest.raises(OSError, match=r"000.parquet cannot be read as Parquet \(\w+\): check"):
         list(records.blocks())
-    for changed in (columns_of(1500), columns_of(2400)):
-        write_files(tmp_path, changed, row_group_size=600)
-        with pytest.raises(RuntimeError, match="has changed since it was opened"):
-            list(records.blocks())
     path.unlink()
     with pytest.raises(FileNotFoundError, match="does not exist"):
         list(records.blocks())
     assert not our_threads()
+
+
+@pytest.mark.parametrize("change", [columns_of(1500), columns_of(2000, seed=1), None])
+def test_changed_files(tmp_path, change):
+    path = write_files(tmp_path, columns_of(2000), row_group_size=500) / "000.parquet"
+    piece = pickle.loads(pickle.dumps(Records.from_parquet(path).split(2)))[1]
+    list(piece.blocks())
+    if change:
+        write_files(tmp_path, change, row_group_size=500)
+    os.utime(path, ns=(0, 0))
+    for read in (lambda: list(piece.blocks()), lambda: piece.take([0])):
+        with pytest.raises(RuntimeError, match="has changed since it was opened: make the Records"):
+            read()
 
 
 def test_arrow_holds_a_small_part_of_a_row_group(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hypothesis import given, settings
@@ -125,7 +126,7 @@ def test_any_blocks_and_pieces(sources, kind, block_rows, n, data):
 )
 def test_any_files(lengths, row_group_size, block_rows, data):
     columns = columns_of(sum(lengths))
-    n = data.draw(st.integers(1, sum(lengths)))
+    n = min(data.draw(st.integers(1, 6) | st.integers(1, 120)), sum(lengths))
     index = np.array(data.draw(st.lists(st.integers(0, sum(lengths) - 1))), dtype=int)
     with tempfile.TemporaryDirectory() as folder:
         write_files(Path(folder), columns, lengths, row_group_size)
@@ -146,6 +147,14 @@ def test_pieces_of_row_groups_are_balanced(tmp_path):
     write_files(tmp_path, columns_of(1000), row_group_size=10)
     pieces = Records.from_parquet(tmp_path).split(7)
     assert all(140 <= piece.n_records <= 150 for piece in pieces)
+
+
+@pytest.mark.parametrize("lengths", [[1, 1, 1, 90], [90, 1, 1, 1], [1, 90, 1, 1]])
+def test_pieces_of_unequal_row_groups(tmp_path, lengths):
+    write_files(tmp_path, columns_of(93), lengths)
+    records = Records.from_parquet(tmp_path)
+    assert [piece.n_records for piece in records.split(4)] == lengths
+    assert all(piece.n_records for piece in records.split(3))
 
 
 def test_default_arguments_and_rows():
@@ -177,28 +186,42 @@ def test_other_byte_order():
     assert records.digests(new) == Records({"x": column}).digests(new)
 
 
-def test_take_needs_no_whole_file(tmp_path, monkeypatch):
+@pytest.fixture
+def reads(monkeypatch):
+    """Row group, columns and size of each batch that pyarrow reads."""
+    found, real = [], pq.ParquetFile.iter_batches
+
+    def watched(self, size, row_groups, columns, **options):
+        for batch in real(self, size, row_groups=row_groups, columns=columns, **options):
+            found.append((*row_groups, *batch.schema.names, batch.num_rows))
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
+    return found
+
+
+def test_take_reads_what_it_needs(tmp_path, reads):
     columns = columns_of(100)
     write_files(tmp_path, columns, [50, 50], row_group_size=10)
-    records = Records.from_parquet(tmp_path, block_rows=5)
-    read = []
-    group = type(records._source)._group
-
-    def watched(self, file, *rest):
-        read.append(rest[0].number)
-        return group(self, file, *rest)
-
-    monkeypatch.setattr(type(records._source), "_group", watched)
+    records = Records.from_parquet(tmp_path, arguments={"x": "a"}, block_rows=5)
     found = records.take([97, 3, 97, 12])
-    assert read == [0, 1, 4]
-    np.testing.assert_array_equal(found["a"], columns["a"][[97, 3, 97, 12]])
+    assert reads == [(0, "a", 5), (1, "a", 5), (4, "a", 5), (4, "a", 5)]
+    np.testing.assert_array_equal(found["x"], columns["a"][[97, 3, 97, 12]])
 
 
-def test_only_columns_that_are_used_are_read(tmp_path):
+def test_pieces_of_a_row_group_read_no_more_than_they_need(tmp_path, reads):
+    write_files(tmp_path, columns_of(100))
+    first, last = Records.from_parquet(tmp_path, arguments={"x": "a"}, block_rows=10).split(2)
+    assert len(list(first.blocks())) == len(list(last.blocks())) == 5
+    assert len(reads) == 5 + 10
+
+
+def test_only_columns_that_are_used_are_read(tmp_path, reads):
     columns = {"a.b": np.arange(3.0), "text": np.array(["u", "v", "w"])}
     write_files(tmp_path, columns)
     records = Records.from_parquet(tmp_path, arguments={"x": "a.b"})
     assert_same(joined(records.blocks()), {"x": columns["a.b"]})
+    assert reads == [(0, "a.b", 3)]
     assert_same(joined(Records(columns, arguments={"x": "a.b"}).blocks()), {"x": columns["a.b"]})
 
 
@@ -223,6 +246,16 @@ def test_changes_of_a_copied_map_are_pickled(tmp_path):
     array[2] = 7
     again = pickle.loads(pickle.dumps(Records({"x": array})))
     assert again.take([2])["x"] == 7
+
+
+def test_pieces_are_found_from_other_folders(tmp_path, monkeypatch):
+    write_files(tmp_path / "files", columns_of(9))
+    monkeypatch.chdir(tmp_path)
+    stored = pickle.dumps(Records.from_parquet("files").split(3))
+    monkeypatch.chdir("/")
+    assert (
+        len(joined(block for piece in pickle.loads(stored) for block in piece.blocks())["y"]) == 9
+    )
 
 
 def test_pickled_pieces_have_the_rows_of_their_own_only():
