@@ -63,9 +63,7 @@ def records_of(folder: Path, name: str) -> dp.Records:
     path = folder / f"logistic_{name}.parquet"
     if not path.exists():
         make(path, n_records, d)
-    return dp.Records.from_parquet(
-        path, arguments={"X": [f"x{k}" for k in range(d)], "y": "y"}
-    )
+    return dp.Records.from_parquet(path, arguments={"X": [f"x{k}" for k in range(d)], "y": "y"})
 
 
 def model(X: np.ndarray, y: np.ndarray) -> None:
@@ -144,7 +142,10 @@ def tables(stored: dict[str, Any]) -> list[str]:
         f = stored["growth"]
         slope = np.polyfit(np.log(f["n"]), np.log(f["seconds"]), 1)[0]
         shown = ", ".join(f"{s:.3g}" for s in f["seconds"])
-        lines += ["", f"growth: {shown} s; exponent {slope:.2f}; peak {f['peak_mb'][0]:.0f} to {f['peak_mb'][-1]:.0f} MB"]
+        lines += [
+            "",
+            f"growth: {shown} s; exponent {slope:.2f}; peak {f['peak_mb'][0]:.0f} to {f['peak_mb'][-1]:.0f} MB",
+        ]
     return lines
 
 
@@ -165,7 +166,11 @@ def main() -> None:
     logging.getLogger("pymc").setLevel(logging.ERROR)
     if arguments.alone:
         (name,) = arguments.settings
-        print(json.dumps(growth(arguments.folder) if name == "growth" else one(arguments.folder, name)))
+        print(
+            json.dumps(
+                growth(arguments.folder) if name == "growth" else one(arguments.folder, name)
+            )
+        )
         return
     for name in arguments.settings or [*SETTINGS, "growth"]:
         records_of(arguments.folder, "1e8" if name == "growth" else name)

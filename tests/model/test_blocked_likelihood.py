@@ -37,7 +37,7 @@ def columns():
 def regression(x, group, y, weight):
     slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=3)
     scale = pm.HalfNormal("scale", 1)
-    pm.Bernoulli("y", logit_p=level[group] + x @ slope + 0.1 * x[:, 0] ** 2, observed=y)
+    pm.Bernoulli("y", logit_p=level[group] + x @ slope + 0.1 * pm.math.sqr(x[:, 0]), observed=y)
     pm.Gamma("weight", 2.0, scale + 0.1 * pm.math.exp(x[:, 1]), observed=weight)
 
 
