@@ -170,6 +170,18 @@ def test_default_arguments_and_rows():
     assert np.isnan(nan.take([0])["x"]).all()  # a number in pandas, too
 
 
+@pytest.mark.parametrize(
+    "types, wanted",
+    [("ff", "f"), ("fd", "d"), ("dd", "d"), ("f", "f"), ("fi", "d"), ("e", "d"), ("?", "d"), ("Q", "d")],
+)  # fmt: skip
+def test_types_of_matrices(tmp_path, types, wanted):
+    columns = {f"x{k}": np.ones(3, kind) for k, kind in enumerate(types)}
+    path, arguments = write_files(tmp_path, columns), {"X": tuple(columns)}
+    for records in (Records(columns, arguments=arguments), Records.from_parquet(path, arguments=arguments)):  # fmt: skip
+        assert records.layout == {"X": (np.dtype(wanted), (len(types),))}
+        assert_same(joined(records.blocks()), {"X": np.ones((3, len(types)), wanted)})
+
+
 def test_blocks_of_memory_are_views():
     columns = {"x": np.zeros((6, 2)), "fortran": np.zeros((6, 2), order="F"), "y": np.zeros(6)}
     for block in Records(columns, block_rows=4).blocks():
