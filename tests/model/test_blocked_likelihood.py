@@ -163,9 +163,9 @@ OUTSIDE = np.random.default_rng(3).normal(size=500)
 @pytest.mark.parametrize(
     "function, message",
     [
-        (centred_in_numpy, "none of the columns of the data"),
+        (centred_in_numpy, "number of rows of a block, or on their order"),
         (squared_in_numpy, "none of the columns of the data"),
-        (from_outside, "none of the columns of the data"),
+        (from_outside, "number of rows of a block, or on their order"),
         (counted, "none of the columns|number of rows of a block, or on their order"),
         (with_the_number, "number of rows of a block, or on their order"),
         (prior_with_the_number, "number of rows of a block, or on their order"),
@@ -268,7 +268,7 @@ def test_steps_on_blocks(kind):
     walk = dp.RandomWalk(0.02)
     step = {
         "penalty": lambda: dp.DPPenalty(clip_bound=2.0, proposal=walk, **common),
-        "fast_mh": lambda: dp.DPFastMH(clip_bound=2.0, proposal=walk, batch_size=100, **common),
+        "fast_mh": lambda: dp.DPFastMH(clip_bound=2.0, proposal=walk, batch_rate=50.0, **common),
         "hmc": lambda: dp.DPHMC(
             clip_bound=2.0, step_size=0.01, n_leapfrog=3, gradient_clip_bound=2.0, gradient_noise_multiplier=5.0, **common
         ),
