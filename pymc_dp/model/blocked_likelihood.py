@@ -29,7 +29,7 @@ from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.made_up_block import column_of, made_up_block, model_of
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, checked_index
-from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
+from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.withheld import evaluate
 
 __all__ = ["BlockedLikelihood"]
@@ -253,6 +253,7 @@ class _BlockModel(RecordLikelihood):
         self._made_up = block
         # Errors on made-up columns may be shown; those on the data are withheld by `BlockedLikelihood`.
         super().__init__(model, public=public, private=False, compile_kwargs=compile_kwargs)
+        self.load(block)  # refuses a model whose rows cannot be computed alone
 
     def _first_evaluation(
         self, graphs: ModelGraphs, labels: list[np.ndarray], compile_kwargs: dict[str, Any] | None
@@ -276,9 +277,7 @@ class _BlockModel(RecordLikelihood):
         graphs = self._batch._graphs
         assert graphs is not None  # nothing was compiled yet
         interpreted_too = graphs._replace(options=_INTERPRETED)
-        self._check = (
-            BatchLikelihood(self._batch.full, interpreted_too) if self.has_indices else None
-        )
+        self._check = BatchLikelihood(rows[0], interpreted_too) if self.has_indices else None
 
     def load(self, block: Mapping[str, np.ndarray]) -> None:
         """Put the columns of a block in place of those before."""
@@ -292,17 +291,13 @@ class _BlockModel(RecordLikelihood):
             if groups is not None:
                 groups.load(arrays, n_rows)
 
-    def logp(self, theta: np.ndarray) -> np.ndarray:
-        """Log-likelihood of each record of the block."""
-        return self._batch([theta], np.arange(self.n_records))[0]
-
     def check(self) -> None:
         """Raise if an index of the block is out of range: compiled code would read other memory."""
         assert self._check is not None
         self._check([self._start], np.arange(self.n_records))
 
     def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        return sum_of_steps(self.logp(new), self.logp(old), scale, limit)
+        return self._batch.clipped_change(new, old, scale, limit)
 
     def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
         with np.errstate(invalid="ignore"):

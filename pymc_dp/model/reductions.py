@@ -138,10 +138,9 @@ class Reductions(ABC):
         does not matter. A vector that is not finite, or too long to be squared (1e154, or as many
         steps), counts as zero: a rule that depends on one record alone.
 
-        The sum is exact, given the vectors. These are floating-point results, and a matrix product
-        may round the last bit of a row differently by its place among the rows: in another order of
-        records, or in a batch, a vector may round to a neighbouring step. Replacing a record leaves
-        all others in their places, and their vectors the same, for any number of threads.
+        The vector of a record is computed with the same roundings in any place, in a batch of any
+        length and for any number of threads (in Numba, see `RowFunction`): sums over the parts of a
+        data set add up to the sum over all of it.
         """
         arguments = self._arguments(theta, index, directions)
         check_bound(bound)

@@ -16,6 +16,7 @@ from threadpoolctl import threadpool_limits
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.sums import batch_likelihood as batches
 from pymc_dp.model.sums import row_functions as blocks
+from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
 from tests.model.test_likelihood import PYTHON
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
@@ -30,9 +31,8 @@ LENGTHS = [1, 7, 63, 64, 65, 128, 200, 513]  # blocks are of 64 rows
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """A loop for all data, blocks of 64 rows, and a thread for so few rows."""
-    for module in (batches, blocks):
-        monkeypatch.setattr(module, "LARGE", 0)
-    monkeypatch.setattr(batches, "WIDE", 0)
+    monkeypatch.setattr(blocks, "LARGE", 0)
+    monkeypatch.setattr(batches, "MANY", 0)
     monkeypatch.setattr(blocks, "BLOCK", 1)
     monkeypatch.setattr(blocks, "PER_THREAD", 1)
     monkeypatch.setattr(blocks, "blas_threads", lambda: 1)
@@ -69,7 +69,7 @@ def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
         assert axis == 0
         function.data = [(vectors.copy(), 0)]
         function._n_rows = len(vectors)
-    second._find.n_records = len(vectors)
+    second._find.n_records, second._label = len(vectors), np.arange(len(vectors))
     likelihood.__dict__["n_records"] = likelihood._gradients._n_records = len(vectors)
 
 
@@ -85,9 +85,7 @@ def some(n: int, d: int) -> np.ndarray:
 )
 def likelihood(request):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (batches, blocks):
-            patch.setattr(module, "LARGE", 0)
-        patch.setattr(batches, "WIDE", 0)
+        patch.setattr(blocks, "LARGE", 0)
         return free(np.ones((50, request.param)))
 
 
@@ -114,8 +112,7 @@ def test_directions(likelihood):
     for directions in (rng.normal(size=d), rng.normal(size=(d, 2)), np.zeros((d, 0))):
         found, exponent = likelihood.clipped_grad_steps(theta, 0.7, directions=directions)
         expected, _ = likelihood.clipped_grad_steps(theta, 0.7, range(200), directions=directions)
-        assert exponent == -31 and found.shape == expected.shape
-        assert np.all(np.abs(found - expected) <= 200)  # a step each, where a product rounds
+        assert exponent == -31 and np.array_equal(found, expected)
     for (data, _), copy in zip(
         likelihood._gradients._groups[0]._function.data, before, strict=True
     ):
@@ -155,7 +152,7 @@ def test_log_likelihoods_beside_gradients(likelihood):
                 found, _ = likelihood.clipped_grad_steps(theta, 0.7, keeps_logp=True)
             logp[:] = kept(likelihood, theta)
             assert np.array_equal(found, expected)
-            np.testing.assert_allclose(logp, alone, rtol=1e-13)
+            assert np.array_equal(logp, alone)
         others = {"bound": 0.0}, {"bound": 1e-300}, {"index": [0]}, {"directions": np.zeros((d, 0))}
         for arguments in others:
             likelihood.forget()
@@ -191,7 +188,7 @@ def test_a_model():
     likelihood, theta = regression(), np.linspace(-0.5, 0.5, 10)
     steps, exponent = likelihood.clipped_grad_steps(theta, 1.0)
     expected, _ = likelihood.clipped_grad_steps(theta, 1.0, range(150))
-    assert exponent == -30 and np.all(np.abs(steps - expected) <= 300)
+    assert exponent == -30 and np.array_equal(steps, expected)
     assert likelihood._gradients._groups[0].has_loop
     np.testing.assert_allclose(likelihood.logp(theta), likelihood._batch.full(theta), rtol=1e-12)
     assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
@@ -211,6 +208,24 @@ def test_without_numba_or_with_records_of_several_rows_there_is_no_loop(records)
     assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
     assert np.array_equal(kept(likelihood, theta), likelihood.logp(theta))
     assert not likelihood._gradients._groups[0].has_loop and not likelihood._batch.has_blocks
+    new, old = theta + 0.1, theta - 0.1
+    arguments = 2.0**28, 2.0**27
+    expected = sum_of_steps(likelihood.logp(new), likelihood.logp(old), *arguments)
+    assert likelihood._batch.clipped_change(new, old, *arguments) == expected
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 50])
+def test_clipped_changes_without_an_array_of_them(likelihood, n_threads):
+    d, rng = likelihood.n_dim, np.random.default_rng(4)
+    for n in LENGTHS:
+        overwrite(likelihood, some(n, d))
+        new, old = rng.normal(size=(2, d))
+        for bound in (0.1, 5.0, 1e5):
+            exponent, limit = grid(bound)
+            with patched("blas_threads", lambda: n_threads):
+                found = likelihood._batch.clipped_change(new, old, 2.0**-exponent, float(limit))
+            expected = likelihood.clipped_sum(likelihood.logp(new), likelihood.logp(old), bound)
+            assert math.ldexp(found, exponent) == expected
 
 
 def test_few_rows_need_no_loop(likelihood, monkeypatch):

@@ -13,6 +13,7 @@ import pytensor
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
+from pytensor.compile.mode import Mode, get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
@@ -20,13 +21,21 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import SequentialGraphRewriter, in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.math import Softplus
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, rebuilt, stored
 
-__all__ = ["NumbaFunction", "compile_frozen", "freeze", "quiet_compilers", "with_constants"]
+__all__ = [
+    "NumbaFunction",
+    "compile_frozen",
+    "freeze",
+    "quiet_compilers",
+    "strict",
+    "with_constants",
+]
 
 # Arrays longer than this are inputs of the compiled function, not constants in its code.
 MAX_CONSTANT = 8
@@ -158,6 +167,29 @@ def _ends(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
         else:
             used.update(dict.fromkeys(node.inputs))
     return [v for v in used if v in known and v.owner and isinstance(v.type, TensorType)]
+
+
+class StrictNumbaLinker(NumbaLinker):
+    """Numba without PyTensor's flags for fast and inexact arithmetic.
+
+    With them the compiler may round differently in the vectorised part of a loop and in its remainder.
+    """
+
+    def fgraph_convert(self, *args: Any, **kwargs: Any) -> Any:
+        with pytensor.config.change_flags(numba__fastmath=False):
+            return super().fgraph_convert(*args, **kwargs)
+
+    def jit_compile(self, fn: Callable) -> Callable:
+        with pytensor.config.change_flags(numba__fastmath=False):
+            return super().jit_compile(fn)
+
+
+def strict(mode: Any) -> Any:
+    """A compilation mode whose results for a row are the same in any place, where it is Numba's."""
+    mode = get_mode(mode)
+    if type(mode.linker) is NumbaLinker:
+        return Mode(StrictNumbaLinker(), mode.provided_optimizer)
+    return mode
 
 
 def compile_frozen(inputs: list[Variable], output: Variable, options: dict[str, Any]) -> Callable:

@@ -1,30 +1,29 @@
-"""Log-likelihoods of a batch of records, at the cost of the batch, or of all records in blocks."""
+"""Log-likelihoods of a batch of records, at the cost of the batch, or of all records in blocks of rows."""
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
 
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.graphs.compiling import quiet_compilers
-from pymc_dp.model.graphs.data_variables import stored
+from pymc_dp.model.graphs.compiling import compile_frozen, quiet_compilers
 from pymc_dp.model.graphs.row_subsets import Blocked, rows_at
-from pymc_dp.model.sums.row_functions import LARGE, RowFunction, compiled_loop, is_numba
+from pymc_dp.model.sums.exact_sums import sum_of_steps
+from pymc_dp.model.sums.row_functions import RowFunction, block_length, compiled_loop
 
 __all__ = ["BatchLikelihood", "RecordGroups", "RowGraphs", "RowsByRecord", "checked_index"]
 
-WIDE = 8  # numbers per record above which intermediate arrays are larger than the result
+MANY = 2**19  # numbers, above which a loop over blocks is faster than one call
 
 
 def checked_index(index: np.ndarray, n_records: int) -> np.ndarray:
@@ -116,36 +115,53 @@ def _by_label(graphs: RowGraphs) -> list[RowGraphs]:
 
 
 class BatchLikelihood(RecordGroups):
-    """Log-likelihood of each record of a batch; `full` is that of all records as a function of theta."""
+    """Log-likelihood of each record, of a batch or of all; `logp` is its graph for all records at once."""
 
-    def __init__(self, full: Callable[[np.ndarray], np.ndarray], graphs: RowGraphs) -> None:
+    def __init__(self, logp: Variable, graphs: RowGraphs) -> None:
         super().__init__(graphs)
-        self.full, n_records = full, graphs.n_records
-        above = set(ancestors(graphs.rows))
-        numbers = sum(stored(v).size for v in above if isinstance(v, SharedVariable))
-        # Matrix products of the data do not create wide intermediate arrays.
-        wide = any(v.owner and isinstance(v.owner.op, Elemwise) and v.type.ndim > 1 for v in above)
-        one_each = all(np.array_equal(label, np.arange(n_records)) for label in graphs.labels)
-        large = wide and one_each and numbers > max(LARGE, WIDE * n_records)
-        self._prefers_blocks = large and is_numba(full)
+        self._full_graph = [graphs.theta], logp, graphs.options
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are not checked."""
         groups = self._groups
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
-        with np.errstate(invalid="ignore"):
-            each = [group(thetas, index) for group in groups]
-            totals = [reduce(add, terms) for terms in zip(*each, strict=True)]
-        for total in totals:
-            total[np.isnan(total)] = -np.inf
-        return totals
+        return _totals([group(thetas, index) for group in groups])
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
-        """Log-likelihoods of all records: in blocks if intermediate arrays would be large."""
-        if self._prefers_blocks and self.has_blocks:
-            return self._groups[0].all_rows(theta)
-        return self.full(theta)
+        """Log-likelihoods of all records, the same numbers as those of a batch."""
+        if not self._by_rows:
+            return self.full(theta)
+        return _totals([[group.all_records(theta)] for group in self._groups])[0]
+
+    def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
+        """`sum_of_steps` of the log-likelihoods of all records at two points, without an array of them."""
+        if not self._by_rows:
+            return sum_of_steps(self.full(new), self.full(old), scale, limit)
+        if self.has_blocks:
+            return self._groups[0].clipped_change(new, old, scale, limit)
+        length = block_length(max(group.width for group in self._groups))
+        total = 0
+        for begin in range(0, self._n_records, length):
+            records = np.arange(begin, min(begin + length, self._n_records))
+            total += sum_of_steps(*self([new, old], records), scale, limit)
+        return total
+
+    @cached_property
+    def full(self) -> Callable[[np.ndarray], np.ndarray]:
+        """All records at once, for models whose rows cannot be computed alone.
+
+        The last bits may differ from those of `all_records`.
+        """
+        with quiet_compilers():
+            return compile_frozen(*self._full_graph)
+
+    @cached_property
+    def _by_rows(self) -> bool:
+        try:
+            return len(self._groups) > 0
+        except UnsupportedModel:
+            return False
 
     def block_callback(self, theta: np.ndarray, logp: np.ndarray) -> tuple[Callable, tuple] | None:
         """A compiled function of the limits of a block, and its further arguments, to fill in `logp`.
@@ -157,11 +173,31 @@ class BatchLikelihood(RecordGroups):
 
     @property
     def has_blocks(self) -> bool:
-        """Whether log-likelihoods of all records can be computed in blocks."""
-        return len(self._groups) == 1 and self._groups[0].has_loop
+        """Whether log-likelihoods of all records can be computed in blocks by a compiled loop."""
+        return self._by_rows and len(self._groups) == 1 and self._groups[0].has_loop
 
     def _compile(self, group: RowGraphs) -> RecordGroup:
         return RecordGroup(group)
+
+
+def _totals(each: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
+    """Sums over groups of observed variables at each point, ``-inf`` where they are not numbers."""
+    if len(each) == 1:
+        totals = list(each[0])
+    else:
+        with np.errstate(invalid="ignore"):
+            totals = [reduce(add, terms) for terms in zip(*each, strict=True)]
+    for total in totals:
+        _without_nan(total)
+    return totals
+
+
+@compiled_loop
+def _without_nan(values: np.ndarray) -> None:
+    """A fixed rule, which depends on one record alone, costs no privacy."""
+    for i in range(len(values)):
+        if np.isnan(values[i]):
+            values[i] = -np.inf
 
 
 class RowsByRecord:
@@ -187,18 +223,17 @@ class RecordGroup:
     """Log-likelihoods of the records in one group of observed variables."""
 
     def __init__(self, graphs: RowGraphs) -> None:
-        self._find = RowsByRecord(graphs.labels[0], graphs.n_records)
+        (self._label,) = graphs.labels
+        self._find = RowsByRecord(self._label, graphs.n_records)
         index = pt.vector("index", dtype="int64")
         each, gathered = rows_at(graphs.rows, index)
-        n_rows = (
-            graphs.n_records if self._find.one_each else 0
-        )  # 0: rows are asked for by number only
-        inputs, total = [graphs.theta], reduce(add, each)
+        inputs, total, n_rows = [graphs.theta], reduce(add, each), len(self._label)
         self._function = RowFunction(inputs, index, gathered, total, n_rows, graphs.options)
+        self.width = self._function.width * max(1, math.ceil(n_rows / graphs.n_records))
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._find.n_records = n_records
+        self._label, self._find.n_records = np.arange(n_records), n_records
         self._function.load(arrays, n_records)
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
@@ -213,20 +248,33 @@ class RecordGroup:
             for values in self._rows(thetas, rows)
         ]
 
-    def _rows(self, thetas: Sequence[np.ndarray], rows: np.ndarray) -> list[np.ndarray]:
+    def _rows(self, thetas: Sequence[np.ndarray], rows: slice | np.ndarray) -> list[np.ndarray]:
         gathered = self._function.gather(rows)
         return [self._function([theta], gathered) for theta in thetas]
 
     @property
     def has_loop(self) -> bool:
-        """Whether `all_rows` can be used, and is faster than a call for all records at once."""
-        return self._function.has_loop
+        """Whether there is a loop, and each record has one row."""
+        return self._find.one_each and self._function.has_loop
 
-    def all_rows(self, theta: np.ndarray) -> np.ndarray:
-        """Log-likelihoods of all records, by a compiled loop over blocks."""
-        logp = np.empty(self._find.n_records)
-        self._function.loop(_fill_all, [theta], self._function.width, logp)
-        return logp
+    def all_records(self, theta: np.ndarray) -> np.ndarray:
+        """Log-likelihoods of all records, by a compiled loop over blocks of rows if there are many."""
+        n_rows = len(self._label)
+        if self._function.has_loop and n_rows * self._function.width > MANY:
+            values = np.empty(n_rows)
+            self._function.loop(_fill_all, [theta], self._function.width, values)
+        else:
+            (values,) = self._rows([theta], slice(0, n_rows))
+        if self._find.one_each:
+            return values
+        # The rows of a record are added in their order, as in a batch.
+        return np.bincount(self._label, weights=values, minlength=self._find.n_records)
+
+    def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
+        """`sum_of_steps` for all records: both points block by block, while the data are in the cache."""
+        _, before = self._function.compiled([old])
+        arguments = before, scale, limit
+        return sum(self._function.loop(_change, [new], self._function.width, *arguments))
 
     def block_callback(self, theta: np.ndarray, logp: np.ndarray) -> tuple[Callable, tuple]:
         """See `BatchLikelihood.block_callback`."""
@@ -237,12 +285,15 @@ class RecordGroup:
 @compiled_loop
 def _fill(begin: int, end: int, logp: np.ndarray, function: Callable, inputs: tuple) -> None:
     """Fill in the log-likelihood of each record of a block, ``-inf`` where it is not a number."""
+    logp[begin:end] = _block(begin, end, function, inputs)
+
+
+@compiled_loop
+def _block(begin: int, end: int, function: Callable, inputs: tuple) -> np.ndarray:
     before, after = inputs
     (values,) = function(*before, np.array(begin), np.array(end), *after)
-    logp[begin:end] = values
-    for i in range(begin, end):
-        if np.isnan(logp[i]):
-            logp[i] = -np.inf
+    _without_nan(values)
+    return values
 
 
 @compiled_loop
@@ -251,3 +302,17 @@ def _fill_all(function: Callable, inputs: tuple, limits: tuple, logp: np.ndarray
     begin, end, length = limits
     for a in range(begin, end, length):
         _fill(a, min(a + length, end), logp, function, inputs)
+
+
+@compiled_loop
+def _change(
+    function: Callable, inputs: tuple, limits: tuple, old: tuple, scale: float, limit: float
+) -> int:
+    """`sum_of_steps` of the changes from `old`, the inputs of the function at another point."""
+    begin, end, length = limits
+    total = 0
+    for a in range(begin, end, length):
+        b = min(a + length, end)
+        values = _block(a, b, function, inputs)
+        total += sum_of_steps(values, _block(a, b, function, old), scale, limit)
+    return total

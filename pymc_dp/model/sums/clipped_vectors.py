@@ -18,7 +18,6 @@ __all__ = [
     "columns_times_matrix",
     "no_callback",
     "sum_of_blocks",
-    "times_matrix",
     "times_scales",
     "unchanged",
 ]
@@ -79,7 +78,7 @@ def add_columns(
         total[j] += part
 
 
-# `sum_of_blocks` uses one of the next four to convert gradients to vectors.
+# `sum_of_blocks` uses one of the next three, or `product`, to convert gradients to vectors.
 
 
 @compiled_loop
@@ -99,14 +98,8 @@ def times_scales(gradients: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 @compiled_loop
-def times_matrix(gradients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """For any matrix."""
-    return np.dot(gradients, matrix)
-
-
-@compiled_loop
 def columns_times_matrix(gradients: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """For short gradients that are columns, where loops are faster than BLAS."""
+    """For short gradients that are columns."""
     vectors = np.empty((matrix.shape[1], gradients.shape[1]))
     for k in range(matrix.shape[1]):
         for i in range(gradients.shape[1]):

@@ -19,6 +19,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.model.graphs.data_variables import interpreted
+from pymc_dp.model.graphs.ordered_products import product
 from pymc_dp.model.graphs.row_gradients import RowGradients
 from pymc_dp.model.sums.batch_likelihood import RowGraphs, RowsByRecord
 from pymc_dp.model.sums.clipped_vectors import (
@@ -27,7 +28,6 @@ from pymc_dp.model.sums.clipped_vectors import (
     columns_times_matrix,
     no_callback,
     sum_of_blocks,
-    times_matrix,
     times_scales,
     unchanged,
 )
@@ -66,9 +66,9 @@ class RecordGroupGradients:
                 return gradients
             if jacobian.ndim == 1:
                 return gradients * jacobian
-            if self.by_column:  # the order in memory
-                return (jacobian.T @ gradients.T).T
-            return gradients @ jacobian
+            if self.by_column:
+                return columns_times_matrix(np.ascontiguousarray(gradients.T), jacobian).T
+            return product(np.ascontiguousarray(gradients), jacobian)
 
         def vectors(records: slice | np.ndarray) -> np.ndarray:
             if self._rows.one_each:
@@ -102,7 +102,7 @@ class RecordGroupGradients:
             convert = columns_times_matrix
             jacobian = np.diag(jacobian).copy() if jacobian.ndim == 1 else jacobian
         else:
-            convert = times_scales if jacobian.ndim == 1 else times_matrix
+            convert = times_scales if jacobian.ndim == 1 else product
         add_vectors = add_columns if self.by_column else add_rows
         function, arguments = callback or (no_callback, ())
         loop = sum_of_blocks(convert, add_vectors, function)

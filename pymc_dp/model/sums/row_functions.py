@@ -23,8 +23,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from threadpoolctl import ThreadpoolController
 
-from pymc_dp.model.graphs.compiling import compile_frozen
+from pymc_dp.model.graphs.compiling import compile_frozen, strict
 from pymc_dp.model.graphs.data_variables import stored
+from pymc_dp.model.graphs.ordered_products import in_fixed_order
 from pymc_dp.model.graphs.row_subsets import Gathered
 
 __all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
@@ -46,8 +47,8 @@ class RowFunction:
     """A graph of some rows, compiled.
 
     `inputs` are the inputs without rows, `index` is the vector of row numbers of which `output` is a
-    function, and `gathered` are further inputs: rows of the data. If `n_rows` is 0, rows are asked for by
-    number only: then there is no loop.
+    function, and `gathered` are further inputs: rows of the data. The output for a row is the same, to the
+    bit, in any place among any other rows, if it is compiled by Numba (and Numba does not use Intel's SVML).
     """
 
     def __init__(
@@ -65,8 +66,10 @@ class RowFunction:
         for g, array in zip(gathered, arrays, strict=True):
             rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
         inputs = [*inputs, begin, end, numbers, *arrays]
+        mode = options["mode"]
+        output = in_fixed_order(output, [index, *(g.rows for g in gathered)], mode)
         output = graph_replace(output, rows, strict=False)
-        self.function: Any = compile_frozen(inputs, output, options)
+        self.function: Any = compile_frozen(inputs, output, options | {"mode": strict(mode)})
         self._gathered = [(g.data, g.axis) for g in gathered]
         self.refresh()
         self._n_rows, self._n_inputs = n_rows, len(inputs)
@@ -94,7 +97,17 @@ class RowFunction:
 
     def __call__(self, values: Sequence[np.ndarray], gathered: list[np.ndarray]) -> np.ndarray:
         """The output for values of the inputs, and for rows that `gather` returned."""
-        return self.function(*values, *gathered)
+        function = getattr(self.function.vm, "jit_fn", None)
+        if not isinstance(function, CPUDispatcher):
+            return self.function(*values, *gathered)
+        # Without PyTensor, which takes microseconds to pass data.
+        (output,) = function(*values, *gathered, *self._hidden)
+        return output
+
+    @property
+    def _hidden(self) -> list[Any]:
+        """Arguments of the Numba function after those of the PyTensor function."""
+        return [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
 
     @property
     def has_loop(self) -> bool:
@@ -103,8 +116,7 @@ class RowFunction:
 
     def compiled(self, values: Sequence[np.ndarray]) -> tuple[CPUDispatcher, tuple[tuple, tuple]]:
         """A function for a `compiled_loop`, and its arguments before and after the limits of a block."""
-        hidden = [c.storage[0] for c in self.function.input_storage[self._n_inputs :]]
-        after = _numbers(self._n_rows), *(array for array, _ in self.data), *hidden
+        after = _numbers(self._n_rows), *(array for array, _ in self.data), *self._hidden
         return self.function.vm.jit_fn, (tuple(values), after)
 
     def loop(
@@ -114,10 +126,9 @@ class RowFunction:
 
         The loop is called with what `compiled` returns for the `values` of the inputs; with a tuple of the
         first row, the end (excluded) and the length of blocks; and with `arguments`. `width` is the number of
-        values per row. Blocks and their results are the same for any number of threads.
+        values per row.
         """
-        # Multiples of 64, so that each row has the same place in vector instructions in all blocks.
-        length = max(64, BLOCK // width // 64 * 64)
+        length = block_length(width)
         n_threads = self._n_rows * width // PER_THREAD
         n_threads = min(n_threads, blas_threads()) if n_threads > 1 else 1
         share = math.ceil(self._n_rows / (length * n_threads)) * length
@@ -134,6 +145,11 @@ class RowFunction:
         with ThreadPoolExecutor(len(others)) as pool:
             results = [pool.submit(run, begin) for begin in others]
             return [run(first), *(result.result() for result in results)]
+
+
+def block_length(width: int) -> int:
+    """Number of rows in a block, from that of numbers in a row."""
+    return max(64, BLOCK // width)
 
 
 def is_numba(function: Any) -> bool:
