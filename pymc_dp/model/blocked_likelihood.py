@@ -30,6 +30,7 @@ from pymc_dp.model.made_up_block import column_of, made_up_block, model_of
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, checked_index
 from pymc_dp.model.sums.exact_sums import grid
+from pymc_dp.model.sums.vector_sums import product_exponent
 from pymc_dp.model.withheld import evaluate
 
 __all__ = ["BlockedLikelihood"]
@@ -179,24 +180,21 @@ class BlockedLikelihood(Reductions):
             self._block.load(self.records.take(index[begin : begin + length]))
             yield self._block
 
-    def _evaluate(self, function: Callable, *arguments: Any) -> Any:
+    def _evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         where = "when its log-likelihood was evaluated"
         return evaluate(where, function, *arguments, private=self._private)
 
-    def _total(
-        self, name: str, *arguments: Any, index: np.ndarray | None = None, zero: Any = 0
+    def _sum(
+        self, term: Callable[[_BlockModel], Any], index: np.ndarray | None = None, zero: Any = 0
     ) -> Any:
-        """Sum over blocks of what a method of :class:`_BlockModel` returns."""
-        total = zero
-        for loaded in self._loaded(index):
-            total = total + self._evaluate(getattr(loaded, name), *arguments)
-        return total
+        """Sum over blocks of a function of the model of each."""
+        return sum((self._evaluate(term, block) for block in self._loaded(index)), zero)
 
     def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        return self._total("_change_steps", new, old, scale, limit)
+        return self._sum(lambda block: block._change_steps(new, old, scale, limit))
 
     def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
-        return self._total("_plain_change", new, old)
+        return self._sum(lambda block: block._plain_change(new, old))
 
     def _grad_steps(
         self,
@@ -206,33 +204,30 @@ class BlockedLikelihood(Reductions):
         directions: np.ndarray | None,
         keeps_logp: bool = False,
     ) -> tuple[np.ndarray, int]:
-        n_columns = self.n_dim if directions is None else directions.shape[-1]
-        total, exponent = np.zeros(n_columns, dtype=np.int64), grid(bound)[0]
-        for loaded in self._loaded(index):
-            total += self._evaluate(loaded._grad_steps, bound, theta, None, directions)[0]
-        return total, exponent
+        zero = np.zeros(_width(theta, directions), dtype=np.int64)
+        arguments = bound, theta, None, directions
+        return self._sum(lambda b: b._grad_steps(*arguments)[0], index, zero), grid(bound)[0]
 
     def _plain_grad(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> np.ndarray:
-        n_columns = self.n_dim if directions is None else directions.shape[-1]
-        return self._total(
-            "_plain_grad", theta, None, directions, index=index, zero=np.zeros(n_columns)
-        )
+        zero = np.zeros(_width(theta, directions))
+        return self._sum(lambda block: block._plain_grad(theta, None, directions), index, zero)
 
     def _norm_counts(
         self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
     ) -> np.ndarray:
-        return self._total("_norm_counts", theta, directions, edges)
+        return self._sum(lambda block: block._norm_counts(theta, directions, edges))
 
     def _product_steps(
         self, theta: np.ndarray, directions: np.ndarray, bound: float
     ) -> tuple[np.ndarray, int]:
-        total, exponent = 0, 0
-        for loaded in self._loaded():
-            steps, exponent = self._evaluate(loaded._product_steps, theta, directions, bound)
-            total = total + steps
-        return np.asarray(total), exponent
+        steps = self._sum(lambda block: block._product_steps(theta, directions, bound)[0])
+        return steps, product_exponent(bound)
+
+
+def _width(theta: np.ndarray, directions: np.ndarray | None) -> int:
+    return len(theta) if directions is None else directions.shape[-1]
 
 
 class _BlockModel(RecordLikelihood):

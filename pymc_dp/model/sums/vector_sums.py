@@ -14,7 +14,7 @@ import numpy as np
 
 from pymc_dp.model.sums.exact_sums import GRID_BITS
 
-__all__ = ["count_norms", "norm_bins", "products", "sum_products"]
+__all__ = ["count_norms", "norm_bins", "product_exponent", "products", "sum_products"]
 
 
 def count_norms(blocks: Iterable[np.ndarray], edges: np.ndarray) -> np.ndarray:
@@ -27,11 +27,16 @@ def count_norms(blocks: Iterable[np.ndarray], edges: np.ndarray) -> np.ndarray:
     return counts
 
 
+def product_exponent(bound: float) -> int:
+    """Exponent of the steps of products of vectors with norms up to a bound."""
+    return math.frexp(bound**2)[1] - 1 - GRID_BITS
+
+
 def sum_products(
     blocks: Iterable[np.ndarray], n_columns: int, bound: float
 ) -> tuple[np.ndarray, int]:
     """Sum of the :func:`products` of the rows of all blocks, truncated to steps, and the exponent of a step."""
-    exponent = math.frexp(bound**2)[1] - 1 - GRID_BITS
+    exponent = product_exponent(bound)
     total = np.zeros(n_columns * (n_columns + 1) // 2, dtype=np.int64)
     for vectors in blocks:
         _add_products(np.ascontiguousarray(vectors), bound, 2.0**-exponent, total)
