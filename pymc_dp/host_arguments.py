@@ -47,12 +47,15 @@ _REFUSED = {
         _NUTS,
     ),
     "compile_kwargs": _BUILT,
+    "backend": _BUILT,
     "idata_kwargs": _REDUCED,
     "kwargs": "write further arguments by name: leave out",
 }  # fmt: skip
 #: Settings of private steps.
 _OF_STEPS = {"clip_bound", "proposal", "noise_scale", "batch_size", "step_size", "n_leapfrog", "laziness"}  # fmt: skip
 _FLAGS = ("quiet", "discard_tuned_samples", "compute_convergence_checks", "keep_warning_stat")
+#: Of PyMC, for initial points.
+_STRATEGIES = ("prior", "support_point")
 _BARS = ("combined", "split", "combined+stats", "stats+combined", "split+stats", "stats+split")
 
 
@@ -132,9 +135,11 @@ def check_seed(seed: Any) -> None:
         if not isinstance(seed, np.random.Generator):
             np.random.default_rng(seed)
         get_random_generator(seed)
+        if isinstance(seed, np.ndarray) and seed.ndim:
+            raise TypeError  # PyMC compares it with -1
     except (TypeError, ValueError):
         raise ValueError(
-            f"random_seed must be a whole number, a sequence of them, or a Generator, got {seed!r}."
+            f"random_seed must be a whole number, a list of them, or a Generator, got {seed!r}."
         ) from None
 
 
@@ -145,8 +150,7 @@ def check_memory(draws: int, chains: int, model: pm.Model) -> None:
         np.empty((chains, draws, n_values))
     except (MemoryError, ValueError):
         raise ValueError(
-            f"draws={draws} of {n_values} parameter(s) in chains={chains} do not fit into memory: ask for fewer. More can be drawn "
-            "later from the same scores, at no cost."
+            f"draws={draws} of {n_values} parameter(s) in chains={chains} do not fit into memory: ask for fewer."
         ) from None
 
 
@@ -235,7 +239,7 @@ def initial_point(
     shapes = model.eval_rv_shapes()
     for name, value in given.items():
         name = getattr(name, "name", name)
-        if isinstance(value, Variable) or value in ("prior", "support_point"):
+        if isinstance(value, Variable) or (isinstance(value, str) and value in _STRATEGIES):
             continue
         array = _as_numbers(value)
         if array is None or np.isnan(array).any():

@@ -17,6 +17,7 @@ import pymc_dp as dp
 
 from pymc_dp.errors import LedgerError, PrivacyLeak
 from pymc_dp.privacy.budget.ledger import main
+from pymc_dp.scores import score_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
@@ -258,6 +259,9 @@ OF_PYMC = {
     "quiet": ({"quiet": "yes"}, TypeError, "quiet must be True or False, got 'yes'"),
     "convergence checks": ({"compute_convergence_checks": "no"}, TypeError, "True or False"),
     "random_seed": ({"random_seed": "a"}, ValueError, "random_seed must be .* got 'a'"),
+    "random_seed as an array": ({"random_seed": np.array([1, 2])}, ValueError, "a list of them"),
+    "random_seed of old NumPy": ({"random_seed": np.random.RandomState(1)}, ValueError, "random_seed must be .*or a Generator"),
+    "backend": ({"backend": "nope"}, TypeError, "backend: the step is compiled already: leave out"),
     "random_seed -1": ({"random_seed": -1}, ValueError, "random_seed must be .* got -1"),
     "var_names as text": ({"var_names": "beta"}, TypeError, "got 'beta': put it in a list"),
     "var_names unknown": ({"var_names": ["gamma"]}, ValueError, "no variables gamma, which are in var_names: it has beta"),
@@ -473,6 +477,20 @@ class TestWhatIsLeft:
         with pytest.raises(RuntimeError, match="no") as caught:
             dp.sample(step=world.step(budget=budget), **QUIET)
         assert "needs a new PrivacyBudget" in self.check(caught.value, ledger)
+
+
+def test_the_sums_are_made_at_the_guess_if_the_start_failed(world, monkeypatch):
+    """Where records cannot be simulated after the steps, which are paid for."""
+
+    def fails(*args):
+        raise dp.UnsupportedModel("not finite")
+
+    plan = dp.plan(**TERMS, simulator=world.simulator, random_seed=1)
+    monkeypatch.setattr(dp.scores.ScorePlan, "_spend", lambda *args: None)
+    arrived = SimpleNamespace(run=lambda budget_id: SimpleNamespace(theta=np.zeros(2)))
+    monkeypatch.setattr(score_plan, "NoisyNewton", lambda *args: arrived)
+    monkeypatch.setattr(score_plan, "SimulatedScores", fails)
+    assert plan._after_steps(plan.design.main, 1) is plan.simulated
 
 
 class TestCommand:
