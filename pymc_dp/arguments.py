@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = [
     "as_integer",
     "as_positive_float",
     "as_probability",
+    "check_labels",
+    "check_named",
     "cholesky",
 ]
 
@@ -96,6 +99,26 @@ def as_clip_bound(name: str, bound: Any, private: bool, why: str) -> float:
             f"{name} must be positive and finite, from 1e-100 to 1e100, got {bound!r}: {why}"
         )
     return as_float(bound)
+
+
+def check_named(function: str, unnamed: Sequence[Any]) -> None:
+    """Raise TypeError if a function whose arguments have names was given some without."""
+    if unnamed:
+        raise TypeError(
+            f"{function}() got {len(unnamed)} argument(s) without a name: write each one with its name, such as {function}(epsilon=1.0, "
+            "delta=1e-6, model=model)."
+        )
+
+
+def check_labels(records: Any) -> None:
+    """Raise ValueError if labels of records are not integers; the message states how to make such, and no label."""
+    for labels in records.values() if isinstance(records, Mapping) else [records]:
+        if records is None or (array := np.asarray(labels)).dtype.kind in "iu":
+            continue
+        got = "a name" if isinstance(labels, str) else f"an array of type {array.dtype}"
+        raise ValueError(
+            f"records must be integers, one label for each row of the data, got {got}: make them by records = pd.factorize(column)[0]."
+        )
 
 
 def cholesky(name: str, matrix: np.ndarray) -> np.ndarray:

@@ -27,6 +27,10 @@ def group_of(idata: Any, name: str) -> Any:
     """Return a group as an ``xarray.Dataset``, on either generation of ArviZ."""
     try:
         group = idata[name]
+    except (TypeError, IndexError):
+        raise TypeError(
+            f"This must be a result of pm.sample or sample(), got a {type(idata).__name__}."
+        ) from None
     except KeyError:
         raise ValueError(
             f"The result has no group {name!r}; pass what pm.sample returned."

@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import pymc as pm
 
-from pymc_dp.arguments import as_integer
+from pymc_dp.arguments import as_integer, check_named
+from pymc_dp.data import Records
+from pymc_dp.host_arguments import check_seed
 from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
 from pymc_dp.planning.random_walk import plan_random_walk
 from pymc_dp.planning.simulator import (
     Guess,
     Simulator,
+    check_is_simulator,
     check_number_is_public,
     notes_on_position,
 )
@@ -23,6 +26,7 @@ from pymc_dp.planning.start import PrivateStart
 from pymc_dp.privacy.budget.binding import check_paid
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.ledger import Accesses, Ledger
+from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
@@ -46,7 +50,7 @@ _CHAINS = 4
 
 
 def plan(
-    *,
+    *unnamed: Never,
     epsilon: float | None = None,
     delta: float | None = None,
     budget: PrivacyBudget | None = None,
@@ -58,7 +62,9 @@ def plan(
     max_draws: int | None = None,
     other_accesses: Accesses = (),
     simulator: Simulator | None = None,
-    model: pm.Model | None = None,
+    model: pm.Model | Callable[..., Any] | None = None,
+    data: Records | None = None,
+    example: Mapping[str, Any] | None = None,
     covariates: str | pm.Model | Ranges | None = None,
     records: Any = None,
     stand_in_records: Any = None,
@@ -108,7 +114,7 @@ def plan(
         Of other steps only: what else the budget is going to pay for, outside of chains.
     simulator : Simulator, optional
         The compiled model, in place of the arguments from `model` to `temperature`.
-    model, covariates, records, stand_in_records, public, n_records, temperature
+    model, data, example, covariates, records, stand_in_records, public, n_records, temperature
         See :class:`~pymc_dp.Simulator`.
     random_seed : int or Generator, optional
         For the simulations.
@@ -146,6 +152,7 @@ def plan(
     >>> bool(1 < found.sd_ratios["rate_log__"][0] < 1.5)
     True
     """
+    check_named("plan", unnamed)
     of_steps = {
         "chains": chains, "start": start, "max_draws": max_draws, "other_accesses": other_accesses or None,
     }  # fmt: skip
@@ -160,8 +167,10 @@ def plan(
         )
     elif epsilon is not None or delta is not None:
         raise TypeError("Give epsilon= and delta=, or budget=, not both.")
+    check_is_budget(budget)
+    check_seed(random_seed)
     options = {
-        "model": model, "covariates": covariates, "records": records, "stand_in_records": stand_in_records,
+        "model": model, "data": data, "example": example, "covariates": covariates, "records": records, "stand_in_records": stand_in_records,
         "public": public, "n_records": n_records, "temperature": temperature,
     }  # fmt: skip
     if is_of_scores:
@@ -207,7 +216,10 @@ def _check_step(step: Any, budget: PrivacyBudget) -> None:
     """Raise unless the step has a planner, and its cost is known for the budget."""
     if step not in _PLANNERS:
         names = ", ".join(s.__name__ for s in (DPScore, *_PLANNERS))
-        got = getattr(step, "__name__", None) or f"a {type(step).__name__}"
+        got = (
+            getattr(step, "__name__", None)
+            or f"an instance of {type(step).__name__}, where a class is needed"
+        )
         raise ValueError(
             f"step must be one of the classes {names}, got {got}. For other steps there is no planner: choose their settings by hand, "
             "and pass the step to sample(step=...)."
@@ -226,8 +238,10 @@ def _check_start(start: Any, guess: Guess, budget: PrivacyBudget) -> None:
     """Raise unless this is a private start that the budget paid for, or none."""
     if start is None:
         return
-    if isinstance(start, Mapping | str):
-        raise TypeError("start must be a PrivateStart; pass public values as guess=.")
+    if not isinstance(start, PrivateStart):
+        raise TypeError(
+            f"start must be a PrivateStart, as private_start() returns it, got a {type(start).__name__}: pass public values as guess=, a dict."
+        )
     if guess is not None:
         raise TypeError("Give start= or guess=, not both.")
     check_paid("private start", getattr(start, "budget_id", None), budget.id)
@@ -244,5 +258,6 @@ def _simulator(
     given = [n for n, value in options.items() if not unset.get(n, value is None)]
     if given:
         raise TypeError(f"{', '.join(given)} are those of the simulator: leave out, or leave out simulator=.")  # fmt: skip
+    check_is_simulator(simulator)
     simulator.check_budget(budget)
     return simulator

@@ -42,6 +42,10 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
     >>> from pymc_dp.plots import plot_plan
     >>> plot_plan(plan)  # doctest: +SKIP
     """
+    if not isinstance(plan, Plan):
+        raise TypeError(
+            f"plot_plan() plots a Plan, as plan(step=DPPenalty, ...) returns it, got a {type(plan).__name__}: print the plan of noisy scores."
+        )
     plt = _pyplot()
     forecasts = [candidate.forecast for candidate in plan.candidates]
     monte_carlo = [1 / np.sqrt(max(f.effective_draws, 1e-12)) for f in forecasts]
@@ -89,6 +93,8 @@ def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
     >>> from pymc_dp.plots import plot_ppc
     >>> plot_ppc(ppc)  # doctest: +SKIP
     """
+    if not isinstance(ppc, PrivatePPC):
+        raise TypeError(f"plot_ppc() plots what private_ppc() returns, got a {type(ppc).__name__}.")
     plt, n = _pyplot(), len(ppc.statistics)
     if axes is None:
         _, axes = plt.subplots(1, n, figsize=(1.5 + 3 * n, 3.2), layout="constrained")

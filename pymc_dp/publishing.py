@@ -15,6 +15,7 @@ import numpy as np
 
 from pymc_dp.containers import bare, clean, group_of
 from pymc_dp.errors import PrivacyLeak, PrivacyLeakWarning
+from pymc_dp.host_arguments import as_model
 from pymc_dp.model.allow_list import record_dims, record_lengths, withheld
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.identity import model_token
@@ -22,6 +23,7 @@ from pymc_dp.privacy.budget.binding import TOKEN, check_draws
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.coverage import covered_by
 from pymc_dp.privacy.budget.report import PrivacyReport
+from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
 __all__ = ["reduced", "release", "warn_of_chains"]
@@ -104,6 +106,8 @@ def release(
         raise PrivacyLeak("A run without a budget has no privacy to report; it cannot be released.")
     if model is None:
         raise ValueError("Give the model that was sampled: it determines what may be published.")
+    check_is_budget(budget)
+    as_model(model)
     stats, posterior = group_of(idata, "sample_stats"), group_of(idata, "posterior")
     if "privacy_report" in stats.attrs:
         raise ValueError(

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import warnings
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Never
 
-import numpy as np
 import pymc as pm
 
-from pymc.backends.base import BaseTrace
-from pymc.backends.zarr import ZarrTrace
-
-from pymc_dp.arguments import as_integer
+from pymc_dp.arguments import as_integer, check_named
+from pymc_dp.data_versions import check_data_are_those
+from pymc_dp.host_arguments import (
+    as_model,
+    check_host_arguments,
+    check_memory,
+    checked_initvals,
+)
 from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.planning.plan import MIN_DRAWS, Plan
-from pymc_dp.planning.simulator import Guess
+from pymc_dp.planning.simulator import Guess, Simulator, check_is_simulator
 from pymc_dp.plans import plan as make_plan
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.publishing import release, warn_of_chains
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.fit_check import check_fit
@@ -31,7 +34,6 @@ from pymc_dp.scores.results import released_draws, warn_of_distance
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
 from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.penalty import DPPenalty
 
 __all__ = ["sample"]
 
@@ -41,18 +43,16 @@ _log = logging.getLogger("pymc.dp")
 _BUDGET = {"adjacency", "accountant", "ledger"}
 _PLANNING = {
     "guess", "noise", "simulator", "covariates", "records", "stand_in_records", "public",
-    "n_records", "temperature",
+    "n_records", "temperature", "data", "example",
 }  # fmt: skip
-#: Arguments of pm.sample that do not apply to private steps, or that sample() sets.
-_SET_HERE = {"tune", "callback", "return_inferencedata", "step", "model"}
-_NOT_FOR_US = {"kwargs", "nuts_sampler", "nuts_sampler_kwargs", "init", "n_init"}
-#: What other samplers need, and the default has no use for.
-_CHOSEN_BY_PLAN = ("share", "start", "max_draws")
+#: Arguments of a Simulator among these.
+_OF_SIMULATOR = _PLANNING - {"guess", "noise", "simulator"}
 _DRAWS, _CHAINS = 1000, 4
+_NAMES = {"plan", "step", "epsilon", "delta", "chains", "draws", "model", "reproducible", *_BUDGET, *_PLANNING}  # fmt: skip
 
 
 def sample(
-    *,
+    *unnamed: Never,
     plan: ScorePlan | Plan | None = None,
     step: DPScore | DPStep | None = None,
     epsilon: float | None = None,
@@ -63,7 +63,7 @@ def sample(
     guess: Guess = None,
     noise: str | None = None,
     reproducible: bool = False,
-    model: pm.Model | None = None,
+    model: pm.Model | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sample a private posterior that uses up a budget, and reduce it to what may be published.
@@ -99,10 +99,11 @@ def sample(
     reproducible : bool
         With a :class:`~pymc_dp.Plan`: draw decisions from ``random_seed``. This breaks the guarantee, and the
         report states it: for tests and public data. The noise of scores is always secret.
-    model : pm.Model, optional
-        The model; by default that of the plan or step, or the one on the context stack.
+    model : pm.Model or callable, optional
+        The model; by default that of the plan or step, or the one on the context stack. With ``data=records``
+        (:class:`~pymc_dp.Records`, which need not fit into memory) the function of a block that builds it.
     **kwargs
-        With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``ledger``, ``adjacency``, ``accountant``,
+        With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
         (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` decides about simulations and
         chains, never about noise.
@@ -133,12 +134,16 @@ def sample(
         approximation; if the chains have not mixed, or have not moved, unless
         ``compute_convergence_checks=False``.
     """
+    check_named("sample", unnamed)
     planning: dict[str, Any] = _given(covariates=covariates, guess=guess, noise=noise)
     planning |= {name: kwargs.pop(name) for name in _BUDGET | _PLANNING if name in kwargs}
     _check_source(plan, step, epsilon, delta, planning)
     numbers = {n: as_integer(n, x, 1) for n, x in _given(draws=draws, chains=chains).items()}
-    model = _model(plan, step, planning.get("simulator"), model)
-    _check_arguments(kwargs, model)
+    if "data" in planning and "simulator" not in planning:
+        options = {name: planning.pop(name) for name in _OF_SIMULATOR & planning.keys()}
+        planning["simulator"], model = Simulator(model, **options), None
+    model = _model(plan, step, planning.get("simulator"), model)  # type: ignore[arg-type]
+    check_host_arguments(kwargs, _NAMES, model)
     if isinstance(plan, Plan) or isinstance(step, DPStep):
         _check_draws_are_paid(step, chains, reproducible)
         return _sample_by_steps(plan, step, numbers.get("draws"), reproducible, model, kwargs)  # type: ignore[arg-type]
@@ -173,6 +178,7 @@ def _sample_scores(
             made: Any = plan or make_plan(**planning, random_seed=kwargs.get("random_seed"))
             budget = made.budget
             _log.info("%s", made)
+            check_memory(kwargs["draws"], kwargs["chains"], made.simulator.model)
             scores = made.release()
             step = DPScore(scores, simulator=made.simulator, model=made.simulator.model)
         scores = step.scores
@@ -187,7 +193,9 @@ def _sample_scores(
         return released
     except BaseException as error:
         # What was released is paid for, and all that is needed to go on.
+        scores = scores or getattr(error, "scores", None)
         error.budget, error.scores = budget, scores  # type: ignore[attr-defined]
+        explain(error, budget, scores)
         raise
 
 
@@ -209,7 +217,9 @@ def _sample_by_steps(
             _log.info("%s", plan)
             step = plan.build(reproducible=reproducible)
             kwargs.setdefault("initvals", plan.position)
+        check_data_are_those(step.likelihood, model)
         n_draws = _number_of_draws(step, plan, budget, draws)
+        _check_begin(step, kwargs.get("initvals"), n_draws, model)
         idata = pm.sample(
             draws=n_draws,
             tune=0,
@@ -226,7 +236,16 @@ def _sample_by_steps(
     except BaseException as error:
         # What was spent is spent: the caller can report it, and pay from the same account.
         error.budget = budget  # type: ignore[attr-defined]
+        explain(error, budget)
         raise
+
+
+def _check_begin(step: DPStep, initvals: Any, draws: int, model: pm.Model) -> None:
+    """Raise before the first chain for initvals that later chains would refuse, and for draws that do not fit into memory."""
+    chains = 1 if step.budget is None else step.budget.chains
+    check_memory(draws, chains, model)
+    for point in checked_initvals(initvals, chains, model) or ():
+        step.check_begin(point)
 
 
 def _number_of_draws(
@@ -280,6 +299,8 @@ def _check_source(
         )
     if step is not None:
         _check_step(step)
+    if (simulator := planning.get("simulator")) is not None:
+        check_is_simulator(simulator)
     if planning and not budget:
         raise TypeError(
             f"{', '.join(sorted(planning))}: with {'plan' if step is None else 'step'}= these are fixed already, leave out."
@@ -288,20 +309,25 @@ def _check_source(
 
 def _check_step(step: Any) -> None:
     """Raise unless this is an instance of a step whose draws can be published."""
-    if isinstance(step, type):
+    if isinstance(step, type) and issubclass(step, DPStep | DPScore):
         raise TypeError(
             f"step must be an instance: make it in the model's context, {step.__name__}(budget=PrivacyBudget(epsilon=..., delta=..., chains=...), "
             f"...), and pass it to sample(step=step). For a planned one, sample(plan=plan(step={step.__name__}, ...))."
         )
     if not isinstance(step, DPStep | DPScore):
         raise TypeError(
-            f"step must be one private step, such as DPPenalty(budget=budget, ...), got a {type(step).__name__}. With several steps, call "
-            "pm.sample(step=[...], callback=budget, tune=0), then release()."
+            f"step must be one private step, such as DPPenalty(budget=budget, ...), got {_kind(step)}. PyMC's own steps read the data "
+            "without privacy: leave out step= and give epsilon= and delta=. With several private steps, call pm.sample(step=[...], "
+            "callback=budget, tune=0), then release()."
         )
     if isinstance(step, DPStep) and step.budget is None:
         raise ValueError(
             "This step has budget=None, so nothing pays for its draws and they cannot be released: run it with pm.sample."
         )
+
+
+def _kind(value: Any) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _check_draws_are_paid(step: DPStep | DPScore | None, chains: Any, reproducible: bool) -> None:
@@ -334,52 +360,10 @@ def _model(
     own = None if simulator is None else simulator.model
     if isinstance(step, DPStep):
         own = model_of(step._model_token)
+    if model is not None:
+        as_model(model)
     if own is None:
-        return pm.modelcontext(model)
+        return as_model(model)
     if model is not None and model_token(model) != model_token(own):
         raise ValueError("model= is another model than that of the plan or step: leave out.")
     return own
-
-
-def _check_arguments(kwargs: Mapping[str, Any], model: pm.Model) -> None:
-    """Raise for what PyMC would refuse only when it begins to sample, after the releases were paid for."""
-    if ours := sorted(_SET_HERE & set(kwargs)):
-        raise TypeError(f"sample() sets {', '.join(ours)} itself: leave out.")
-    if gone := [name for name in _CHOSEN_BY_PLAN if name in kwargs]:
-        raise TypeError(
-            f"{', '.join(gone)}: sample() plans the start itself, and draws are free: leave out. Public values are guess=; a plan of another "
-            "sampler is plan(step=...)."
-        )
-    known = set(inspect.signature(pm.sample).parameters) - _NOT_FOR_US
-    if unknown := sorted(set(kwargs) - known):
-        # PyMC's __new__ hides a step's signature; its __init__ has it.
-        settings = set(unknown) & set(inspect.signature(DPPenalty.__init__).parameters)
-        hint = " or give them to a step, sample(step=DPPenalty(budget=budget, ...))" if settings else ""  # fmt: skip
-        raise TypeError(f"sample() has no argument {', '.join(unknown)}: leave out{hint}.")
-    if (cores := kwargs.get("cores")) is not None:
-        as_integer("cores", cores, 1)
-    if not isinstance(trace := kwargs.get("trace"), BaseTrace | ZarrTrace | None):
-        raise TypeError(f"trace must be one of PyMC's, got a {type(trace).__name__}.")
-    _check_seed(kwargs.get("random_seed"))
-    _check_variables(model, kwargs.get("initvals"), kwargs.get("var_names"))
-
-
-def _check_variables(model: pm.Model, initvals: Any, var_names: Any) -> None:
-    """Raise ValueError for names that the model does not have."""
-    names = {v.name for v in (*model.value_vars, *model.unobserved_RVs)}
-    points = [initvals] if isinstance(initvals, Mapping) else initvals or []
-    wanted = {v for point in points for v in point or ()} | set(var_names or ())
-    if unknown := sorted({getattr(v, "name", v) for v in wanted} - names):
-        raise ValueError(
-            f"The model has no variables {', '.join(map(str, unknown))}, in initvals or var_names."
-        )
-
-
-def _check_seed(seed: Any) -> None:
-    try:
-        if not isinstance(seed, np.random.Generator | np.random.RandomState):
-            np.random.SeedSequence(seed)
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"random_seed must be a whole number, a sequence of them, or a Generator, got {seed!r}."
-        ) from None

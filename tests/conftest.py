@@ -28,7 +28,7 @@ def pytest_collection_finish():
 #: Folders and files of tests, most of whose time would go into compiling.
 INTERPRETED = {
     "comparison", "planning", "test_hmc_charges.py", "test_hmc_exactness.py", "test_hmc_paths.py",
-    "test_step_properties.py", "test_binding.py", "test_memory.py", "test_release_allow_list.py",
+    "test_step_properties.py", "test_binding.py", "test_beginners_mistakes.py", "test_memory.py", "test_release_allow_list.py",
 }  # fmt: skip
 
 

@@ -278,8 +278,6 @@ def _step(
 ) -> DPScore:
     """The sampler of the posterior, without its data; refusals."""
     scores = released if isinstance(released, PrivateScores) else PrivateScores.of(released)
-    if not isinstance(budget, PrivacyBudget):
-        raise TypeError(f"budget must be a PrivacyBudget, got a {type(budget).__name__}.")
     check_unused(budget, _LABEL)
     if budget.adjacency.value != scores.adjacency:
         raise ValueError(f"The budget's adjacency is {budget.adjacency.value}, that of the scores {scores.adjacency}: they must agree.")  # fmt: skip
@@ -288,6 +286,7 @@ def _step(
     elif covariates is not None or model not in (None, simulator.model):
         raise TypeError("model and covariates are those of the simulator: leave out.")
     simulator.check_budget(budget)
+    simulator.check_data()
     if simulator.temperature < 1:
         raise ValueError(f"The simulator's temperature is {simulator.temperature:g}, but a tempered likelihood predicts no records: it must be 1.")  # fmt: skip
     number = simulator.likelihood.n_records

@@ -249,6 +249,7 @@ def _compiled(
             n for n, x in options.items() if x is not None and not (n == "public" and not len(x))
         ]:
             raise ValueError(f"models[{name!r}] is a Simulator, which has its own {', '.join(given)}: leave them out here.")  # fmt: skip
+        model.check_data()
         return model.model, model.likelihood, model
     if not isinstance(model, pm.Model):
         raise TypeError(f"models[{name!r}] must be a pm.Model or a Simulator, got {type(model).__name__}.")  # fmt: skip

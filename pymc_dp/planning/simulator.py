@@ -11,11 +11,17 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc.initial_point import make_initial_point_fn
-
-from pymc_dp.arguments import as_float, as_integer
+from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records
+from pymc_dp.data_versions import check_data_are_those, note_data
+from pymc_dp.host_arguments import as_model, check_compile_kwargs, initial_point
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
+from pymc_dp.model.graphs.data_variables import (
+    is_array_root,
+    observed_values,
+    stored,
+    upstream,
+)
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
@@ -24,7 +30,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
-__all__ = ["Guess", "Simulator", "check_number_is_public", "notes_on_position"]
+__all__ = ["Guess", "Simulator", "check_is_simulator", "check_number_is_public", "notes_on_position"]  # fmt: skip
 
 #: Rows that are simulated, at most, where records are read in blocks.
 _MOST_ROWS = 20_000
@@ -121,6 +127,9 @@ class Simulator:
         if n_records is not None:
             as_integer("n_records", n_records, 1)
         _check_covariates(covariates)
+        check_labels(records)
+        check_labels(stand_in_records)
+        check_compile_kwargs(compile_kwargs)
         self.public, self.temperature = tuple(public), temperature
         #: Of private covariates whose stand-in is made up, with the private positions of all values, and what was
         #: released about them.
@@ -135,12 +144,13 @@ class Simulator:
             )
             self.model = self.likelihood.model
         else:
-            self.model = pm.modelcontext(model)
+            self.model = as_model(model)
             if self.ranges is not None:
                 self.places = _places(self.model, self.ranges, records)
             self.likelihood = RecordLikelihood(
                 self.model, records=records, public=public, compile_kwargs=compile_kwargs
             )
+            note_data(self.likelihood, self.model)
         if self.ranges is not None:
             self._make_up(uniform_stand_in(self.ranges, len(self.places)))
         elif isinstance(covariates, pm.Model):
@@ -196,6 +206,23 @@ class Simulator:
             )
         check_number_is_public(budget, self.covariates, self._given_number)
 
+    def check_data(self) -> None:
+        """Raise ValueError if ``pm.set_data`` has replaced data of the model after it was compiled."""
+        check_data_are_those(self.likelihood, self.model)
+
+    def incomplete_arrays(self) -> list[str]:
+        """Public covariates with values that are missing or infinite; none if they are private."""
+        if self.covariates is None:
+            return []
+        model = self.model if self.covariates == "public" else self.covariates
+        arrays = upstream([v for rv in model.observed_RVs for v in rv.owner.inputs])
+        found = {a: stored(a) for a in arrays - {*observed_values(model)} if is_array_root(a)}
+        return [
+            f"{a.name or 'an array'} of shape {x.shape}"
+            for a, x in found.items()
+            if x.dtype.kind == "f" and not np.isfinite(x).all()
+        ]
+
     def position(self, guess: Guess = None, random_seed: Any = None) -> np.ndarray:
         """Parameters as a vector, on the unconstrained scale, shape ``(n_dim,)``.
 
@@ -209,7 +236,7 @@ class Simulator:
         """
         if isinstance(guess, str):
             guess = self._draw_from_prior(guess, random_seed)
-        theta = self.likelihood.ravel(_initial_point(self.model, guess))
+        theta = self.likelihood.ravel(initial_point(guess, self.model, what="guess"))
         if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
             raise ValueError(f"guess is where the prior is zero: {self.likelihood.unravel(theta)}.")
         return theta
@@ -224,6 +251,14 @@ class Simulator:
             warnings.simplefilter("ignore", UserWarning)  # PyTensor warns if BLAS is missing
             drawn = pm.draw(self.model.free_RVs, random_seed=int(rng.integers(2**30)))
         return {v.name: x for v, x in zip(self.model.free_RVs, drawn, strict=True)}
+
+
+def check_is_simulator(simulator: Any) -> None:
+    """Raise TypeError unless this is a simulator."""
+    if not isinstance(simulator, Simulator):
+        raise TypeError(
+            f"simulator must be a Simulator, got a {type(simulator).__name__}: pass a model as model=."
+        )
 
 
 def check_number_is_public(
@@ -257,9 +292,11 @@ def _check_covariates(covariates: Any) -> None:
     if covariates is None or isinstance(covariates, pm.Model | Ranges):
         return
     if not (isinstance(covariates, str) and covariates == "public"):
+        # An array may be private.
+        got = repr(covariates) if isinstance(covariates, str) else f"a {type(covariates).__name__}"
         raise ValueError(
             f'covariates must be "public" (everybody may know the covariates), Ranges(...) (only their ranges are known), or covariates=stand_in_model, '
-            f"a model of the same parameters with covariates that are public or invented, got {covariates!r}."
+            f"a model of the same parameters with covariates that are public or invented, got {got}."
         )
 
 
@@ -307,25 +344,10 @@ def _check_stand_in(
         )
     shapes = []
     for m in (model, stand_in):
-        point = _initial_point(m, None)
+        point = initial_point(None, m, what="guess")
         shapes.append([(v.name, np.shape(point[v.name])) for v in m.value_vars])
     if shapes[0] != shapes[1]:
         raise ValueError(
             f"the stand-in (covariates=) must have the parameters of the model, {shapes[0]}, but has {shapes[1]} (values on "
             "the unconstrained scale, with their shapes, in this order)."
         )
-
-
-def _initial_point(model: pm.Model, guess: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
-    """PyMC's initial point, with the guessed values in place of its own."""
-    overrides = dict(guess or {})
-    unknown = sorted(overrides.keys() - {v.name for v in (*model.free_RVs, *model.value_vars)})
-    if unknown:
-        raise ValueError(f"guess has {', '.join(unknown)}, which the model does not have.")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # PyTensor warns if BLAS is missing
-        try:
-            fn = make_initial_point_fn(model=model, overrides=overrides, return_transformed=True)
-        except TypeError:
-            raise ValueError("guess has values of other shapes than the parameters.") from None
-        return fn(0)

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.arguments import as_floats
+from pymc_dp.arguments import as_floats, check_labels
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -228,7 +228,7 @@ def private_sum(
     >>> bool(abs(found.mean[0] - 40) < 1)
     True
     """
-    of_records = RecordFunction(function, data, public, records)
+    of_records = _of_records(function, data, public, records)
     shape, d = of_records.shape, of_records.n_dim
     middle, widths = _as_vector("centre", centre, shape), _as_vector("bound", bound, shape)
     if not (np.isfinite(middle).all() and ((widths > 0) & (widths < math.inf)).all()):
@@ -293,7 +293,7 @@ def private_counts(
     >>> len(found.counts[0])
     4
     """
-    of_records = RecordFunction(function, data, public, records)
+    of_records = _of_records(function, data, public, records)
     inner = _as_edges(edges, of_records)
     n_bins = sum(len(e) + 1 for e in inner)
     mechanism = noise_of_all(budget, "private counts", n_bins, noise)
@@ -307,6 +307,14 @@ def private_counts(
     return PrivateCounts(
         inner, tuple(np.split(noisy, ends)), law, _public_number(budget, of_records), budget.report()
     )  # fmt: skip
+
+
+def _of_records(function: Any, data: Any, public: Any, records: Any) -> RecordFunction:
+    if not callable(function):
+        raise TypeError(f"function must be a function of a row's columns, such as lambda age: age, got a {type(function).__name__}.")  # fmt: skip
+    if records is not None:
+        check_labels(records)
+    return RecordFunction(function, data, public, records)
 
 
 def _public_number(budget: PrivacyBudget, of_records: RecordFunction) -> int | None:
@@ -325,6 +333,8 @@ def _as_vector(name: str, value: npt.ArrayLike, shape: tuple[int, ...]) -> np.nd
 
 def _as_edges(edges: Any, of_records: RecordFunction) -> tuple[np.ndarray, ...]:
     """Ascending edges for each coordinate."""
+    if np.ndim(edges) == 0 and not isinstance(edges, str):
+        raise ValueError(f"edges must be the ascending edges between the bins, such as [30, 40, 50], got {edges!r}: they must be public, so no number of bins will do.")  # fmt: skip
     given = [edges] if of_records.shape == () else list(edges)
     arrays = tuple(as_floats("edges", e).reshape(-1) for e in given)
     if len(arrays) != of_records.n_dim:

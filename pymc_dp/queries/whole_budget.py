@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 
@@ -20,6 +21,7 @@ NO_PROTECTION = Gaussian(1e-6)
 
 def check_unused(budget: PrivacyBudget, label: str) -> None:
     """Raise PrivacyBudgetExhausted unless nothing was claimed on a budget that a release is to use up."""
+    check_is_budget(budget)
     if budget.steps or budget.one_off_accesses:
         raise PrivacyBudgetExhausted(
             f"A {label} uses up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data "

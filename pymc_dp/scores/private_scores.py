@@ -9,9 +9,16 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.arguments import as_float
-from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.planning.simulator import Guess, Simulator, notes_on_position
+from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.host_arguments import check_seed
+from pymc_dp.planning.simulator import (
+    Guess,
+    Simulator,
+    check_is_simulator,
+    notes_on_position,
+)
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in import StandInDesign, design_stand_in
 from pymc_dp.scores.design import SimulatedScores, best_design
@@ -119,14 +126,24 @@ def plan_scores(
     random_seed: Any = None,
 ) -> ScorePlan:
     """Choose start, noise and clip bound on simulated records; arguments of :func:`private_scores`."""
+    check_is_simulator(simulator)
+    check_is_budget(budget)
+    check_seed(random_seed)
     simulator.check_budget(budget)
+    simulator.check_data()
     if budget.steps or budget.one_off_accesses:
         raise PrivacyBudgetExhausted(
             "Scores use up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data set, "
             "give both the same ledger file. Nothing was accessed."
         )
     rng = np.random.default_rng(random_seed)
-    simulated = SimulatedScores(simulator, simulator.position(guess, rng), rng)
+    theta = simulator.position(guess, rng)
+    try:
+        simulated = SimulatedScores(simulator, theta, rng)
+    except UnsupportedModel as error:
+        if incomplete := simulator.incomplete_arrays():
+            raise UnsupportedModel(f"{error} Not finite: {'; '.join(incomplete)}.") from None
+        raise
     if not 0 <= as_float(fit_share) <= 0.5:
         raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
     n_records, ranges = simulator.n_records, simulator.ranges

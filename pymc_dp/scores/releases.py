@@ -170,7 +170,10 @@ class PrivateScores:
     @classmethod
     def load(cls, path: str | os.PathLike) -> PrivateScores:
         """Read what :meth:`save` wrote."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} holds no scores: give a file that PrivateScores.save() has written.") from None  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
         """Contents as numbers, strings, lists and dicts."""

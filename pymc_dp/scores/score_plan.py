@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pymc_dp.errors import LedgerError
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
@@ -83,24 +85,43 @@ class ScorePlan:
         ------
         PrivacyBudgetExhausted
             If the budget does not pay for them: nothing is accessed.
+        ValueError
+            If ``pm.set_data`` has replaced data of the model since it was compiled: nothing is accessed.
+
+        An exception after the first claim has the budget as attribute ``budget``, the sums that were released,
+        if any, as attribute ``scores``, and a note on what is left.
         """
+        self.simulator.check_data()
         likelihood, simulated = self.simulator.likelihood, self.simulated
         # Compiled before anything is paid for.
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:
             likelihood.norm_counts(simulated.theta, simulated.directions, np.ones(1))
-        plan, design = self, self.design
-        if design.moments is not None:
+        if self.design.moments is not None:
             likelihood.product_steps(simulated.theta, simulated.directions, 1.0)
-        if design.stand_in is not None:
-            plan = plan._with_stand_in(design.stand_in)
-        if design.moments is not None:
-            plan = plan._with_moments(design.moments)
-        return plan._release_sums()
+        plan, releases = self, list[ScoreRelease]()
+        try:
+            if self.design.stand_in is not None:
+                plan = plan._with_stand_in(self.design.stand_in)
+            if self.design.moments is not None:
+                plan = plan._with_moments(self.design.moments)
+            return plan._release_sums(releases)
+        except BaseException as error:
+            plan._keep(releases, error)
+            raise
 
-    def _release_sums(self) -> PrivateScores:
-        """The start, the fit check, and the main sum, whose clip bound takes account of it."""
-        simulated, releases = self.simulated, list[ScoreRelease]()
+    def _keep(self, releases: list[ScoreRelease], error: BaseException) -> None:
+        """Attach to an error what was released before it, and what is left: it is paid for."""
+        try:
+            scores = self._scores(releases) if releases else None
+        except LedgerError:
+            scores = None
+        error.budget, error.scores = self.budget, scores  # type: ignore[attr-defined]
+        explain(error, self.budget, scores)
+
+    def _release_sums(self, releases: list[ScoreRelease]) -> PrivateScores:
+        """The start, the fit check, and the main sum, whose clip bound takes account of it; the list gets each sum at once."""
+        simulated = self.simulated
         if self.design.steps:
             ((step, n_steps),) = self.design.steps
             simulated = self._after_steps(step, n_steps)
@@ -159,7 +180,10 @@ class ScorePlan:
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
     def _after_steps(self, mechanism: Gaussian | L2Laplace, n_steps: int) -> SimulatedScores:
-        """Newton steps from the guess; simulated scores where they end."""
+        """Newton steps from the guess; simulated scores where they end.
+
+        If records cannot be simulated there, the guess is kept: the steps are paid for.
+        """
         newton = NoisyNewton(
             self.simulator,
             self.simulated.theta,
@@ -169,7 +193,11 @@ class ScorePlan:
             self.rng,
         )
         self._spend("start", self.design.steps)
-        return SimulatedScores(self.simulator, newton.run(self.budget.id).theta, self.rng)
+        theta = newton.run(self.budget.id).theta
+        try:
+            return SimulatedScores(self.simulator, theta, self.rng)
+        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+            return self.simulated
 
     def _after(self, releases: list[ScoreRelease], simulated: SimulatedScores) -> SimulatedScores:
         """Simulated scores at the mean of the posterior given sums, of which the last one was released here.

@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc.model import modelcontext
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
+from pymc_dp.arguments import check_labels
+from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
-from pymc_dp.model.identity import model_token
+from pymc_dp.host_arguments import as_model, check_compile_kwargs
+from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.withheld import without_words
@@ -103,6 +105,7 @@ class DPStep(HostedStep):
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Name the arguments that are missing, and where to get them."""
         check_nothing_is_missing(cls, kwargs, has_plan=cls.has_plan)
+        kwargs["model"] = as_model(kwargs.get("model"))
         return super().__new__(cls, *args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -140,10 +143,12 @@ class DPStep(HostedStep):
             raise ValueError(
                 "A private step updates its variables together; build one step per variable to update them one by one."
             )
-        model = modelcontext(model)
+        model = as_model(model)
+        check_labels(records)
+        check_compile_kwargs(compile_kwargs)
         if likelihood is not None:
             _check_likelihood(likelihood, model, budget)
-        variables = model.value_vars if vars is None else get_value_vars_from_user_vars(vars, model)
+        variables = model.value_vars if vars is None else _value_vars(vars, model)
         self.vars = list(variables)
         self.blocked = True
         self.rng = get_random_generator(rng)
@@ -152,6 +157,8 @@ class DPStep(HostedStep):
         self.likelihood: Reductions = likelihood or RecordLikelihood(
             model, records=records, public=public, private=budget is not None, compile_kwargs=compile_kwargs,
         )  # fmt: skip
+        if likelihood is None:
+            note_data(self.likelihood, model)
         self._public = tuple(public)
         names = tuple(v.name for v in self.vars)
         self.label = f"{type(self).__name__}[{', '.join(names)}]"
@@ -261,8 +268,19 @@ class DPStep(HostedStep):
 
     def expect_chains(self, n_chains: int) -> None:
         """Check the number of chains with the budget."""
+        if (model := model_of(self._model_token)) is not None:
+            check_data_are_those(self.likelihood, model)
         if self.budget is not None:
             self.budget.check_number_of_chains(self.label, n_chains)
+
+    def check_begin(self, point: dict[str, np.ndarray]) -> None:
+        """Raise ValueError if a chain cannot begin here: the prior is zero, or a value is not a number."""
+        theta = self.likelihood.ravel(point)
+        if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
+            raise ValueError(
+                f"The prior is zero where a chain is to begin, {self.likelihood.unravel(theta)} on the unconstrained scale: give other initvals=. "
+                "Nothing was accessed."
+            )
 
     def _reset_chain(self) -> None:
         """Forget the previous chain. Its claim is on disk and stays."""
@@ -289,6 +307,8 @@ class DPStep(HostedStep):
     ) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
         """One iteration, or the unchanged point and a flag when the chain's share is used up."""
         if not self._opened:
+            if self.budget is not None:
+                self.check_begin(point)
             self._open()
         failed: BaseException | None = None
         try:
@@ -349,6 +369,16 @@ class DPStep(HostedStep):
                 f"The budget of {self.label} is used up after {self._n_steps} draws, and nothing stops the run: pass callback=budget to "
                 "pm.sample, which ends it in time and keeps all draws. The data were not touched again."
             )
+
+
+def _value_vars(vars: Sequence[Any], model: Any) -> list[Any]:
+    """Value variables of those that a user names; ValueError unless they are of the model."""
+    given = [vars] if isinstance(vars, str) else list(vars)
+    if names := [v for v in given if isinstance(v, str)]:
+        raise TypeError(
+            f"vars must be variables, got the name {names[0]!r}: vars=[model[{names[0]!r}]], or leave out for all."
+        )
+    return get_value_vars_from_user_vars(given, model)
 
 
 def _check_likelihood(likelihood: Any, model: Any, budget: PrivacyBudget | None) -> None:

@@ -514,7 +514,7 @@ def test_step_sizes():
         ({"temperature": 0.0}, ValueError, "temperature"),
         ({"temperature": 1.1}, ValueError, "temperature"),
         ({"n_records": 0}, ValueError, "n_records"),
-        ({"guess": {"nu": 1.0}}, ValueError, "guess has nu, which the model does not"),
+        ({"guess": {"nu": 1.0}}, ValueError, "no variables nu, which are in guess"),
         ({"guess": {"sigma": -1.0}}, ValueError, "guess is where the prior is zero"),
         ({"guess": {"mu": math.inf}}, ValueError, "guess is where the prior is zero"),
         ({"guess": {"mu": [1.0, 2.0]}}, ValueError, "guess"),

@@ -56,7 +56,7 @@ WRONG = {
     "covariates by another word": (ValueError, "covariates must be", {"model": regression, "covariates": "private"}, {}),
     "noise": (ValueError, "noise must be", {"noise": "laplace"}, {}),
     "Gaussian noise without delta": (ValueError, "delta", {"noise": "gaussian"}, {"delta": 0}),
-    "guess": (ValueError, "guess has", {"guess": {"other": 1.0}}, {}),
+    "guess": (ValueError, "no variables other", {"guess": {"other": 1.0}}, {}),
     "number of records": (ValueError, "number of records is private", {}, {"adjacency": "add_remove"}),
     "number of records and no stand-in": (
         ValueError, "number of records is private", {"n_records": 100, "model": lambda: simulator().model}, {"adjacency": "add_remove"},

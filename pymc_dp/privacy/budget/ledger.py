@@ -7,6 +7,7 @@ those of a killed program stay spent, and of two programs that race for the last
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import socket
@@ -67,6 +68,8 @@ class Ledger(LedgerFile):
         accountant: str = "best",
     ):
         check_accountant(accountant)
+        if not isinstance(path, str | os.PathLike | None):
+            raise TypeError(f"path must be that of a file, got a {type(path).__name__}.")
         self.temporary = path is None
         if path is None:
             folder = tempfile.mkdtemp(prefix="pymc_dp_")
@@ -95,6 +98,10 @@ class Ledger(LedgerFile):
         accountant: str,
     ) -> Ledger:
         """Return the ledger of a budget: a ledger, or one opened from a path; LedgerError if the budget exceeds its account."""
+        if not isinstance(ledger, str | os.PathLike | Ledger | None):
+            raise TypeError(
+                f"ledger must be the path of a file, or a Ledger, got a {type(ledger).__name__}."
+            )
         if not isinstance(ledger, Ledger):
             exists = ledger is not None and Path(ledger).exists()
             terms = (None, None) if exists else (epsilon, delta)
@@ -327,11 +334,25 @@ def _listed(accesses: Accesses) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """List the account in a file (the command ``pymc-dp-ledger``)."""
-    if len(arguments) != 1:
-        print("usage: pymc-dp-ledger FILE", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        "pymc-dp-ledger",
+        description="List the privacy account of a data set: its total, what is spent, and each claim with its date. The file is not changed.",
+        epilog="Open an account in Python: pymc_dp.Ledger('hospital.ledger', epsilon=4.0, delta=1e-6). Give it to a budget: "
+        "pymc_dp.PrivacyBudget(..., ledger='hospital.ledger'). Record a release by another tool: Ledger(...).record(...).",
+    )
+    parser.add_argument("file", metavar="FILE", help="the ledger, such as hospital.ledger")
     try:
-        print(Ledger(arguments[0]))
+        path = parser.parse_args(arguments).file
+    except SystemExit as stop:  # after --help, or a wrong argument
+        return int(stop.code or 0)
+    if not Path(path).is_file():
+        print(
+            f"There is no file {path}, so it holds no account yet: give the path of a ledger.",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        print(Ledger(path))
     except LedgerError as error:
         print(error, file=sys.stderr)
         return 1

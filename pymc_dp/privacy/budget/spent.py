@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.accounts import BudgetTerms, written
 from pymc_dp.privacy.budget.allocation import StepAccess
@@ -17,7 +18,38 @@ from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, one_off
 from pymc_dp.privacy.budget.stopping import RunProgress
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
-__all__ = ["SpentBudget"]
+__all__ = ["SpentBudget", "check_is_budget", "explain"]
+
+_SPENT = "Spent: "
+
+
+def check_is_budget(budget: object) -> None:
+    """Raise TypeError unless this is a budget."""
+    if not isinstance(budget, SpentBudget):
+        raise TypeError(
+            f"budget must be a PrivacyBudget, such as PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1), got a {type(budget).__name__}."
+        )
+
+
+def explain(error: BaseException, budget: SpentBudget | None, scores: object = None) -> None:
+    """Add a note to an error that ends a run: what was spent, what is left, and how to go on; none if nothing was spent."""
+    if budget is None or any(n.startswith(_SPENT) for n in getattr(error, "__notes__", ())):
+        return
+    try:
+        spent, account, by_all = budget.spent(), budget.ledger.account, budget.ledger.spent()
+    except LedgerError:
+        return  # the error itself is about the ledger, or the program's end has removed a temporary one
+    if not spent:
+        return
+    how = (
+        "Released sums are in error.scores, and these are paid for: dp.sample(step=dp.DPScore(error.scores, ...)) samples from them at no cost."
+        if scores is not None
+        else "Another run needs a new PrivacyBudget; to keep one account for the data set, give it the same ledger file."
+    )
+    error.add_note(
+        f"{_SPENT}epsilon = {spent:.4g} of {budget.epsilon:g} of this budget (error.budget), and {by_all:.4g} of {account.epsilon:g} of the account "
+        f"in its ledger; claims are not refunded. {how}"
+    )
 
 
 class SpentBudget:
