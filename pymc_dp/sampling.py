@@ -142,7 +142,7 @@ def sample(
     if "data" in planning and "simulator" not in planning:
         options = {name: planning.pop(name) for name in _OF_SIMULATOR & planning.keys()}
         planning["simulator"], model = Simulator(model, **options), None
-    model = _model(plan, step, planning.get("simulator"), model)  # type: ignore[arg-type]
+    model = _model(plan, step, planning.get("simulator"), model)
     check_host_arguments(kwargs, _NAMES, model)
     if isinstance(plan, Plan) or isinstance(step, DPStep):
         _check_draws_are_paid(step, chains, reproducible)

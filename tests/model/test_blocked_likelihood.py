@@ -295,3 +295,15 @@ def test_what_does_not_go_with_blocks(arguments, error, message):
     arguments = {"model": logistic, "covariates": "public", "compile_kwargs": MODE} | arguments
     with pytest.raises(error, match=message):
         dp.Simulator(arguments.pop("model"), data=data, **arguments)
+
+
+def test_sample_with_data():
+    """One call, on the function of a block."""
+    data = Records({"x": columns()["x"], "y": columns()["y"]}, block_rows=300)
+    found = dp.sample(
+        epsilon=50.0, delta=1e-5, model=logistic, data=data, covariates="public", draws=50, chains=2, cores=1,
+        random_seed=1, progressbar=False, compute_convergence_checks=False,
+    )  # fmt: skip
+    assert found["posterior"]["slope"].shape == (2, 50, D)
+    with pytest.raises(TypeError, match="data"):
+        dp.sample(plan=dp.plan(epsilon=1.0, delta=1e-5, simulator=simulator()), data=data)
