@@ -178,7 +178,7 @@ def test_other_rules_than_the_penalty(simulator, planned):
 def test_steps_without_plans():
     with pytest.raises(ValueError, match=r"DPFastMH, got DPHMC\..*by hand.*sample\(step="):
         plan(budget=budget(), step=DPHMC, model=logistic())
-    with pytest.raises(ValueError, match="got a int"):
+    with pytest.raises(ValueError, match="got an instance of int"):
         plan(budget=budget(), step=3, model=logistic())
     with pytest.raises(ValueError, match="'substitute' only"):
         plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
