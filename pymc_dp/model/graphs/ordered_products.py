@@ -115,8 +115,9 @@ class OrderedDot(Op):
         shape = x.type.shape[0], y.type.shape[1]
         return Apply(self, [x.astype(dtype), y.astype(dtype)], [tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, _: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [(shapes[0][0], shapes[1][1])]
+    def infer_shape(self, *arguments: Any) -> list[tuple]:
+        x, y = arguments[-1]  # in PyTensor 2, the graph comes first
+        return [(x[0], y[1])]
 
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list]) -> None:
         x, y = inputs
@@ -148,8 +149,8 @@ class OrderedSolve(Op):
         output = tensor(dtype=dtype, shape=b.type.shape)
         return Apply(self, [a.astype(dtype), b.astype(dtype)], [output])
 
-    def infer_shape(self, _: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[1]]
+    def infer_shape(self, *arguments: Any) -> list[tuple]:
+        return [arguments[-1][1]]
 
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list]) -> None:
         a, b = inputs
