@@ -408,12 +408,17 @@ def test_a_model_whose_rows_cannot_be_computed_alone_is_refused(monkeypatch):
     def blocked(*_):
         raise Blocked("Twist")
 
-    likelihood, model = simple()
+    expected, _ = simple()
     monkeypatch.setattr(batches, "rows_at", blocked)
+    likelihood, model = simple()
     theta = thetas(likelihood, model, 1)[0]
     for _ in range(2):
         with pytest.raises(UnsupportedModel, match="the operation Twist,"):
             likelihood.logp_at(theta, [5, 3])
+    # All records at once can be.
+    np.testing.assert_allclose(likelihood.logp(theta), expected.logp(theta), rtol=1e-12)
+    found = likelihood._batch.clipped_change(theta, theta + 0.1, 1.0, 5.0)
+    assert found == expected._batch.clipped_change(theta, theta + 0.1, 1.0, 5.0)
 
 
 def simple(**kwargs) -> tuple[RecordLikelihood, pm.Model]:
@@ -427,7 +432,9 @@ def test_the_comparison_of_these_tests_finds_an_index_off_by_one():
     check(likelihood, model)
     (table,) = likelihood._batch._groups
     rows = table._rows
-    table._rows = lambda theta, index: rows(theta, (index + 1) % N)
+    table._rows = lambda theta, index: rows(
+        theta, index if isinstance(index, slice) else (index + 1) % N
+    )
     with pytest.raises(AssertionError, match="Mismatched elements"):
         check(likelihood, model)
 

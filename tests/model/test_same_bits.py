@@ -8,7 +8,15 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from scipy.linalg import solve_triangular
+
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs.ordered_products import (
+    OrderedDot,
+    product,
+    product_of_rows,
+    substitute,
+)
 from pymc_dp.model.sums import batch_likelihood as batches
 from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums import row_functions as blocks
@@ -19,7 +27,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
     pytest.mark.filterwarnings("ignore:Scan return signature will change:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:pytensor.as_op is deprecated:FutureWarning"),
-    pytest.mark.slow,
 ]
 COPIES = 9  # of the table's few records, so that each has many places
 LENGTHS = [*range(1, 18), 31, 32, 33, 63, 64, 65, 100, 127, 200]  # of blocks
@@ -141,13 +148,44 @@ def check_same_bits(likelihood: RecordLikelihood, scale: float = 0.3) -> None:
                     same(filled, logp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [wide, softmax, network, mixture, multivariate, covariance])
 @pytest.mark.parametrize("d", [3, 20])
 def test_models_with_many_columns(make, d):
     check_same_bits(make(d), scale=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", [pytest.param(e, id=e.name) for e in TABLE if e.refused is None])
 def test_accepted_models(entry):
     model, records = many(entry)
     check_same_bits(RecordLikelihood(model, records=records, public=entry.public))
+
+
+SHAPES = [(9, 20, 20), (17, 20, 3), (3, 20, 81), (5, 7, 33), (7, 0, 3), (0, 3, 2), (6, 1, 1)]
+
+
+@pytest.mark.parametrize(("n", "width", "p"), SHAPES)
+@pytest.mark.parametrize("lanes", [False, True])
+def test_products_of_numba_and_numpy_are_the_same(n, width, p, lanes):
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=(n, width)), rng.normal(size=(width, p))
+    storage = [[None]]
+    OrderedDot(lanes=lanes).perform(None, (x, y), storage)
+    compiled = product_of_rows if lanes else product
+    same(compiled(x, y), storage[0][0])
+    same(compiled(np.asfortranarray(x), np.asfortranarray(y)), storage[0][0])
+    np.testing.assert_allclose(storage[0][0], x @ y, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("lower", "unit_diagonal"), [(True, False), (False, True)])
+def test_solutions_of_numba_and_numpy_are_the_same(lower, unit_diagonal):
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(6, 6)) + 4 * np.eye(6), rng.normal(size=(6, 19))
+    found = substitute(a, b, lower, unit_diagonal)
+    same(found, substitute.py_func(a, b, lower, unit_diagonal))
+    expected = solve_triangular(a, b, lower=lower, unit_diagonal=unit_diagonal)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    if not unit_diagonal:
+        a[3, 3] = 0.0
+        assert np.isnan(substitute(a, b, lower, unit_diagonal)[3:]).all()

@@ -137,8 +137,13 @@ def freeze(
     if private:
         graphs = _computed(graphs, set(private))
     large = (v for v in _arrays(graphs, Constant) if stored(v).size > MAX_CONSTANT)
-    moved = {v: pytensor.shared(stored(v), shape=stored(v).shape) for v in large}
+    moved = {v: _shared(stored(v), v.dtype) for v in large}
     return graph_replace(graphs, moved, strict=False)
+
+
+def _shared(array: np.ndarray, dtype: str) -> SharedVariable:
+    """A shared variable with a copy of an array, by rows, so that all functions of rows can use this copy."""
+    return pytensor.shared(np.array(array, dtype, order="C"), shape=np.shape(array), borrow=True)
 
 
 def _arrays(graphs: Sequence[Variable], kind: type) -> list[Variable]:
@@ -151,8 +156,7 @@ def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
     ends = _ends(graphs, private)
     values = interpreted([], ends)()
     new: dict[Variable, Variable] = {
-        v: pytensor.shared(np.array(value, v.dtype), shape=np.shape(value))
-        for v, value in zip(ends, values, strict=True)
+        v: _shared(value, v.dtype) for v, value in zip(ends, values, strict=True)
     }
     return rebuilt(graphs, new)
 

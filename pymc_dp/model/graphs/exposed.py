@@ -77,8 +77,8 @@ class Exposed:
 
     def shared(self, variable: Variable, public: PublicArrays | tuple = ()) -> SharedVariable:
         """Make a shared variable in place of an array: a private one unless the array is public."""
-        data = np.array(stored(variable))
-        own = pytensor.shared(data, shape=data.shape, name=variable.name)
+        data = np.array(stored(variable), order="C")  # by rows, as functions of rows read them
+        own = pytensor.shared(data, shape=data.shape, name=variable.name, borrow=True)
         if variable not in public:
             self.private.append(own)
             self.names[own] = _array_name(variable)

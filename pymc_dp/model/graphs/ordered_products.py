@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from llvmlite import ir
-from numba.core import cgutils
+from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 from pytensor.compile.mode import get_mode
@@ -35,10 +35,9 @@ from pymc_dp.model.graphs.data_variables import downstream, rebuilt
 __all__ = ["in_fixed_order", "product"]
 
 LANES = 4  # sums of a product with few columns; as many numbers as a vector of AVX2 holds
-FEW = 8  # columns, below which lanes are faster
+FEW = 8  # columns that `product` computes together; below, lanes are faster
 FLOATS = {"float64", "float32"}
-STRIP = 512  # columns per pass: their sums stay in the fastest cache
-VERSION = 1  # of the compiled code, which PyTensor keeps on disk
+VERSION = 2  # of the compiled code, which PyTensor keeps on disk
 
 #: Floats are added and multiplied as written, for the same results in vector instructions and outside.
 _strict = numba.njit(nogil=True, error_model="numpy")
@@ -116,8 +115,9 @@ class OrderedDot(Op):
         shape = x.type.shape[0], y.type.shape[1]
         return Apply(self, [x.astype(dtype), y.astype(dtype)], [tensor(dtype=dtype, shape=shape)])
 
-    def infer_shape(self, _: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [(shapes[0][0], shapes[1][1])]
+    def infer_shape(self, *arguments: Any) -> list[tuple]:
+        x, y = arguments[-1]  # in PyTensor 2, the graph comes first
+        return [(x[0], y[1])]
 
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list]) -> None:
         x, y = inputs
@@ -149,8 +149,8 @@ class OrderedSolve(Op):
         output = tensor(dtype=dtype, shape=b.type.shape)
         return Apply(self, [a.astype(dtype), b.astype(dtype)], [output])
 
-    def infer_shape(self, _: Any, node: Apply, shapes: list[tuple]) -> list[tuple]:
-        return [shapes[1]]
+    def infer_shape(self, *arguments: Any) -> list[tuple]:
+        return [arguments[-1][1]]
 
     def perform(self, node: Apply, inputs: Sequence[Any], output_storage: list[list]) -> None:
         a, b = inputs
@@ -177,14 +177,14 @@ def _(op: OrderedSolve, node: Apply, **_: Any) -> tuple[Callable, int]:
 @_strict
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Matrix product; an entry's products are added one by one."""
-    y = np.ascontiguousarray(y)
-    total = np.zeros((x.shape[0], y.shape[1]), dtype=x.dtype)
-    for first in range(0, y.shape[1], STRIP):
-        last = min(first + STRIP, y.shape[1])
-        for i in range(x.shape[0]):
-            for j in range(x.shape[1]):
-                for k in range(first, last):
-                    total[i, k] += x[i, j] * y[j, k]
+    n, width = x.shape[0], y.shape[1]
+    x, padded = np.ascontiguousarray(x), np.zeros((y.shape[0], -(-width // FEW) * FEW), y.dtype)
+    padded[:, :width] = y
+    total, sums = np.empty((n, width), dtype=x.dtype), np.empty(padded.shape[1], dtype=x.dtype)
+    for i in range(n):
+        for first in range(0, width, FEW):
+            _columns(x[i], padded, first, sums)
+        total[i] = sums[:width]
     return total
 
 
@@ -238,6 +238,36 @@ def _in_lanes(_: Any, x: Any, y: Any) -> Any:
         return parts[0]
 
     return x.dtype(x, y), code
+
+
+@intrinsic
+def _columns(_: Any, x: Any, y: Any, first: Any, sums: Any) -> Any:
+    """Set `FEW` numbers, from `first`, to products of a vector with columns of a matrix; all contiguous."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, y, sums = (
+            make_array(signature.args[k])(context, builder, arguments[k]) for k in (0, 1, 3)
+        )
+        length, stride = builder.extract_value(x.shape, 0), builder.extract_value(y.shape, 1)
+        number = context.get_value_type(signature.args[0].dtype)
+        vector, align = ir.VectorType(number, FEW), context.get_abi_sizeof(number)
+
+        def pointer(array: Any, place: Any) -> Any:
+            return builder.bitcast(builder.gep(array.data, [place]), vector.as_pointer())
+
+        total = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * FEW))
+        with cgutils.for_range(builder, length) as loop:
+            row = builder.add(builder.mul(loop.index, stride), arguments[2])
+            factor: Any = ir.Constant(vector, ir.Undefined)
+            value = builder.load(builder.gep(x.data, [loop.index]))
+            for k in range(FEW):
+                factor = builder.insert_element(factor, value, ir.Constant(ir.IntType(32), k))
+            products = builder.fmul(factor, builder.load(pointer(y, row), align=align))
+            builder.store(builder.fadd(builder.load(total), products), total)
+        builder.store(builder.load(total), pointer(sums, arguments[2]), align=align)
+        return context.get_dummy_value()
+
+    return types.void(x, y, types.int64, sums), code
 
 
 @_strict

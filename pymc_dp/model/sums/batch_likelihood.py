@@ -223,11 +223,12 @@ class RecordGroup:
     """Log-likelihoods of the records in one group of observed variables."""
 
     def __init__(self, graphs: RowGraphs) -> None:
-        (self._label,) = graphs.labels
-        self._find = RowsByRecord(self._label, graphs.n_records)
+        (label,) = graphs.labels
+        self._find = RowsByRecord(label, graphs.n_records)
+        self._label, self._n_rows = None if self._find.one_each else label, len(label)
         index = pt.vector("index", dtype="int64")
         each, gathered = rows_at(graphs.rows, index)
-        inputs, total, n_rows = [graphs.theta], reduce(add, each), len(self._label)
+        inputs, total, n_rows = [graphs.theta], reduce(add, each), self._n_rows
         self._function = RowFunction(inputs, index, gathered, total, n_rows, graphs.options)
         self.width = self._function.width * max(1, math.ceil(n_rows / graphs.n_records))
 
@@ -259,13 +260,12 @@ class RecordGroup:
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, by a compiled loop over blocks of rows if there are many."""
-        n_rows = len(self._label)
-        if self._function.has_loop and n_rows * self._function.width > MANY:
-            values = np.empty(n_rows)
+        if self._function.has_loop and self._n_rows * self._function.width > MANY:
+            values = np.empty(self._n_rows)
             self._function.loop(_fill_all, [theta], self._function.width, values)
         else:
-            (values,) = self._rows([theta], slice(0, n_rows))
-        if self._find.one_each:
+            (values,) = self._rows([theta], slice(0, self._n_rows))
+        if self._label is None:
             return values
         # The rows of a record are added in their order, as in a batch.
         return np.bincount(self._label, weights=values, minlength=self._find.n_records)
