@@ -234,7 +234,7 @@ class RecordGroup:
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._label, self._find.n_records = np.arange(n_records), n_records
+        self._n_rows = self._find.n_records = n_records
         self._function.load(arrays, n_records)
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
