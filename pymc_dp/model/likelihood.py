@@ -31,6 +31,10 @@ from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 __all__ = ["RecordLikelihood"]
 
 
+#: Bytes of log-likelihoods that may be kept in any case.
+FEW_BYTES = 2**24
+
+
 class RecordLikelihood(CompiledModel, Reductions):
     """Log-likelihood of each record, and log-prior, of a PyMC model, and their gradients.
 
@@ -138,6 +142,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         self, graphs: ModelGraphs, labels: list[np.ndarray], compile_kwargs: dict[str, Any] | None
     ) -> None:
         theta, private = graphs.theta, graphs.exposed.private
+        # Two vectors of numbers, at most a tenth of the data, unless these are few.
+        most = max(FEW_BYTES, sum(stored(v).nbytes for v in private) // 10)
+        self._keeps_vectors = 16 * self.n_records <= most
         rows, log_prior = graphs.of_theta({})
         # Interpreted first: compiled code does not check indices, and would read other memory for a
         # group that does not exist.
@@ -201,6 +208,8 @@ class RecordLikelihood(CompiledModel, Reductions):
         return self._evaluate(self._gradients.each, theta, index)
 
     def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
+        if not self._keeps_vectors:
+            return self._evaluate(self._batch.clipped_change, new, old, scale, limit)
         before, after = (self._latest.at(theta, self.logp) for theta in (old, new))
         return sum_of_steps(after, before, scale, limit)
 
@@ -217,7 +226,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         directions: np.ndarray | None,
         keeps_logp: bool = False,
     ) -> tuple[np.ndarray, int]:
-        logp = np.empty(self.n_records) if keeps_logp else None
+        logp = np.empty(self.n_records) if keeps_logp and self._keeps_vectors else None
         arguments = bound, theta, index, directions, logp
         found = self._evaluate(self._gradients.clipped_steps, *arguments)
         if logp is not None:

@@ -353,6 +353,18 @@ def clipped_sum(likelihood, new, old, bound):
     return found
 
 
+def test_many_records_with_few_numbers_are_evaluated_in_blocks(monkeypatch):
+    """Vectors of log-likelihoods would take more than a tenth of the data: the sum is the same without them."""
+    kept = linear(5000, mode="NUMBA")
+    monkeypatch.setattr("pymc_dp.model.likelihood.FEW_BYTES", 0)
+    likelihood, new, old = linear(5000, mode="NUMBA"), np.full(1, 0.3), np.full(1, 0.1)
+    monkeypatch.setattr(likelihood._batch, "all_records", None)
+    assert likelihood.clipped_change(new, old, 0.2) == kept.clipped_change(new, old, 0.2) != 0
+    steps = likelihood.clipped_grad_steps(new, 0.5, keeps_logp=True)[0]
+    assert np.array_equal(steps, kept.clipped_grad_steps(new, 0.5)[0])
+    assert kept._latest._found and not likelihood._latest._found
+
+
 def exact(new, old, bound, bits=30):
     """The documented value, in rational arithmetic."""
     grid = Fraction(1)
