@@ -26,7 +26,7 @@ from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.made_up_block import column_of, made_up_block, model_of
+from pymc_dp.model.made_up_block import Take, column_of, made_up_block, model_of
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, checked_index
 from pymc_dp.model.sums.exact_sums import grid
@@ -102,7 +102,10 @@ class BlockedLikelihood(Reductions):
         self.public, self.model_token = self._block.public, self._block.model_token
         digests = records.digests(new_digest)
         self.data_keys = tuple(dict.fromkeys(digests.values()))
-        self.row_keys = {rv.name: tuple(digests.values()) for rv in self.model.observed_RVs}
+        self.row_keys = {
+            rv.name: tuple(digests[take.name] + repr(take).encode() for take in takes)
+            for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)
+        }
         if self._block.has_indices:
             for loaded in self._loaded():
                 evaluate("when its rows were first evaluated", loaded.check, private=private)
@@ -147,7 +150,8 @@ class BlockedLikelihood(Reductions):
         rows = made_up_block(self.records.layout, n_rows)
         if public:
             read = self.records.take(np.sort(rng.permutation(self.n_records)[:n_rows]))
-            rows |= {name: read[name] for name in rows.keys() - self._block.observed}
+            observed = {take.name for takes in self._block.observed for take in takes}
+            rows |= {name: read[name] for name in rows.keys() - observed}
         return model_of(self._function, rows)
 
     def forget(self) -> None:
@@ -233,8 +237,8 @@ def _width(theta: np.ndarray, directions: np.ndarray | None) -> int:
 class _BlockModel(RecordLikelihood):
     """The likelihood of one block, in which other columns are put in place of the made-up ones."""
 
-    #: Names of the columns that are observed.
-    observed: set[str]
+    #: For each observed variable, what is taken from the columns.
+    observed: list[list[Take]]
     #: Whether columns are indices.
     has_indices: bool
 
@@ -257,8 +261,8 @@ class _BlockModel(RecordLikelihood):
         self._columns = {
             v: column_of(stored(v), self._made_up, exposed.names[v]) for v in exposed.private
         }
-        inside = upstream(exposed.values)
-        self.observed = {take.name for v, take in self._columns.items() if v in inside}
+        inside = [upstream([value]) for value in exposed.values]
+        self.observed = [[t for v, t in self._columns.items() if v in found] for found in inside]
         super()._first_evaluation(graphs, labels, compile_kwargs)
 
     def _compile(self, theta: Variable, rows: Sequence[Variable], *arguments: Any, private: Sequence[Variable] = (), **options: Any) -> None:  # fmt: skip
