@@ -281,9 +281,9 @@ def test_all_of_the_budget_is_claimed(simulators, epsilon, delta):
 
 def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch):
     account, seen = Ledger(tmp_path / "account", epsilon=1.0, delta=1e-6), []
-    real = RecordLikelihood.logp
-    watched = lambda self, theta: seen.append(len(account.claims())) or real(self, theta)  # noqa: E731
-    monkeypatch.setattr(RecordLikelihood, "logp", watched)
+    real = RecordLikelihood.logp_at
+    watched = lambda self, *arguments: seen.append(len(account.claims())) or real(self, *arguments)  # noqa: E731
+    monkeypatch.setattr(RecordLikelihood, "logp_at", watched)
     private_compare(
         RELEASED, simulators, budget=budget_for(0.8, ledger=account), random_seed=1, n_draws=10
     )

@@ -38,7 +38,7 @@ def test_the_thread_ends_with_the_last_block(records):
     blocks = records.blocks()
     assert not our_threads()  # not before the first block
     for block in blocks:
-        assert len(our_threads()) == 1 and len(block["y"]) == 10
+        assert len(our_threads()) <= 1 and len(block["y"]) == 10
     assert not our_threads()
 
 

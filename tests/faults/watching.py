@@ -61,9 +61,8 @@ class Watched:
         return read
 
     def clipped_change(self, new, old, bound):
-        for theta in (new, old):
-            if theta.tobytes() not in self._likelihood._latest._found:
-                self._note("logp")
+        for theta in (old, new):
+            self._likelihood._latest.at(theta, self.logp)  # noted if it is not of the last states
         self._note("sum", bound)
         return self._likelihood.clipped_change(new, old, bound)
 

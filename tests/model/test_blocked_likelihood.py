@@ -184,6 +184,7 @@ def test_what_is_no_function_of_a_block_is_refused(function, message):
         build(function, data)
 
 
+@pytest.mark.slow
 def test_other_shapes_of_columns():
     """A transposed matrix, a column as a matrix, other types, and a model that is returned."""
     data = {"x": columns()["x"].astype(np.float32), "y": columns()["weight"]}
