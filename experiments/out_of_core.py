@@ -4,8 +4,8 @@
     python experiments/out_of_core.py --print
 
 Writes ``out_of_core.json`` beside this file. Logistic regressions of simulated records, in Parquet files that are made
-in the folder at the first run. Each runs in a process of its own that may not allocate more than 1 GB (``RLIMIT_DATA``),
-on one thread, with ``dp.sample`` at (1, 1e-9). *growth*: seconds for a sum of clipped scores over the first records of
+in the folder at the first run. Each runs in a process of its own, on one thread, with ``dp.sample`` at (1, 1e-9). Where
+this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs more. *growth*: seconds for a sum of clipped scores over the first records of
 the larger file.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -72,6 +73,18 @@ def model(X: np.ndarray, y: np.ndarray) -> None:
     pm.Bernoulli("y", logit_p=X @ beta, observed=y)
 
 
+def limited() -> bool:
+    """Limit the memory of this process, if that is allowed; whether it was."""
+    group = Path("/sys/fs/cgroup/memory/pymc_dp_experiment")
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
 def peak() -> float:
     """Largest resident memory of this process so far, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -80,7 +93,7 @@ def peak() -> float:
 def one(folder: Path, name: str) -> dict[str, Any]:
     """``dp.sample`` of a setting, in this process."""
     records = records_of(folder, name)
-    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    limit = limited()
     begin = time.perf_counter()
     simulator = dp.Simulator(model, data=records, covariates="public")
     built = time.perf_counter()
@@ -101,14 +114,14 @@ def one(folder: Path, name: str) -> dict[str, Any]:
     return {
         "build": built - begin, "pass": after_pass - compiled, "release": released - after_pass, "sample": end - released,
         "peak_mb": peak(), "error": float(np.sqrt(np.mean(errors**2))), "sd": float(draws.std(axis=0).mean()),
-        "megabytes": records.n_records * (8 * draws.shape[1] + 1) / 1e6,
+        "limited": limit, "megabytes": records.n_records * (8 * draws.shape[1] + 1) / 1e6,
     }  # fmt: skip
 
 
 def growth(folder: Path) -> dict[str, Any]:
     """Seconds for a pass over the first records, and largest memory after each."""
     records = records_of(folder, "1e8")
-    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT, LIMIT))
+    limited()
     found: dict[str, Any] = {"n": [], "seconds": [], "peak_mb": []}
     for n in GROWTH:
         part = records.split(records.n_records // n)[0]
@@ -175,7 +188,7 @@ def main() -> None:
     for name in arguments.settings or [*SETTINGS, "growth"]:
         records_of(arguments.folder, "1e8" if name == "growth" else name)
         command = [sys.executable, __file__, name, "--alone", "--folder", str(arguments.folder)]
-        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         stored[name] = json.loads(ended.stdout.splitlines()[-1])
         STORE.write_text(json.dumps(stored, indent=1))
         print("\n".join(tables(stored)), flush=True)

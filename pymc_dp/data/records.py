@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -142,6 +143,11 @@ class Records:
     def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Names of arguments to ``(dtype, trailing shape)``."""
         return dict(self._arguments.layout)
+
+    @property
+    def width(self) -> int:
+        """Number of numbers of a record."""
+        return sum(math.prod(shape) for _, shape in self.layout.values())
 
     def __repr__(self) -> str:
         shown = [f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items()]
