@@ -28,7 +28,7 @@ def test_unknown_names():
 
 
 #: Examples that compile a model of their own take seconds.
-COMPILED = ("comparison", "scores", "steps.hmc", "steps.sghmc", "plans", "planning.simulator", "planning.start")  # fmt: skip
+COMPILED = ("checks", "comparison", "scores", "steps.hmc", "steps.sghmc", "plans", "planning.simulator", "planning.start")  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ class TestScores:
                 dp.sample(**given, **SHORT)
         assert made == [str(plans[0])] * 2
 
+    @pytest.mark.slow
     def test_pure(self, simulator):
         """delta = 0, and add/remove with public covariates."""
         terms = {"epsilon": 4.0, "delta": 0, "adjacency": "add_remove"}
@@ -206,6 +207,7 @@ class TestScores:
         assert report.public == ("arrays of b", "x", "an array of shape (2,)")
         assert "contrast" in result.posterior
 
+    @pytest.mark.slow
     def test_scores_of_two_budgets(self, released):
         """Their costs add up."""
         report = dp.PrivacyReport.of(released[1])

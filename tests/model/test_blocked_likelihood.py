@@ -45,7 +45,7 @@ def regression(x, group, y, weight):
 def whole():
     with pm.Model() as model:
         regression(**columns())
-    return RecordLikelihood(model)
+    return RecordLikelihood(model, compile_kwargs=MODE)
 
 
 def reduced(likelihood):
@@ -77,7 +77,8 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
-def test_blocks_give_the_same_whole_numbers(tmp_path):
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.slow)])
+def test_blocks_give_the_same_whole_numbers(tmp_path, mode):
     """In blocks of several lengths, mapped from a file, from Parquet, and from a pickle."""
     pa = pytest.importorskip("pyarrow")
     table = {k: v for k, v in columns().items() if k != "x"} | {f"x{k}": columns()["x"][:, k] for k in range(D)}  # fmt: skip
@@ -87,7 +88,8 @@ def test_blocks_give_the_same_whole_numbers(tmp_path):
     np.save(tmp_path / "x.npy", columns()["x"])
     mapped = columns() | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
     arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y", "weight": "weight"}
-    likelihood = BlockedLikelihood(regression, Records(columns(), block_rows=1003))
+    records, options = Records(columns(), block_rows=1003), {"compile_kwargs": {"mode": mode}}
+    likelihood = BlockedLikelihood(regression, records, **options)
     expected = reduced(likelihood)
     # In one piece, what depends on data alone is computed once, by NumPy: its last bits may differ.
     for a, b in zip(reduced(whole())[0], expected[0], strict=True):
@@ -252,7 +254,9 @@ def logistic(x, y):
 @functools.cache
 def simulator():
     data = {"x": columns()["x"], "y": columns()["y"]}
-    return dp.Simulator(logistic, data=Records(data, block_rows=300), covariates="public")
+    return dp.Simulator(
+        logistic, data=Records(data, block_rows=300), covariates="public", compile_kwargs=MODE
+    )
 
 
 def test_scores_of_blocks():
@@ -301,6 +305,7 @@ def test_what_does_not_go_with_blocks(arguments, error, message):
         dp.Simulator(arguments.pop("model"), data=data, **arguments)
 
 
+@pytest.mark.slow
 def test_sample_with_data():
     """One call, on the function of a block."""
     data = Records({"x": columns()["x"], "y": columns()["y"]}, block_rows=300)

@@ -80,7 +80,14 @@ def errors(draws, wanted, n_batches=40):
     return np.abs(values.mean(axis=0) - wanted) / (batches.std(axis=0, ddof=1) / n_batches**0.5)
 
 
-@pytest.mark.parametrize("law", [banana, cubic, half], ids=lambda f: f.__name__)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "law",
+    [banana, pytest.param(cubic, marks=SLOW), pytest.param(half, marks=SLOW)],
+    ids=lambda f: f.__name__,
+)
 def test_moves_have_the_target(law):
     draws, rate = chain(transport_of(law), law, 8000, np.random.default_rng(1))
     assert (errors(draws, quadrature(law)) < 4).all()
