@@ -32,9 +32,9 @@ from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
 __all__ = ["Guess", "Simulator", "check_is_simulator", "check_number_is_public", "notes_on_position"]  # fmt: skip
 
-#: Where records are read in blocks: rows that are simulated, at least, and numbers in these. The information of
-#: 100 000 rows with 20 covariates is accurate to 1.4 %, which is the part of the reference's error that stays.
-_LEAST_ROWS, _MOST_NUMBERS = 20_000, 2**21
+#: Where records are read in blocks: rows that are simulated, least and most, and numbers in these. The information
+#: of 100 000 rows with 20 covariates is accurate to 1.4 %, which is the part of the reference's error that stays.
+_LEAST_ROWS, _MOST_ROWS, _MOST_NUMBERS = 20_000, 100_000, 2**21
 #: Public values of parameters by name, "prior", or None for PyMC's initial point.
 Guess = Mapping[str, Any] | str | None
 
@@ -164,6 +164,7 @@ class Simulator:
             self.covariates, is_public, rows = covariates, covariates == "public", self.model
             if isinstance(self.likelihood, BlockedLikelihood):
                 most = max(_LEAST_ROWS, _MOST_NUMBERS // self.likelihood.records.width)
+                most = min(most, _MOST_ROWS)
                 rng = np.random.default_rng(0)
                 rows = self.likelihood.model_of_rows(most, rng, public=is_public)
             self.simulated = SimulatedRecords(

@@ -259,6 +259,7 @@ def simulator():
     )
 
 
+@pytest.mark.slow
 def test_scores_of_blocks():
     """The noisy sums are those of the same model in memory, but for the noise."""
     budget = dp.PrivacyBudget(1e6, 1e-5, chains=1)

@@ -123,6 +123,7 @@ def true_moments():
     return x.T @ x / N
 
 
+@pytest.mark.slow
 def test_weighted_rows_have_the_released_moments():
     moments, rng = moments_of(), np.random.default_rng(8)
     weights = row_weights(moments, simulator(), N, rng)
