@@ -5,8 +5,8 @@
 
 Writes ``out_of_core.json`` beside this file. Logistic regressions of simulated records, in Parquet files that are made
 in the folder at the first run. Each runs in a process of its own, on one thread, with ``dp.sample`` at (1, 1e-9). Where
-this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs more. *growth*: seconds for a sum of clipped scores over the first records of
-the larger file.
+this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs more. *growth*: seconds for a sum of clipped scores over files
+of 1e5 to 1e8 records.
 """
 
 from __future__ import annotations
@@ -60,10 +60,9 @@ def make(path: Path, n_records: int, d: int) -> None:
     part.rename(path)
 
 
-def records_of(folder: Path, name: str) -> dp.Records:
-    """The records of a setting, simulated if they are not there."""
-    n_records, d = SETTINGS[name]
-    path = folder / f"logistic_{name}.parquet"
+def records_of(folder: Path, n_records: int, d: int) -> dp.Records:
+    """Records on disk, simulated if they are not there."""
+    path = folder / f"logistic_{n_records}_{d}.parquet"
     if not path.exists():
         make(path, n_records, d)
     return dp.Records.from_parquet(path, arguments={"X": [f"x{k}" for k in range(d)], "y": "y"})
@@ -94,7 +93,7 @@ def peak() -> float:
 
 def one(folder: Path, name: str) -> dict[str, Any]:
     """``dp.sample`` of a setting, in this process."""
-    records = records_of(folder, name)
+    records = records_of(folder, *SETTINGS[name])
     limit = limited()
     begin = time.perf_counter()
     simulator = dp.Simulator(model, data=records, covariates="public")
@@ -121,18 +120,16 @@ def one(folder: Path, name: str) -> dict[str, Any]:
 
 
 def growth(folder: Path) -> dict[str, Any]:
-    """Seconds for a pass over the first records, and largest memory after each."""
-    records = records_of(folder, "1e8")
-    limited()
+    """Seconds for a pass over files of several lengths, in the cache of the disk, and largest memory after each."""
     found: dict[str, Any] = {"n": [], "seconds": [], "peak_mb": []}
     for n in GROWTH:
-        part = records.split(records.n_records // n)[0]
+        part = records_of(folder, n, 4)
         likelihood, times = BlockedLikelihood(model, part), []
         for _ in range(max(2, min(20, 10**7 // n))):
             begin = time.perf_counter()
             likelihood.clipped_grad_steps(np.zeros(likelihood.n_dim), 1.0)
             times.append(time.perf_counter() - begin)
-        found["n"].append(part.n_records)
+        found["n"].append(n)
         found["seconds"].append(min(times[1:]))
         found["peak_mb"].append(peak())
     return found
@@ -186,7 +183,8 @@ def main() -> None:
         )
         return
     for name in arguments.settings or [*SETTINGS, "growth"]:
-        records_of(arguments.folder, "1e8" if name == "growth" else name)
+        for n, d in [(n, 4) for n in GROWTH] if name == "growth" else [SETTINGS[name]]:
+            records_of(arguments.folder, n, d)
         command = [sys.executable, __file__, name, "--alone", "--folder", str(arguments.folder)]
         ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         stored[name] = json.loads(ended.stdout.splitlines()[-1])

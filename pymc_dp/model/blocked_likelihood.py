@@ -149,7 +149,7 @@ class BlockedLikelihood(Reductions):
         n_rows = min(n_rows, self.n_records)
         rows = made_up_block(self.records.layout, n_rows)
         if public:
-            read = self.records.take(np.sort(rng.permutation(self.n_records)[:n_rows]))
+            read = self.records.take(np.sort(rng.choice(self.n_records, n_rows, replace=False)))
             observed = {take.name for takes in self._block.observed for take in takes}
             rows |= {name: read[name] for name in rows.keys() - observed}
         return model_of(self._function, rows)
