@@ -5,8 +5,8 @@
 
 Writes ``out_of_core.json`` beside this file. Logistic regressions of simulated records, in Parquet files that are made
 in the folder at the first run. Each runs in a process of its own, on one thread, with ``dp.sample`` at (1, 1e-9). Where
-this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs more. *growth*: seconds for a sum of clipped scores over files
-of 1e5 to 1e8 records.
+this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs
+more. *growth*: seconds for a sum of clipped scores over files of 1e5 to 1e8 records.
 """
 
 from __future__ import annotations
