@@ -21,7 +21,13 @@ from pymc_dp.data import Records
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import new_digest
-from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored, upstream
+from pymc_dp.model.graphs.data_variables import (
+    downstream,
+    interpreted,
+    is_array_root,
+    stored,
+    upstream,
+)
 from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import PublicArrays
@@ -37,6 +43,10 @@ __all__ = ["BlockedLikelihood"]
 
 #: Rows of the made-up block, and least number of rows of one that is given.
 _N_ROWS, _LEAST_ROWS = 192, 64
+_DEPENDS_ON_ROWS = (
+    "The model depends on the number of rows of a block, or on their order, for instance by len(y), np.arange(len(y)) or a mean "
+    "over rows: use public numbers, and add what differs between records to the columns."
+)
 _INTERPRETED = {"mode": Mode("py", optimizer=None), "on_unused_input": "ignore"}
 
 
@@ -252,7 +262,7 @@ class _BlockModel(RecordLikelihood):
         self._made_up = block
         # Errors on made-up columns may be shown; those on the data are withheld by `BlockedLikelihood`.
         super().__init__(model, public=public, private=False, compile_kwargs=compile_kwargs)
-        self.load(block)  # refuses a model whose rows cannot be computed alone
+        self._check_longer_block()
 
     def _first_evaluation(
         self, graphs: ModelGraphs, labels: list[np.ndarray], compile_kwargs: dict[str, Any] | None
@@ -275,8 +285,19 @@ class _BlockModel(RecordLikelihood):
         )
         graphs = self._batch._graphs
         assert graphs is not None  # nothing was compiled yet
+        _refuse_other_rows(graphs.rows, private, self.n_records)
         interpreted_too = graphs._replace(options=_INTERPRETED)
         self._check = BatchLikelihood(rows[0], interpreted_too) if self.has_indices else None
+
+    def _check_longer_block(self) -> None:
+        """Refuse a model whose rows are others in a longer block, or cannot be computed alone."""
+        theta, found = self._start + 0.1, []
+        for times in (1, 3):
+            self.load({name: np.concatenate([c] * times) for name, c in self._made_up.items()})
+            found.append((self.logp(theta), self._gradients.each(theta)))
+        for short, long in zip(*found, strict=True):
+            if not np.array_equal(np.concatenate([short] * 3), long, equal_nan=True):
+                raise UnsupportedModel(_DEPENDS_ON_ROWS)
 
     def load(self, block: Mapping[str, np.ndarray]) -> None:
         """Put the columns of a block in place of those before."""
@@ -359,10 +380,17 @@ def _check_rows_alone(
         prior_of_other, *rows_of_other = two.at(one.start + shift)
         pairs = [(prior, prior_of_other), *((r[chosen], s) for r, s in zip(rows, rows_of_other, strict=True))]  # fmt: skip
         if not all(np.allclose(a, b, rtol=1e-9, atol=1e-9, equal_nan=True) for a, b in pairs):
-            raise UnsupportedModel(
-                "The model depends on the number of rows of a block, or on their order, for instance by len(y), np.arange(len(y)) or a mean "
-                "over rows: use public numbers, and add what differs between records to the columns."
-            )
+            raise UnsupportedModel(_DEPENDS_ON_ROWS)
+
+
+def _refuse_other_rows(rows: Sequence[Variable], private: Sequence[Variable], n: int) -> None:
+    """Refuse arrays with a row for each record that are no columns: they would stay those of the made-up block."""
+    arrays = {v for v in ancestors(rows) if is_array_root(v)}.difference(private)
+    if shapes := [stored(v).shape for v in arrays if n in stored(v).shape]:
+        raise UnsupportedModel(
+            f"The model has an array of shape {shapes[0]}, with as many rows as the block, that is not a column of the data: leave out public= "
+            "(covariates='public' says that covariates are), use scalars for what is the same in all rows, or give example= another number of rows."
+        )
 
 
 def _shapes(model: _Interpreted) -> dict[str, tuple[int, ...]]:

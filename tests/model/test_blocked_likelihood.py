@@ -16,6 +16,7 @@ from pymc_dp.errors import ModelError, UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.made_up_block import made_up_block
+from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
 
 N, D = 1003, 4
 MODE = {"mode": "FAST_COMPILE"}
@@ -165,6 +166,14 @@ def from_outside(x, y):
     pm.Bernoulli("y", logit_p=OUTSIDE[: len(y)] * pm.Normal("b"), observed=y)
 
 
+def with_zeros(x, y):
+    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b") + pm.math.exp(np.zeros(len(y))), observed=y)
+
+
+def declared_public(x, y):
+    pm.Bernoulli("y", logit_p=pm.Data("named", x[:, 0]) * pm.Normal("b"), observed=y)
+
+
 OUTSIDE = np.random.default_rng(3).normal(size=500)
 
 
@@ -184,6 +193,27 @@ def test_what_is_no_function_of_a_block_is_refused(function, message):
     data = {"x": columns()["x"], "y": columns()["y"]}
     with pytest.raises(UnsupportedModel, match=message):
         build(function, data)
+
+
+@pytest.mark.parametrize("function, public", [(with_zeros, []), (declared_public, ["named"])])
+def test_arrays_with_rows_that_are_no_columns(function, public):
+    """They would stay those of the made-up block, and compiled code would read beyond them."""
+    data = {"x": columns()["x"], "y": columns()["y"]}
+    with pytest.raises(UnsupportedModel, match="as many rows as the block|none of the columns"):
+        build(function, data, public=public)
+
+
+def test_rows_that_change_in_a_longer_block(monkeypatch):
+    """A planted fault: values of the first block stay in the place of those of others."""
+    real = BatchLikelihood.load
+
+    def load(self, arrays, n_records):
+        tail = {v: np.concatenate([a[:64], a[: len(a) - 64]]) for v, a in arrays.items()}
+        real(self, tail if n_records > 192 else arrays, n_records)
+
+    monkeypatch.setattr(BatchLikelihood, "load", load)
+    with pytest.raises(UnsupportedModel, match="number of rows of a block"):
+        build(logistic, {"x": columns()["x"], "y": columns()["y"]})
 
 
 @pytest.mark.slow
