@@ -199,7 +199,7 @@ def test_what_is_no_function_of_a_block_is_refused(function, message):
 def test_arrays_with_rows_that_are_no_columns(function, public):
     """They would stay those of the made-up block, and compiled code would read beyond them."""
     data = {"x": columns()["x"], "y": columns()["y"]}
-    with pytest.raises(UnsupportedModel, match="as many rows as the block|none of the columns"):
+    with pytest.raises(UnsupportedModel, match=r"as many rows as the block|none of the columns"):
         build(function, data, public=public)
 
 
