@@ -15,6 +15,7 @@ from pymc_dp.data import Records
 from pymc_dp.errors import ModelError, UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
+from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.made_up_block import made_up_block
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
 
@@ -287,6 +288,25 @@ def simulator():
     return dp.Simulator(
         logistic, data=Records(data, block_rows=300), covariates="public", compile_kwargs=MODE
     )
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_the_model_of_some_rows_has_no_observed_value(public):
+    """Public covariates are those of records, in the order of the file; what is observed is made up."""
+    data = {"x": columns()["x"], "y": np.full(N, 7.5)}
+
+    def model(x, y):
+        pm.Normal("y", pm.Data("x", x) @ pm.Normal("slope", 0, 1, shape=D), 1.0, observed=y)
+
+    found = build(model, data).model_of_rows(100, np.random.default_rng(1), public=public)
+    (observed,) = observed_arrays(found)
+    assert len(observed) == 100 and observed.max() < 1
+    rows = found["x"].get_value()
+    places = [np.flatnonzero((data["x"] == row).all(axis=1)).tolist() for row in rows]
+    if public:
+        assert np.concatenate(places).tolist() == sorted({place for (place,) in places})
+    else:
+        assert not any(places)
 
 
 @pytest.mark.slow
