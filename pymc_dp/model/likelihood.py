@@ -94,6 +94,8 @@ class RecordLikelihood(CompiledModel, Reductions):
     `parameter_checks`.
     """
 
+    slices = CompiledModel.slices  # documented with this class
+
     def __init__(
         self,
         model: pm.Model,
