@@ -37,9 +37,9 @@ def hmc_reusing_gradients(scales, **options):
 class ForgetsMomenta(DPHMC):
     """Fault: the kinetic energy is that of the start, as if momenta did not change on a path."""
 
-    def _move_along(self, old, path, records=None):
+    def _move_along(self, old, path):
         path[-1] = path[-1]._replace(momentum=path[0].momentum)
-        return super()._move_along(old, path, records)
+        return super()._move_along(old, path)
 
 
 def forgets_momenta(scales, **options):

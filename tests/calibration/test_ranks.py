@@ -6,8 +6,6 @@ Clifford, 1989, Biometrika 76, 633-642), and nothing need converge. Ranks are th
 which depends on the data (Modrák et al., 2023, https://doi.org/10.1214/23-BA1404).
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -105,7 +103,8 @@ class CachedRejected(DPPenalty):
     def choose(self, move, rule, log_ratio):
         theta, accepted, distance = super().choose(move, rule, log_ratio)
         if not accepted:
-            self._current = replace(move.old, records=move.new.records)
+            values = self.likelihood.logp(move.new.theta)
+            self.likelihood._latest.keep(move.old.theta, values)
         return theta, accepted, distance
 
 
@@ -139,10 +138,10 @@ class Case:
             return np.array([self.logp(point)[index] for point in theta])
         return self.logp(theta)[index]
 
-    def clipped_grad_steps(self, theta, bound, index=None, *, directions, logp=None):
+    def clipped_grad_steps(self, theta, bound, index=None, *, directions, keeps_logp=False):
         assert index is None
-        if logp is not None:
-            logp[:] = self.logp(theta)
+        if keeps_logp:
+            self.likelihood._latest.keep(theta, self.logp(theta))
         rows = self.simulated.gradients(theta, self.data) @ (
             np.diag(directions) if np.ndim(directions) == 1 else directions
         )

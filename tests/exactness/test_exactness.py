@@ -282,26 +282,11 @@ decide = accept_reject.decide
 class StaleLikelihood(DPPenalty):
     """Keeps the likelihood of the proposal after a rejection."""
 
-    def transition(self, theta):
-        likelihood = self.likelihood
-        logp, seen = likelihood.logp, []
-        try:
-            spy = _Spy(likelihood, lambda x: seen.append(logp(x)) or seen[-1])
-            object.__setattr__(self, "likelihood", spy)
-            theta, accepted, distance = super().transition(theta)
-        finally:
-            object.__setattr__(self, "likelihood", likelihood)
+    def choose(self, move, rule, log_ratio):
+        theta, accepted, distance = super().choose(move, rule, log_ratio)
         if not accepted:
-            self._current.records = seen[-1]
+            self.likelihood._latest.keep(theta, self.likelihood.logp(move.new.theta))
         return theta, accepted, distance
-
-
-class _Spy:
-    def __init__(self, likelihood, logp):
-        self._likelihood, self.logp = likelihood, logp
-
-    def __getattr__(self, name):
-        return getattr(self._likelihood, name)
 
 
 class FlipsAlways(GuidedWalk):
