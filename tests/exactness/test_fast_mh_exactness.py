@@ -459,7 +459,9 @@ def watched(step):
     class Full(type(step)):
         def log_ratio(self, move):
             seen.full += 1
-            change = np.abs(self._records(move.new) - self._records(move.old)).max()
+            change = np.abs(
+                self.likelihood.logp(move.new.theta) - self.likelihood.logp(move.old.theta)
+            ).max()
             assert change < self.clip_bound * move.distance
             return super().log_ratio(move)
 

@@ -228,7 +228,7 @@ class FewerRecords(DPHMC):
     """Decides from clipped log-ratios: what a tight clip bound does."""
 
     def log_ratio(self, move):
-        change = self._records(move.new) - self._records(move.old)
+        change = self.likelihood.logp(move.new.theta) - self.likelihood.logp(move.old.theta)
         return float(np.clip(change, -0.03, 0.03).sum()) + move.prior
 
 

@@ -60,7 +60,8 @@ def in_fixed_order(output: Variable, rows: Sequence[Variable], mode: Any) -> Var
         if isinstance(core, Dot):
             return [_ordered_dot(x, y, node.inputs[1] not in dependent)]
         if type(core).__name__ == "SolveTriangular":  # its module depends on the version
-            return [Blockwise(OrderedSolve(core.lower, core.unit_diagonal))(x, y)]
+            solve = Blockwise(OrderedSolve(core.lower, core.unit_diagonal))
+            return [solve(x, y) if core.b_ndim == 2 else solve(x, y[..., None])[..., 0]]
         if "SolveBase" in {kind.__name__ for kind in type(core).__mro__}:
             return _solved_one_by_one(node, inputs)
         return None
@@ -87,7 +88,8 @@ def _is_transposed(x: Variable) -> bool:
 def _solved_one_by_one(node: Apply, inputs: list[Variable]) -> list[Variable] | None:
     """A batch of systems with a column each, in place of one with a column for each row."""
     matrix, right = inputs
-    if matrix.ndim > 2 or right.ndim != 2:
+    core = getattr(node.op, "core_op", node.op)
+    if matrix.ndim > 2 or right.ndim != 2 or core.b_ndim == 1:
         return None
     op = node.op if isinstance(node.op, Blockwise) else Blockwise(node.op)
     return [op(matrix[None], right.T[:, :, None])[:, :, 0].T]
