@@ -54,7 +54,8 @@ def in_fixed_order(output: Variable, rows: Sequence[Variable], mode: Any) -> Var
         if dependent.isdisjoint(node.inputs) or node.outputs[0].type.dtype not in FLOATS:
             return None
         core = node.op.core_op if isinstance(node.op, Blockwise) else node.op
-        x, y = inputs if len(inputs) == 2 else (None, None)
+        x: Any = inputs[0]
+        y: Any = inputs[-1]
         if isinstance(core, BatchedDot):
             return [Blockwise(OrderedDot(lanes=False))(x, y)]
         if isinstance(core, Dot):
