@@ -209,7 +209,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _check_statistics(metadata: Any, used: Kinds) -> None:
-    """ValueError for missing values that the file's statistics tell of; others are found while reading."""
+    """Raise ValueError if the file's statistics count missing values; without statistics they are found while reading."""
     names = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)

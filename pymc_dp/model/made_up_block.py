@@ -17,11 +17,13 @@ import pymc as pm
 
 from pymc_dp.errors import UnsupportedModel
 
-__all__ = ["Layout", "Take", "column_of", "made_up_block", "model_of"]
+__all__ = ["Layout", "Take", "column_of", "example_block", "made_up_block", "model_of"]
 
 #: Types and trailing shapes of columns, by name.
 Layout = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 
+#: Rows of a made-up block, and least number of rows of one that is given.
+_N_ROWS, _LEAST_ROWS = 192, 64
 #: Floats of a made-up block lie between these: most likelihoods allow them.
 _LOW, _HIGH = 0.05, 0.95
 
@@ -109,3 +111,21 @@ def _equals(column: np.ndarray, array: np.ndarray) -> bool:
         return False
     with np.errstate(all="ignore"):
         return bool(np.array_equal(column.astype(array.dtype), array))
+
+
+def example_block(layout: Layout, example: Mapping[str, Any] | None) -> dict[str, np.ndarray]:
+    """A made-up block, or the one that was given, if it fits the columns."""
+    if example is None:
+        return made_up_block(layout, _N_ROWS)
+    block = {str(name): np.array(column) for name, column in example.items()}
+    shapes = {name: column.shape for name, column in block.items()}
+    wanted = {name: shape for name, (_, shape) in layout.items()}
+    if {n: s[1:] for n, s in shapes.items()} != wanted or len({s[:1] for s in shapes.values()}) > 1:
+        raise ValueError(
+            f"example must have the columns {wanted} (names and shapes of a row), with the same number of rows each; got the shapes {shapes}."
+        )
+    if min(s[0] for s in shapes.values()) < _LEAST_ROWS:
+        raise ValueError(
+            f"example must have at least {_LEAST_ROWS} made-up rows, got shapes {shapes}."
+        )
+    return {name: column.astype(layout[name][0]) for name, column in block.items()}

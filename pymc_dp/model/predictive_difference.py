@@ -59,6 +59,13 @@ class PredictiveDifference:
         Of the same records.
     first_draws, second_draws : array of shape (n_draws, n_dim)
         Public, on the unconstrained scale of each model.
+
+    Raises
+    ------
+    ValueError
+        If the models do not observe the same records.
+    UnsupportedModel
+        If log-likelihoods of single records cannot be computed.
     """
 
     def __init__(
@@ -74,6 +81,10 @@ class PredictiveDifference:
                 "on the same scale and of the same type, in the same order, and the same records=."
             )
         self._models = (first, first_draws), (second, second_draws)
+        for model, draws in self._models:
+            model.logp_at(
+                draws, np.zeros(0, dtype=np.int64)
+            )  # refuses what has no rows; reads no record
 
     def steps(self, bound: float, log_square_scale: int) -> tuple[np.ndarray, int]:
         """Sums over records of ``(t, t**2 / c)``, with ``t = clip(d / bound, -1, 1)``, in whole steps of a grid.
@@ -92,7 +103,6 @@ class PredictiveDifference:
             infinities) counts as 0, an infinite one as the bound.
         exponent : int
             The sums are ``steps * 2.0**exponent``.
-
         """
         total, n_records = np.zeros(2, dtype=np.int64), self._models[0][0].n_records
         for begin in range(0, n_records, _BLOCK):

@@ -268,6 +268,11 @@ class Reductions(ABC):
             By the first call, if rows cannot be computed alone.
         """
 
+    @property
+    def rehearsal(self) -> Reductions:
+        """What to call to compile reductions before anything is paid for; nothing that it returns is used."""
+        return self
+
     @abstractmethod
     def forget(self) -> None:
         """Forget the log-likelihoods that are kept for the next call of `clipped_change`."""

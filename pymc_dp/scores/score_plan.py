@@ -92,7 +92,7 @@ class ScorePlan:
         if any, as attribute ``scores``, and a note on what is left.
         """
         self.simulator.check_data()
-        likelihood, simulated = self.simulator.likelihood, self.simulated
+        likelihood, simulated = self.simulator.likelihood.rehearsal, self.simulated
         # Compiled before anything is paid for.
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
         if self.design.check is not None:

@@ -296,7 +296,8 @@ class ProposalStep(AcceptRejectStep):
 
     def compile_batches(self) -> None:
         """Compile in this process what would otherwise be compiled in every worker."""
-        self.likelihood.logp_at(np.zeros(self.likelihood.n_dim), np.zeros(1, dtype=int))
+        theta = np.zeros(self.likelihood.n_dim)
+        self.likelihood.rehearsal.logp_at(theta, np.zeros(1, dtype=int))
 
 
 class BatchStep(ProposalStep):

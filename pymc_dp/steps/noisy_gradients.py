@@ -140,7 +140,7 @@ class NoisyGradient:
         theta = np.zeros(self._likelihood.n_dim)
         self._grad_log_prior(theta)
         directions = self._coordinates.directions
-        self._likelihood.clipped_grad_steps(
+        self._likelihood.rehearsal.clipped_grad_steps(
             theta, 1.0, index, directions=directions, keeps_logp=index is None
         )
 

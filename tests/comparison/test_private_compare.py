@@ -13,10 +13,12 @@ from scipy import stats
 from pymc_dp import PrivacyBudget, Simulator
 from pymc_dp.comparison import ClipForecast, PrivateComparison, private_compare
 from pymc_dp.comparison.difference_clipping import simulated_differences
-from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning
+from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import PredictiveDifference, log_predictive
+from pymc_dp.model.sums import batch_likelihood
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.noise_choice import least_noise
@@ -282,7 +284,11 @@ def test_all_of_the_budget_is_claimed(simulators, epsilon, delta):
 def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch):
     account, seen = Ledger(tmp_path / "account", epsilon=1.0, delta=1e-6), []
     real = RecordLikelihood.logp_at
-    watched = lambda self, *arguments: seen.append(len(account.claims())) or real(self, *arguments)  # noqa: E731
+
+    def watched(self, theta, index):
+        seen.extend([len(account.claims())] * (len(index) > 0))  # an empty index reads no record
+        return real(self, theta, index)
+
     monkeypatch.setattr(RecordLikelihood, "logp_at", watched)
     private_compare(
         RELEASED, simulators, budget=budget_for(0.8, ledger=account), random_seed=1, n_draws=10
@@ -292,6 +298,17 @@ def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch)
     with pytest.raises(PrivacyBudgetExhausted):
         private_compare(RELEASED, simulators, budget=budget_for(0.8, ledger=account))
     assert len(seen) == n
+
+
+def test_rows_that_cannot_be_computed_alone_are_refused_before_the_claim(monkeypatch):
+    def blocked(*_):
+        raise Blocked("Twist")
+
+    monkeypatch.setattr(batch_likelihood, "rows_at", blocked)
+    budget = budget_for(0.8)
+    with pytest.raises(UnsupportedModel, match="Twist"):
+        private_compare(RELEASED, models_of(Y), budget=budget, n_draws=10)
+    assert not budget.ledger.claims()
 
 
 def test_the_bound_is_public(simulators):

@@ -1,7 +1,6 @@
 """The comparison of samplers: the measures of its script, and its stored results."""
 
 import importlib.util
-import json
 import math
 import sys
 
@@ -34,11 +33,6 @@ def comparison():
 def case(comparison):
     """The flat banana with few records."""
     return comparison.Case(replace(comparison.EXPERIMENTS["easy-2d"], n_records=N), seed=5)
-
-
-@pytest.fixture(scope="module")
-def stored():
-    return json.loads(SCRIPT.with_suffix(".json").read_text())
 
 
 # ------------------------------------------------------------------------- measures

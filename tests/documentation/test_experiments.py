@@ -27,16 +27,6 @@ def loaded(script):
     del sys.modules[script.stem]
 
 
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored():
-    return json.loads(SCRIPT.with_suffix(".json").read_text())
-
-
 # ------------------------------------------------------------------------- what is stored
 @pytest.mark.slow
 def test_stored_results_are_those_of_the_script(experiments, stored):

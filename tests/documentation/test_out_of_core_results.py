@@ -1,27 +1,12 @@
 """Stored figures of records on disk, and the page that shows them."""
 
-import json
-
 from pathlib import Path
 
 import numpy as np
-import pytest
-
-from tests.documentation.test_experiments import loaded
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "experiments" / "out_of_core.py"
 PAGE = (ROOT / "docs" / "larger_than_memory.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(experiments):
-    return json.loads(experiments.STORE.read_text())
 
 
 def test_the_page_has_the_stored_figures(experiments, stored):

@@ -1,27 +1,12 @@
 """Stored results of the experiments on posterior predictive checks: level, and power."""
 
-import json
-
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from scipy import stats
 
-from tests.documentation.test_experiments import loaded
-
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "ppc_experiments.py"
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(experiments):
-    return json.loads(experiments.STORE.read_text())
 
 
 def test_all_data_sets_are_there(experiments, stored):

@@ -1,24 +1,10 @@
 """Stored results of the experiment on private comparisons: what the documentation says of coverage and noise."""
 
-import json
-
 from pathlib import Path
 
 import pytest
 
-from tests.documentation.test_experiments import loaded
-
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "private_compare_experiments.py"
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(experiments):
-    return json.loads(experiments.STORE.read_text())
 
 
 def test_all_releases_are_there(experiments, stored):

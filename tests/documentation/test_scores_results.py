@@ -15,16 +15,6 @@ from tests.documentation.test_experiments import loaded
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "scores_experiments.py"
 
 
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(experiments):
-    return json.loads(experiments.STORE.read_text())
-
-
 def right_models(experiments, stored):
     """Settings whose data follow the model and the stand-in."""
     settings = ((experiments.SETTINGS[name], found) for name, found in stored.items())

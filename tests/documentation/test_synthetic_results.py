@@ -1,6 +1,5 @@
 """Stored results of the experiments on synthetic data, and the analysis that the page shows."""
 
-import json
 import re
 
 from pathlib import Path
@@ -10,21 +9,9 @@ import pytest
 
 from scipy import stats
 
-from tests.documentation.test_experiments import loaded
-
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "experiments" / "synthetic_experiments.py"
 PAGE = (ROOT / "docs" / "after_the_release.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def experiments():
-    yield from loaded(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(experiments):
-    return json.loads(experiments.STORE.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -322,6 +322,59 @@ def test_scores_of_blocks():
     assert scores.n_records == N
 
 
+def read_counts(monkeypatch, data, ledger):
+    """Numbers of claims at each time that these records are read."""
+    seen = []
+    for name in ("blocks", "take"):
+        real = getattr(Records, name)
+
+        def reading(self, *arguments, real=real):
+            if self is data:
+                seen.append(len(ledger.claims()))
+            return real(self, *arguments)
+
+        monkeypatch.setattr(Records, name, reading)
+    return seen
+
+
+def test_nothing_is_read_before_it_is_paid_for(monkeypatch, tmp_path):
+    """What is compiled before is compiled on made-up records; nor is anything read for a second time."""
+    ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=10.0, delta=1e-4)
+    seen = read_counts(monkeypatch, simulator().likelihood.records, ledger)
+    budget = dp.PrivacyBudget(5.0, 1e-5, chains=1, ledger=ledger)
+    scores = dp.private_scores(simulator(), budget=budget, random_seed=1)
+    n_reads = len(seen)
+    assert n_reads == len(scores.releases) + 1 and min(seen) >= 1  # each sum, and the fit check
+    options = {"budget": dp.PrivacyBudget(5.0, 1e-5, chains=1, ledger=ledger), "clip_bound": 2.0}
+    step = dp.DPPenalty(proposal=dp.RandomWalk(0.02), likelihood=simulator().likelihood, model=simulator().model, **options)  # fmt: skip
+    assert len(seen) == n_reads
+    before = len(ledger.claims())
+    dp.sample(
+        step=step, draws=3, random_seed=1, progressbar=False, compute_convergence_checks=False
+    )
+    assert len(seen) == n_reads + 3 and min(seen[n_reads:]) > before  # once for each decision
+
+
+@pytest.mark.slow
+def test_parallel_chains_read_for_themselves(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = {f"x{k}": columns()["x"][:, k] for k in range(D)} | {"y": columns()["y"]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=300)
+    arguments = {"x": [f"x{k}" for k in range(D)], "y": "y"}
+    data = Records.from_parquet(tmp_path / "a.parquet", arguments=arguments, block_rows=100)
+    found = dp.Simulator(logistic, data=data, covariates="public")
+    step = dp.DPPenalty(
+        budget=dp.PrivacyBudget(80.0, 1e-5, chains=2), clip_bound=2.0, proposal=dp.RandomWalk(0.05),
+        likelihood=found.likelihood, model=found.model,
+    )  # fmt: skip
+    idata = dp.sample(step=step, draws=40, cores=2, random_seed=1, progressbar=False, compute_convergence_checks=False)  # fmt: skip
+    one, other = idata["posterior"]["slope"].to_numpy()
+    assert len(np.unique(one[:, 0])) > 3 and not np.array_equal(one, other)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["penalty", "fast_mh", "hmc"])
 def test_steps_on_blocks(kind):

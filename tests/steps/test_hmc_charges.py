@@ -195,6 +195,7 @@ def test_what_is_kept_of_a_state_is_of_that_state(reuse_gradient):
         state, theta = step._current, step.likelihood.ravel(point)
         assert not statistics["exhausted"] and np.array_equal(state.theta, theta)
         kept = step.likelihood._latest._found[theta.tobytes()]
+        assert len(step.likelihood._latest._found) <= 2
         np.testing.assert_allclose(kept, step.likelihood.logp(theta), rtol=1e-12)
         outcomes.add(bool(statistics["accepted"]))
     assert outcomes == {True, False}
