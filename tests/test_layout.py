@@ -13,6 +13,10 @@ FILES = {
 MAX_LINES = {"pymc_dp": 400, "tests": 700}
 
 
+#: Python and pytest look for these names in each folder.
+FIXED_NAMES = ("__init__.py", "conftest.py")
+
+
 @pytest.mark.parametrize("folder", FILES)
 def test_no_file_is_too_long(folder):
     lengths = {f: len((ROOT / f).read_text(encoding="utf-8").splitlines()) for f in FILES[folder]}
@@ -22,7 +26,7 @@ def test_no_file_is_too_long(folder):
 
 @pytest.mark.parametrize("folder", FILES)
 def test_no_base_name_occurs_twice(folder):
-    names = Counter(Path(f).name for f in FILES[folder] if Path(f).name != "__init__.py")
+    names = Counter(Path(f).name for f in FILES[folder] if Path(f).name not in FIXED_NAMES)
     assert {name for name, n in names.items() if n > 1} == set()
 
 

@@ -152,7 +152,7 @@ class BlockedLikelihood(Reductions):
         other.records, other.n_records = Records(rows), n_rows
         return other
 
-    def forget(self) -> None:
+    def forget(self, but: np.ndarray | None = None) -> None:
         """Nothing is kept."""
 
     def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -189,9 +189,9 @@ class RecordLikelihood(CompiledModel, Reductions):
             return np.array(self._evaluate(self._batch, points, index))
         return self._evaluate(self._batch, [self._checked(theta)], index)[0]
 
-    def forget(self) -> None:
-        """Forget the log-likelihoods that `clipped_change` keeps."""
-        self._latest.forget()
+    def forget(self, but: np.ndarray | None = None) -> None:
+        """See `Reductions`."""
+        self._latest.forget(but)
 
     def gradients(self, theta: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
         """Gradient of the log-likelihood of each record, or of some records, not clipped: private.

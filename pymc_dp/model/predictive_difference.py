@@ -82,9 +82,7 @@ class PredictiveDifference:
             )
         self._models = (first, first_draws), (second, second_draws)
         for model, draws in self._models:
-            model.logp_at(
-                draws, np.zeros(0, dtype=np.int64)
-            )  # refuses what has no rows; reads no record
+            model.logp_at(draws, np.zeros(0, dtype=np.int64))  # raises, but reads no record
 
     def steps(self, bound: float, log_square_scale: int) -> tuple[np.ndarray, int]:
         """Sums over records of ``(t, t**2 / c)``, with ``t = clip(d / bound, -1, 1)``, in whole steps of a grid.

@@ -274,8 +274,8 @@ class Reductions(ABC):
         return self
 
     @abstractmethod
-    def forget(self) -> None:
-        """Forget the log-likelihoods that are kept for the next call of `clipped_change`."""
+    def forget(self, but: np.ndarray | None = None) -> None:
+        """Forget the log-likelihoods that are kept for the next call of `clipped_change`, except those at a position."""
 
     # ------------------------------------------------------------------ prior
 

@@ -232,6 +232,7 @@ class AcceptRejectStep(DPStep):
         accepted = self.decide(rule, log_ratio)
         if accepted:
             self._current = move.new
+        self.likelihood.forget(but=(move.new if accepted else move.old).theta)
         return (move.new if accepted else move.old).theta, accepted, move.distance
 
 

@@ -14,7 +14,7 @@ from pymc_dp import PrivacyBudget, Simulator
 from pymc_dp.comparison import ClipForecast, PrivateComparison, private_compare
 from pymc_dp.comparison.difference_clipping import simulated_differences
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
-from pymc_dp.model import RecordLikelihood
+from pymc_dp.model import RecordLikelihood, predictive_difference
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import PredictiveDifference, log_predictive
@@ -83,8 +83,9 @@ def wanted(y, mu=MU, sigma=SIGMA):
 
 
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
-def test_sums_of_clipped_differences(simulators, adjacency):
-    """Against a loop over single records; all draws of the posteriors are used."""
+def test_sums_of_clipped_differences(simulators, adjacency, monkeypatch):
+    """Against a loop over single records, in blocks; all draws of the posteriors are used."""
+    monkeypatch.setattr(predictive_difference, "_BLOCK", 7)
     d, bound = wanted(Y), 0.1
     budget = budget_for(adjacency=adjacency)
     if adjacency == "add_remove":  # the number must be public to simulate records
@@ -307,7 +308,7 @@ def test_rows_that_cannot_be_computed_alone_are_refused_before_the_claim(monkeyp
     monkeypatch.setattr(batch_likelihood, "rows_at", blocked)
     budget = budget_for(0.8)
     with pytest.raises(UnsupportedModel, match="Twist"):
-        private_compare(RELEASED, models_of(Y), budget=budget, n_draws=10)
+        private_compare(RELEASED, models_of(Y), budget=budget, n_draws=10, bound=1.0)
     assert not budget.ledger.claims()
 
 

@@ -340,6 +340,7 @@ def read_counts(monkeypatch, data, ledger):
 def test_nothing_is_read_before_it_is_paid_for(monkeypatch, tmp_path):
     """What is compiled before is compiled on made-up records; nor is anything read for a second time."""
     ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=10.0, delta=1e-4)
+    assert simulator().simulated.n_records == N  # so few public rows are all simulated
     seen = read_counts(monkeypatch, simulator().likelihood.records, ledger)
     budget = dp.PrivacyBudget(5.0, 1e-5, chains=1, ledger=ledger)
     scores = dp.private_scores(simulator(), budget=budget, random_seed=1)

@@ -185,20 +185,23 @@ def test_what_is_not_paid_is_found(fault):
 
 
 @pytest.mark.parametrize("reuse_gradient", [True, False])
-def test_what_is_kept_of_a_state_is_of_that_state(reuse_gradient):
+def test_what_is_kept_of_a_state_is_of_that_state(reuse_gradient, monkeypatch):
     """Log-likelihoods came with the gradient at the end of a path, if they are not of an older state."""
     step = paid_step(epsilon=30.0, chains=1, reuse_gradient=reuse_gradient)
     start(step)
-    point, outcomes = step.likelihood.unravel(np.array([0.3, 0.5])), set()
+    point, outcomes, computed = step.likelihood.unravel(np.array([0.3, 0.5])), set(), []
+    logp = step.likelihood.logp
     for _ in range(60):
-        point, (statistics,) = step.step(point)
+        with monkeypatch.context() as patch:
+            patch.setitem(step.likelihood.__dict__, "logp", lambda t: computed.append(t) or logp(t))
+            point, (statistics,) = step.step(point)
         state, theta = step._current, step.likelihood.ravel(point)
         assert not statistics["exhausted"] and np.array_equal(state.theta, theta)
         kept = step.likelihood._latest._found[theta.tobytes()]
         assert len(step.likelihood._latest._found) <= 2
         np.testing.assert_allclose(kept, step.likelihood.logp(theta), rtol=1e-12)
         outcomes.add(bool(statistics["accepted"]))
-    assert outcomes == {True, False}
+    assert outcomes == {True, False} and len(computed) == 1  # of the first state
 
 
 @pytest.mark.slow

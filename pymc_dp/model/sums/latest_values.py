@@ -31,6 +31,7 @@ class LatestValues:
         while len(self._found) > 2:
             del self._found[next(iter(self._found))]
 
-    def forget(self) -> None:
-        """Keep nothing."""
-        self._found.clear()
+    def forget(self, but: np.ndarray | None = None) -> None:
+        """Keep nothing, or the vector at one position only."""
+        kept = {} if but is None else {but.tobytes(): self._found.get(but.tobytes())}
+        self._found = {key: values for key, values in kept.items() if values is not None}
