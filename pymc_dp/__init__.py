@@ -25,8 +25,9 @@ from pymc_dp import (
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
-from pymc_dp.data.records import Records
+from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
+from pymc_dp.model.site import Site
 from pymc_dp.planning.plan import Plan
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.plans import plan
@@ -77,7 +78,10 @@ __all__ = [
     "RandomizedResponse",
     "Ranges",
     "Records",
+    "Shards",
     "Simulator",
+    "Site",
+    "Sites",
     "UnsupportedModel",
     "plan",
     "private_compare",

@@ -11,7 +11,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.arguments import as_integer, check_named
-from pymc_dp.data import Records
+from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.host_arguments import check_seed
 from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
 from pymc_dp.planning.random_walk import plan_random_walk
@@ -63,7 +63,7 @@ def plan(
     other_accesses: Accesses = (),
     simulator: Simulator | None = None,
     model: pm.Model | Callable[..., Any] | None = None,
-    data: Records | None = None,
+    data: Records | Shards | Sites | None = None,
     example: Mapping[str, Any] | None = None,
     covariates: str | pm.Model | Ranges | None = None,
     records: Any = None,

@@ -101,7 +101,7 @@ def sample(
         report states it: for tests and public data. The noise of scores is always secret.
     model : pm.Model or callable, optional
         The model; by default that of the plan or step, or the one on the context stack. With ``data=records``
-        (:class:`~pymc_dp.Records`, which need not fit into memory) the function of a block that builds it.
+        (:class:`~pymc_dp.Records`, which need not fit into memory, or :class:`~pymc_dp.Shards`) the function of a block that builds it.
     **kwargs
         With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``

@@ -93,10 +93,15 @@ class BlockModel(RecordLikelihood):
             if groups is not None:
                 groups.load(arrays, n_rows)
 
-    def check(self) -> None:
-        """Raise if an index of the block is out of range: compiled code would read other memory."""
+    def count_checked(self) -> int:
+        """Number of rows of the block; raises if an index is out of range: compiled code would read other memory."""
         assert self._check is not None
         self._check([self._start], np.arange(self.n_records))
+        return self.n_records
+
+    def logp_of(self, points: Sequence[np.ndarray]) -> np.ndarray:
+        """Log-likelihoods of the rows at some positions, a row each."""
+        return np.array([self.logp(point) for point in points])
 
     def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         return self._batch.clipped_change(new, old, scale, limit)

@@ -7,24 +7,22 @@ block are put in their place. Each reduction is a sum of whole numbers, so that 
 from __future__ import annotations
 
 import copy
+import os
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
-from pymc_dp.data import Records
+from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.model.block_model import BlockModel
+from pymc_dp.model.block_terms import Term, of_blocks, of_shard
 from pymc_dp.model.data_keys import new_digest
 from pymc_dp.model.made_up_block import example_block, made_up_block, model_of
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.rows_alone import check_rows_alone
 from pymc_dp.model.sums.batch_likelihood import checked_index
-from pymc_dp.model.sums.exact_sums import grid
-from pymc_dp.model.sums.vector_sums import product_exponent
-from pymc_dp.model.withheld import evaluate
 
 __all__ = ["BlockedLikelihood"]
 
@@ -42,7 +40,7 @@ class BlockedLikelihood(Reductions):
         builds variables in the model on the context stack. The same as for an ordinary model holds; in addition,
         each array with rows is a column of the data, or one column of a matrix: what is computed from columns is
         computed with ``pm.math``.
-    records : Records
+    records : Records, Shards or Sites
         The columns; each row is a record.
     public : sequence of str or array, optional
         Arrays of the model that do not hold data of records, see :class:`~pymc_dp.model.RecordLikelihood`.
@@ -58,7 +56,7 @@ class BlockedLikelihood(Reductions):
     ----------
     model : pm.Model
         Of the made-up block: it has the parameters, and no data.
-    records : Records
+    records : Records, Shards or Sites
     n_records, n_dim, slices, public, data_keys, row_keys
         As of :class:`~pymc_dp.model.RecordLikelihood`.
 
@@ -75,7 +73,7 @@ class BlockedLikelihood(Reductions):
     def __init__(
         self,
         function: Callable[..., Any],
-        records: Records,
+        records: Records | Shards | Sites,
         *,
         public: Sequence[Any] = (),
         example: Mapping[str, Any] | None = None,
@@ -87,8 +85,10 @@ class BlockedLikelihood(Reductions):
         check_rows_alone(function, self.model, block, public)
         self._block = BlockModel(self.model, block, public, compile_kwargs)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim = self._block.n_dim
+        self.n_dim, self._process = self._block.n_dim, os.getpid()
         self.public, self.model_token = self._block.public, self._block.model_token
+        if isinstance(records, Shards):
+            self._on_workers = records.hold(self._block)
         digests = records.digests(new_digest)
         self.data_keys = tuple(dict.fromkeys(digests.values()))
         self.row_keys = {
@@ -96,8 +96,7 @@ class BlockedLikelihood(Reductions):
             for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)
         }
         if self._block.has_indices:
-            for loaded in self._loaded():
-                evaluate("when its rows were first evaluated", loaded.check, private=private)
+            self._sum(Term("count_checked"))
 
     def __repr__(self) -> str:
         return f"BlockedLikelihood({self.records!r}, parameters={list(self.slices)})"
@@ -143,6 +142,14 @@ class BlockedLikelihood(Reductions):
             rows |= {name: read[name] for name in rows.keys() - observed}
         return model_of(self._function, rows)
 
+    def check_reachable(self) -> None:
+        """See :class:`~pymc_dp.model.Reductions`."""
+        if not isinstance(self.records, Records) and os.getpid() != self._process:
+            raise RuntimeError(
+                "Records on a cluster or at sites are asked by the process that is connected to them, and not by others: pass cores=1 to "
+                "pm.sample. Nothing was accessed."
+            )
+
     @property
     def rehearsal(self) -> BlockedLikelihood:
         """The same with made-up records, as many as in a block: to compile, no private record is read."""
@@ -159,44 +166,33 @@ class BlockedLikelihood(Reductions):
         """Log-likelihood of some records: as of :class:`~pymc_dp.model.RecordLikelihood`."""
         points = [self._checked(point) for point in np.atleast_2d(theta)]
         index = checked_index(index, self.n_records)
-        parts = [
-            [self._evaluate(loaded.logp, point) for point in points]
-            for loaded in self._loaded(index)
-        ]
-        found = np.concatenate(parts, axis=1) if parts else np.empty((len(points), 0))
+        found = np.empty((len(points), 0))
+        if len(index):
+            parts = self._each(Term("logp_of", (points,)), index)
+            found = np.concatenate([*parts], axis=1)
+            if isinstance(self.records, Shards):
+                found = found[:, self.records.places(index)]
         return found if np.ndim(theta) == 2 else found[0]
 
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         return self._block._checked(theta)
 
-    def _loaded(self, index: np.ndarray | None = None) -> Iterator[BlockModel]:
-        """The model of a block, with one block of all records after the other, or of some by number."""
-        if index is None:
-            with closing(self.records.blocks()) as blocks:
-                for block in blocks:
-                    self._block.load(block)
-                    yield self._block
-            return
-        length = self.records.block_rows
-        for begin in range(0, len(index), length):
-            self._block.load(self.records.take(index[begin : begin + length]))
-            yield self._block
+    def _each(self, term: Term, index: np.ndarray | None = None) -> Iterable[Any]:
+        """What a term gives for each block of all records or of some by number, or for each shard."""
+        if isinstance(self.records, Sites):
+            return [_total(self.records, term, index)]
+        if isinstance(self.records, Shards):
+            return self.records.map(of_shard, self._on_workers, self._private, term, index=index)
+        return of_blocks(self.records, index, self._block, self._private, term)
 
-    def _evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        where = "when its log-likelihood was evaluated"
-        return evaluate(where, function, *arguments, private=self._private)
-
-    def _sum(
-        self, term: Callable[[BlockModel], Any], index: np.ndarray | None = None, zero: Any = 0
-    ) -> Any:
-        """Sum over blocks of a function of the model of each."""
-        return sum((self._evaluate(term, block) for block in self._loaded(index)), zero)
+    def _sum(self, term: Term, index: np.ndarray | None = None, zero: Any = 0) -> Any:
+        return sum(self._each(term, index), zero)
 
     def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        return self._sum(lambda block: block._change_steps(new, old, scale, limit))
+        return int(np.sum(self._sum(Term("_change_steps", (new, old, scale, limit)))))
 
     def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
-        return self._sum(lambda block: block._plain_change(new, old))
+        return self._sum(Term("_plain_change", (new, old)))
 
     def _grad_steps(
         self,
@@ -205,27 +201,32 @@ class BlockedLikelihood(Reductions):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         keeps_logp: bool = False,
-    ) -> tuple[np.ndarray, int]:
+    ) -> np.ndarray:
         zero = np.zeros(_width(theta, directions), dtype=np.int64)
-        arguments = bound, theta, None, directions
-        return self._sum(lambda b: b._grad_steps(*arguments)[0], index, zero), grid(bound)[0]
+        return self._sum(Term("_grad_steps", (bound, theta, None, directions)), index, zero)
 
     def _plain_grad(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> np.ndarray:
         zero = np.zeros(_width(theta, directions))
-        return self._sum(lambda block: block._plain_grad(theta, None, directions), index, zero)
+        return self._sum(Term("_plain_grad", (theta, None, directions)), index, zero)
 
     def _norm_counts(
         self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
     ) -> np.ndarray:
-        return self._sum(lambda block: block._norm_counts(theta, directions, edges))
+        return self._sum(Term("_norm_counts", (theta, directions, edges)))
 
-    def _product_steps(
-        self, theta: np.ndarray, directions: np.ndarray, bound: float
-    ) -> tuple[np.ndarray, int]:
-        steps = self._sum(lambda block: block._product_steps(theta, directions, bound)[0])
-        return steps, product_exponent(bound)
+    def _product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
+        return self._sum(Term("_product_steps", (theta, directions, bound)))
+
+
+def _total(sites: Sites, term: Term, index: np.ndarray | None) -> np.ndarray:
+    """Whole numbers of all records of all sites."""
+    if index is not None or term.name in ("_plain_change", "_plain_grad"):
+        raise ValueError(
+            "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
+        )
+    return sites.total(term.name, *term.arguments)
 
 
 def _width(theta: np.ndarray, directions: np.ndarray | None) -> int:

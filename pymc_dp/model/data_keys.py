@@ -42,9 +42,20 @@ def row_keys(model: pm.Model, labels: Sequence[np.ndarray]) -> dict[str, tuple[b
     return {n: (_key(y), _key(rows)) for n, (y, rows) in zip(names, arrays, strict=True)}
 
 
-def new_digest(text: str) -> Any:
-    """A keyed hash that begins with a text: the type and shape of an array, whose bytes follow."""
-    return hashlib.blake2b(text.encode(), key=_SECRET)
+class KeyedDigest:
+    """Makes keyed hashes that begin with a text: the type and shape of an array, whose bytes follow.
+
+    It takes its key along to other processes, whose hashes are then the same.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def __call__(self, text: str) -> Any:
+        return hashlib.blake2b(text.encode(), key=self._key)
+
+
+new_digest = KeyedDigest(_SECRET)
 
 
 def _key(array: np.ndarray) -> bytes:

@@ -227,7 +227,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         keeps_logp: bool = False,
-    ) -> tuple[np.ndarray, int]:
+    ) -> np.ndarray:
         logp = np.empty(self.n_records) if keeps_logp and self._keeps_vectors else None
         arguments = bound, theta, index, directions, logp
         found = self._evaluate(self._gradients.clipped_steps, *arguments)
@@ -245,9 +245,7 @@ class RecordLikelihood(CompiledModel, Reductions):
     ) -> np.ndarray:
         return self._evaluate(self._gradients.norm_counts, theta, directions, edges)
 
-    def _product_steps(
-        self, theta: np.ndarray, directions: np.ndarray, bound: float
-    ) -> tuple[np.ndarray, int]:
+    def _product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
         return self._evaluate(self._gradients.product_steps, theta, directions, bound)
 
     def _evaluate(

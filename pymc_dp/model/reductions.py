@@ -13,6 +13,7 @@ import numpy as np
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.gradients import check_bound
+from pymc_dp.model.sums.vector_sums import product_exponent
 
 __all__ = ["Reductions"]
 
@@ -144,7 +145,7 @@ class Reductions(ABC):
         """
         arguments = self._arguments(theta, index, directions)
         check_bound(bound)
-        return self._grad_steps(bound, *arguments, keeps_logp)
+        return self._grad_steps(bound, *arguments, keeps_logp), grid(bound)[0]
 
     def clipped_grad(
         self,
@@ -179,8 +180,8 @@ class Reductions(ABC):
         if bound == math.inf:
             return self._plain_grad(*arguments)
         check_bound(bound)
-        steps, exponent = self._grad_steps(bound, *arguments)
-        return np.ldexp(steps.astype(np.float64), exponent)
+        steps = self._grad_steps(bound, *arguments)
+        return np.ldexp(steps.astype(np.float64), grid(bound)[0])
 
     def norm_counts(
         self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
@@ -228,7 +229,7 @@ class Reductions(ABC):
         theta, _, matrix = self._arguments(theta, None, directions)
         assert matrix is not None
         check_bound(bound)
-        return self._product_steps(theta, matrix, bound)
+        return self._product_steps(theta, matrix, bound), product_exponent(bound)
 
     def _arguments(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
@@ -267,6 +268,9 @@ class Reductions(ABC):
         UnsupportedModel
             By the first call, if rows cannot be computed alone.
         """
+
+    def check_reachable(self) -> None:
+        """Raise RuntimeError if this process cannot ask for the records, before anything is paid for."""
 
     @property
     def rehearsal(self) -> Reductions:
@@ -322,7 +326,7 @@ class Reductions(ABC):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         keeps_logp: bool = False,
-    ) -> tuple[np.ndarray, int]:
+    ) -> np.ndarray:
         """See `clipped_grad_steps`; arguments are checked."""
 
     @abstractmethod
@@ -338,7 +342,5 @@ class Reductions(ABC):
         """See `norm_counts`; arguments are checked."""
 
     @abstractmethod
-    def _product_steps(
-        self, theta: np.ndarray, directions: np.ndarray, bound: float
-    ) -> tuple[np.ndarray, int]:
+    def _product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
         """See `product_steps`; arguments are checked."""

@@ -12,7 +12,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.arguments import as_float, as_integer, check_labels
-from pymc_dp.data import Records
+from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.host_arguments import as_model, check_compile_kwargs, initial_point
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
@@ -50,8 +50,8 @@ class Simulator:
     ----------
     model : pm.Model or callable, optional
         The model; by default the one on the context stack. With `data`, the function of a block that builds it.
-    data : Records, optional
-        Records that are read in blocks, see :class:`~pymc_dp.model.BlockedLikelihood`.
+    data : Records, Shards or Sites, optional
+        Records that are read in blocks, here, on a cluster or at several sites, see :class:`~pymc_dp.model.BlockedLikelihood`.
     example : mapping of str to array, optional
         With `data`: made-up columns.
     covariates : "public", pm.Model or Ranges, optional
@@ -113,7 +113,7 @@ class Simulator:
         self,
         model: pm.Model | Callable[..., Any] | None = None,
         *,
-        data: Records | None = None,
+        data: Records | Shards | Sites | None = None,
         example: Mapping[str, Any] | None = None,
         covariates: str | pm.Model | Ranges | None = None,
         records: Any = None,

@@ -213,7 +213,8 @@ def _tested(errors: np.ndarray) -> tuple[np.ndarray, float]:
     errors = errors - errors[1:].mean(axis=0)
     inverse = np.linalg.pinv(np.cov(errors[1:], rowvar=False), hermitian=True)
     beyond = errors[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
-    beyond = beyond / beyond[1:].std(axis=0)
+    # With little noise a bin may have the same count in all simulations: any other is far off then.
+    beyond = beyond / np.maximum(beyond[1:].std(axis=0), 1e-9)
     statistics = (errors @ inverse * errors).sum(axis=1), np.abs(beyond).max(axis=1)
     ranks = [
         len(s) - np.searchsorted(np.sort(s), s) for s in statistics

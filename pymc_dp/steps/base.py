@@ -291,6 +291,7 @@ class DPStep(HostedStep):
 
     def _open(self) -> None:
         """Claim the share of a chain, before its first access."""
+        self.likelihood.check_reachable()
         if self.budget is not None:
             self._allocation = self.budget.claim(self.label, self.token)
         if self.reproducible:

@@ -34,6 +34,7 @@ class TestUncoveredVariable:
             run(two_variable_model, budget, step, chains=1)
         assert not budget.ledger.claims()
 
+    @pytest.mark.slow
     def test_refused_in_parallel(self, two_variable_model):
         budget = PrivacyBudget(2.0, 1e-5, chains=2)
         step = make_step(two_variable_model, budget, vars=[two_variable_model["mu"]])

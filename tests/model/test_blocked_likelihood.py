@@ -79,7 +79,8 @@ def assert_equal(found, expected):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
 
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param("NUMBA", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
 def test_blocks_give_the_same_whole_numbers(tmp_path, mode):
     """In blocks of several lengths, mapped from a file, from Parquet, and from a pickle."""
     pa = pytest.importorskip("pyarrow")
@@ -337,6 +338,7 @@ def read_counts(monkeypatch, data, ledger):
     return seen
 
 
+@pytest.mark.slow
 def test_nothing_is_read_before_it_is_paid_for(monkeypatch, tmp_path):
     """What is compiled before is compiled on made-up records; nor is anything read for a second time."""
     ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=10.0, delta=1e-4)

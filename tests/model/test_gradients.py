@@ -178,6 +178,7 @@ def test_models_compiled(name):
     check_model(test_indexing.MODELS[name], "NUMBA")
 
 
+@pytest.mark.slow
 def test_the_comparison_of_these_tests_finds_a_wrong_record():
     theta, expected = single_gradients("logistic")
     likelihood = RecordLikelihood(BY_NAME["logistic"].build(), compile_kwargs={"mode": PYTHON})

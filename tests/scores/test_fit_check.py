@@ -22,7 +22,7 @@ from pymc_dp.scores import check_design
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.design import SimulatedScores, best_design
-from pymc_dp.scores.fit_check import check_fit, release_histogram
+from pymc_dp.scores.fit_check import _tested, check_fit, release_histogram
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
 
@@ -318,6 +318,15 @@ def test_a_distance_from_the_reference_is_no_misfit(normal):
         for error in (0.25, 1e-4)
     )
     assert far == MODEL_MISFIT_FRACTION < near
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0])
+def test_a_bin_that_is_always_empty_in_simulations(last):
+    """With next to no noise: empty in the data, too, it says nothing; one record there is a misfit."""
+    errors = np.column_stack([np.random.default_rng(1).normal(size=(4001, 3)), np.zeros(4001)])
+    errors[0] = *(0.5, 0.5, 0.5), last
+    p_value = _tested(errors)[1]
+    assert p_value < 1e-3 if last else p_value > 0.2
 
 
 def test_little_budget_tells_nothing(normal):

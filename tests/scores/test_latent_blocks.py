@@ -58,6 +58,7 @@ def terms(theta, data):
     return logp, score
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_records", [UNITS, pytest.param(30, marks=pytest.mark.slow), 5, 36, 1])
 def test_weights_count_the_records(n_records):
     target, rng = target_of(n_records), np.random.default_rng(1)

@@ -94,6 +94,7 @@ def test_moves_have_the_target(law):
     assert rate > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["log_det", "coordinates"])
 def test_a_forgotten_factor_is_found(fault, monkeypatch):
     """Without the determinant, or with coordinates as if they were normal, the chain has another law."""

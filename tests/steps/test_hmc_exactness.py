@@ -423,6 +423,7 @@ def _cut_sixth():
     return float(np.minimum(x, 2.5) ** 6 @ weight / weight.sum())
 
 
+@pytest.mark.slow
 def test_moments_of_the_quartic_target():
     """With noise as large as the gradient and most records clipped: standard errors of E theta^2 and E theta^4 of 0.0013 and 0.0033."""
     z, error = quartic_z_scores(4000, 400, 1)

@@ -92,6 +92,7 @@ def test_it_costs_what_the_sampler_of_the_package_costs(normal_model, adjacency)
     assert mine.family.at(0.05, 1.0) == theirs.family.at(0.05, 1.0)
 
 
+@pytest.mark.slow
 def test_it_has_the_posterior():
     exact = reference(BANANA, 1.0)
     with compiled_once(BANANA.name), BANANA.model():

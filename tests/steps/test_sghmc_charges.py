@@ -207,7 +207,7 @@ class LooksAtTheLikelihood(DPSGHMC):
 
 @pytest.mark.parametrize(
     "fault",
-    [pytest.param(ChargesOneSide, marks=pytest.mark.slow), ChargesFewerGradients, ChargesTheFirstDraw, ChargesRoundedUp, LooksAgain, LooksAtTheLikelihood],
+    [*(pytest.param(f, marks=pytest.mark.slow) for f in (ChargesOneSide, ChargesFewerGradients)), ChargesTheFirstDraw, ChargesRoundedUp, LooksAgain, LooksAtTheLikelihood],
     ids=lambda f: f.__name__,
 )  # fmt: skip
 def test_wrong_charge_is_found(fault, monkeypatch):
@@ -254,6 +254,7 @@ def test_budget_of_the_thesis(factor, fits):
     assert (150 < budget.expected_draws() < 200) != fits
 
 
+@pytest.mark.slow
 def test_large_batches_cost_no_privacy():
     """With the step's noise multiplier, proportional to q, the cost depends on q only where the multiplier is small."""
     budget = PrivacyBudget(math.inf, 1e-5, chains=1, adjacency="add_remove")

@@ -59,7 +59,7 @@ class RecordGradients(RecordGroups):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         logp: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, int]:
+    ) -> np.ndarray:
         """`RecordLikelihood.clipped_grad_steps`; arguments are not checked."""
         exponent, limit = grid(bound)
         n_columns = len(theta) if directions is None else directions.shape[-1]
@@ -69,18 +69,16 @@ class RecordGradients(RecordGroups):
         in_blocks = in_blocks and not is_zero and abs(exponent) <= MAX_EXPONENT
         callback = None if logp is None else self._fill(logp, theta, in_blocks)
         if is_zero:
-            return np.zeros(n_columns, dtype=np.int64), exponent
+            return np.zeros(n_columns, dtype=np.int64)
         unit, length = math.ldexp(1.0, -exponent), math.ldexp(bound, -exponent)
         # The norm is computed from n squares and as many additions, a root, a division and two
         # products with relative errors of 2**-53 each: less than (n / 2 + 5) * 2**-53 in all. With
         # twice this margin, no vector of integers is longer than the bound.
         length *= 1 - (n_columns + 16) * 2.0**-52
         if in_blocks:
-            steps = groups[0].clipped_sum(theta, directions, unit, length, callback)
-        else:
-            vectors = self._vectors(theta, index, directions)
-            steps = self._add_up(vectors, n_columns, exponent, length)
-        return steps, exponent
+            return groups[0].clipped_sum(theta, directions, unit, length, callback)
+        vectors = self._vectors(theta, index, directions)
+        return self._add_up(vectors, n_columns, exponent, length)
 
     def _fill(
         self, logp: np.ndarray, theta: np.ndarray, in_blocks: bool
@@ -126,9 +124,7 @@ class RecordGradients(RecordGroups):
         """`RecordLikelihood.norm_counts`."""
         return count_norms(self._vectors(theta, None, directions), edges)
 
-    def product_steps(
-        self, theta: np.ndarray, directions: np.ndarray, bound: float
-    ) -> tuple[np.ndarray, int]:
+    def product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
         """`RecordLikelihood.product_steps`."""
         return sum_products(self._vectors(theta, None, directions), directions.shape[-1], bound)
 

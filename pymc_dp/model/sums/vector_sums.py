@@ -32,15 +32,13 @@ def product_exponent(bound: float) -> int:
     return math.frexp(bound**2)[1] - 1 - GRID_BITS
 
 
-def sum_products(
-    blocks: Iterable[np.ndarray], n_columns: int, bound: float
-) -> tuple[np.ndarray, int]:
-    """Sum of the :func:`products` of the rows of all blocks, truncated to steps, and the exponent of a step."""
+def sum_products(blocks: Iterable[np.ndarray], n_columns: int, bound: float) -> np.ndarray:
+    """Sum of the :func:`products` of the rows of all blocks, truncated to steps."""
     exponent = product_exponent(bound)
     total = np.zeros(n_columns * (n_columns + 1) // 2, dtype=np.int64)
     for vectors in blocks:
         _add_products(np.ascontiguousarray(vectors), bound, 2.0**-exponent, total)
-    return total, exponent
+    return total
 
 
 @numba.njit(nogil=True, error_model="numpy")

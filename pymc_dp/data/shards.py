@@ -1,0 +1,206 @@
+"""Records in shards on the workers of a Dask cluster (the extra ``dask``)."""
+
+from __future__ import annotations
+
+import hashlib
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pymc_dp.data.records import Records
+
+__all__ = ["Shards"]
+
+
+class Shards:
+    """Private records in shards that stay on the workers of a Dask cluster.
+
+    Each shard is a :class:`~pymc_dp.Records` on one worker. A reduction is one task for each shard, whose results are
+    whole numbers; so neither the number of shards nor their order changes a sum, and a shard that is lost with its
+    worker is loaded and summed again elsewhere, with the same result. Noise and ledger are with the caller alone.
+
+    Parameters
+    ----------
+    shards : dask DataFrame, sequence of Delayed, or sequence of Records
+        Parts of the records, in their order: partitions of a data frame, delayed tables (as :class:`~pymc_dp.Records`
+        takes them), or records such as ``Records.from_parquet(...).split(64)``, which workers read themselves.
+    arguments : mapping of str to str or list of str, optional
+        As of :class:`~pymc_dp.Records`; for tables.
+    client : distributed.Client, optional
+        By default the current one, else one of a new ``LocalCluster``.
+
+    Attributes
+    ----------
+    n_records, layout, width, block_rows
+        As of :class:`~pymc_dp.Records`.
+    client : distributed.Client
+
+    Raises
+    ------
+    ImportError
+        If Dask is missing.
+    TypeError
+        If `shards` is none of these.
+    ValueError
+        As of :class:`~pymc_dp.Records`, and if the shards have different columns.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_dp as dp
+    >>> from distributed import Client
+    >>> records = dp.Records({"x": np.arange(1000.0), "y": np.arange(1000) % 2})
+    >>> with Client(processes=False, dashboard_address=None) as client:
+    ...     print(dp.Shards(records.split(4), client=client))
+    Shards(1000 records in 4 shards; x: float64, y: int64)
+    """
+
+    def __init__(
+        self,
+        shards: Any,
+        *,
+        arguments: Mapping[str, str | Sequence[str]] | None = None,
+        client: Any = None,
+    ) -> None:
+        self.client = _client(client)
+        make = partial(_as_records, arguments=arguments)
+        self._shards = self.client.map(make, _parts(shards, self.client), pure=False)
+        layouts, lengths, block_rows = zip(*self.map(_described), strict=True)
+        self.layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = layouts[0]
+        if differ := [k for k, layout in enumerate(layouts) if layout != self.layout]:
+            raise ValueError(
+                f"Shards 0 and {differ[0]} have different columns: {self.layout} and {layouts[differ[0]]}. Write them with one schema."
+            )
+        self._starts = np.array([0, *accumulate(lengths)])
+        self.n_records, self.block_rows = int(self._starts[-1]), max(block_rows)
+
+    @property
+    def width(self) -> int:
+        """Number of numbers of a record."""
+        return sum(int(np.prod(shape)) for _, shape in self.layout.values())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items())
+        return f"Shards({self.n_records} records in {len(self._shards)} shards; {shown})"
+
+    def map(self, function: Callable[..., Any], *arguments: Any, index: Any = None) -> list[Any]:
+        """Results of a function of each shard, or of those that have some records.
+
+        Parameters
+        ----------
+        function : callable
+            Of a :class:`~pymc_dp.Records`, the numbers of rows in it (None for all), and the arguments.
+        *arguments
+            The same for all shards; futures are replaced by their values.
+        index : array of int, optional
+            Records by number. Only the shards that have one are asked.
+
+        Returns
+        -------
+        list
+            In the order of the shards.
+        """
+        asked: list[tuple[Any, np.ndarray | None]] = [(shard, None) for shard in self._shards]
+        if index is not None:
+            asked = [(self._shards[k], rows) for k, _, rows in self._by_shard(index)]
+        futures = [
+            self.client.submit(function, shard, rows, *arguments, pure=False)
+            for shard, rows in asked
+        ]
+        return self.client.gather(futures)
+
+    def hold(self, what: Any) -> Any:
+        """Send an object to the workers, each of which keeps it; what to pass to :meth:`map`.
+
+        A task, and no value: a worker that takes the place of another one gets it again.
+        """
+        return self.client.submit(_itself, what, pure=False)
+
+    def places(self, index: np.ndarray) -> np.ndarray:
+        """Where the records of an index are among those that :meth:`map` gives, shard after shard."""
+        return np.argsort(np.concatenate([places for _, places, _ in self._by_shard(index)]))
+
+    def _by_shard(self, index: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
+        """For each shard that has some of the records: its number, their places in the index, their numbers in it."""
+        owners = np.searchsorted(self._starts, index, side="right") - 1
+        found = []
+        for k in np.unique(owners):
+            places = np.flatnonzero(owners == k)
+            found.append((int(k), places, index[places] - self._starts[k]))
+        return found
+
+    def take(self, index: npt.ArrayLike) -> dict[str, np.ndarray]:
+        """Records by number, as of :class:`~pymc_dp.Records`."""
+        index = np.asarray(index, dtype=np.int64)
+        parts, places = self.map(_taken, index=index), self.places(index)
+        return {
+            name: np.concatenate([part[name] for part in parts])[places] for name in self.layout
+        }
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Shards are asked by one process only: pass cores=1 to pm.sample.")
+
+    def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
+        """A digest of each argument, from those of the shards in their order."""
+        found = self.map(_digests, new)
+        return {
+            name: hashlib.blake2b(b"".join(part[name] for part in found)).digest()
+            for name in self.layout
+        }
+
+
+def _client(client: Any) -> Any:
+    try:
+        from distributed import Client, get_client
+    except ImportError:
+        raise ImportError(
+            "Shards need Dask: install dask and distributed, or pymc-dp with its extra 'dask'."
+        ) from None
+    if client is not None:
+        return client
+    try:
+        return get_client()
+    except ValueError:
+        return Client(threads_per_worker=1, dashboard_address=None)
+
+
+def _parts(shards: Any, client: Any) -> list[Any]:
+    """Futures or objects, one for each shard."""
+    if hasattr(shards, "to_delayed"):
+        shards = shards.to_delayed()
+    if isinstance(shards, Records):
+        shards = [shards]
+    shards = list(shards)
+    if not shards:
+        raise ValueError("There are no shards: give one at least.")
+    if all(isinstance(shard, Records) for shard in shards):
+        return shards
+    if all(hasattr(shard, "__dask_graph__") for shard in shards):
+        return client.compute(shards)
+    raise TypeError(
+        f"shards must be a Dask DataFrame, or a sequence of delayed tables or of Records, got a list of {type(shards[0]).__name__}."
+    )
+
+
+def _as_records(part: Any, arguments: Any) -> Records:
+    return part if isinstance(part, Records) else Records(part, arguments=arguments)
+
+
+def _itself(what: Any) -> Any:
+    return what
+
+
+def _described(records: Records, _: None) -> tuple[dict, int, int]:
+    return records.layout, records.n_records, records.block_rows
+
+
+def _taken(records: Records, rows: np.ndarray) -> dict[str, np.ndarray]:
+    return records.take(rows)
+
+
+def _digests(records: Records, _: None, new: Callable[[str], Any]) -> dict[str, bytes]:
+    return records.digests(new)

@@ -1,0 +1,141 @@
+"""Records at several sites, none of which shows a row or a sum of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.data.columns import Kinds
+from pymc_dp.data.messages import Connection, receive, send
+from pymc_dp.errors import ModelError
+
+__all__ = ["Sites"]
+
+
+class Sites:
+    """Private records of several sites, for a coordinator who gets sums over all of them only.
+
+    Each site (:class:`~pymc_dp.model.Site`) evaluates its own records and divides its sum, a vector of whole numbers,
+    into one share for each site, at random: the shares add up to the sum modulo ``2**64``, and any of them but one
+    are independent uniform numbers. Each site adds up the shares that it gets, one from each site, and tells the
+    coordinator the result. What the coordinator gets is uniform but for its total, which is the exact sum over all
+    records.
+
+    Parameters
+    ----------
+    connections : sequence of connections
+        One to each site, in any order: ``multiprocessing.connection.Connection``, or another object with
+        ``send_bytes``, ``recv_bytes`` and ``poll``.
+    timeout : float
+        Seconds to wait for a site. 600 by default.
+
+    Attributes
+    ----------
+    n_records : int
+        Of all sites together. The numbers of single sites are not known here.
+    layout, width, block_rows
+        As of :class:`~pymc_dp.Records`.
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than two sites, or their columns differ.
+    TimeoutError, EOFError
+        If a site does not answer, or has ended.
+
+    Notes
+    -----
+    *What is protected.* Coordinator and sites follow the protocol, and connections are private to their two ends.
+    Then whoever sees what the coordinator sees learns the sums over all sites and the numbers of columns, and no sum
+    of fewer sites. If some sites pass on what they see, the sum over the others is learned, and no more: with all
+    sites but one, that of a single one. The coordinator adds noise to the sums, and spends the budget: the guarantee
+    holds towards all who see results, not towards the coordinator.
+
+    Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
+    covariates (pass a stand-in model) and runs without clipping.
+    """
+
+    def __init__(self, connections: Sequence[Connection], *, timeout: float = 600.0) -> None:
+        self._connections, self._timeout = list(connections), timeout
+        if len(self._connections) < 2:
+            raise ValueError(
+                f"Sums of {len(self._connections)} site would be seen as they are: give connections to two sites or more."
+            )
+        described = [json.loads(text) for (text,) in self._ask("describe")]
+        if differ := [k for k, found in enumerate(described) if found != described[0]]:
+            raise ValueError(
+                f"Sites 0 and {differ[0]} have different columns: {described[0]} and {described[differ[0]]}."
+            )
+        self.layout: Kinds = {n: (np.dtype(d), tuple(s)) for n, d, s in described[0]["columns"]}
+        self.block_rows: int = described[0]["block_rows"]
+        self.n_records = int(self.total("n_records")[0])
+
+    @property
+    def width(self) -> int:
+        """Number of numbers of a record."""
+        return sum(int(np.prod(shape)) for _, shape in self.layout.values())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items())
+        return f"Sites({self.n_records} records at {len(self._connections)} sites; {shown})"
+
+    def total(self, word: str, *arguments: Any) -> Any:
+        """Sum over all sites of a reduction.
+
+        Parameters
+        ----------
+        word : str
+            Name of the reduction, see :class:`~pymc_dp.model.Site`.
+        *arguments
+            Arrays of numbers, numbers or None.
+
+        Returns
+        -------
+        array of int64, shape (k,)
+
+        Raises
+        ------
+        ModelError
+            If the model raises at a site. Neither site nor text is told.
+        """
+        answers = self._ask(word, *arguments)
+        if failed := [kind for _, kind in answers if kind]:
+            raise ModelError(
+                f"The model raised {failed[0]} at a site; its message is withheld, because it may show private values.", failed[0]
+            )  # fmt: skip
+        return np.sum([share for share, _ in answers], axis=0, dtype=np.uint64).view(np.int64)
+
+    def take(self, index: Any) -> Any:
+        """Refused: sites do not show rows."""
+        raise ValueError(
+            "Sites do not show rows: pass a stand-in model as covariates=, and use samplers that read all records."
+        )
+
+    def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
+        """A digest of each argument from those of the sites, which have keys of their own."""
+        found = [json.loads(text) for (text,) in self._ask("digests")]
+        return {
+            name: hashlib.blake2b("".join(part[name] for part in found).encode()).digest()
+            for name in self.layout
+        }
+
+    def close(self) -> None:
+        """End the sites' service."""
+        for connection in self._connections:
+            send(connection, "close")
+
+    def _ask(self, word: str, *arguments: Any) -> list[list[Any]]:
+        for connection in self._connections:
+            send(connection, word, *arguments)
+        answers = [receive(connection, self._timeout) for connection in self._connections]
+        if refused := [values[0] for found, values in answers if found == "refused"]:
+            raise ValueError(refused[0])
+        return [values for _, values in answers]
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Sites are asked by one process only: pass cores=1 to pm.sample.")

@@ -1,0 +1,146 @@
+"""A site with private records, which answers a coordinator with shares of sums."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp.data import Records
+from pymc_dp.data.messages import Connection, receive, send
+from pymc_dp.model.block_model import BlockModel
+from pymc_dp.model.block_terms import Term, of_shard
+from pymc_dp.model.data_keys import KeyedDigest
+from pymc_dp.model.made_up_block import example_block, model_of
+from pymc_dp.model.rows_alone import check_rows_alone
+
+__all__ = ["Site"]
+
+#: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
+_REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps", "count_checked")
+
+
+class Site:
+    """Private records of one site, which takes part in sums over several (:class:`~pymc_dp.Sites`).
+
+    The site builds the model of its records itself: it runs no code that is sent to it. It answers with shares of sums
+    of clipped terms, in whole numbers, and shows no row.
+
+    Parameters
+    ----------
+    function : callable
+        Builds the model of a block, see :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites and at the
+        coordinator.
+    records : Records
+    peers : mapping of int to connection
+        Connections to all other sites, by their numbers.
+    number : int
+        Of this site: different for all, and none of `peers`.
+    public, example, compile_kwargs
+        As of :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites.
+    timeout : float
+        Seconds to wait for another site. 600 by default.
+
+    Raises
+    ------
+    ValueError
+        If there are no peers, or `number` is one of theirs.
+
+    Examples
+    --------
+    At a site; ``listener.accept()`` of ``multiprocessing.connection`` gives connections to other machines.
+
+    >>> site = Site(model, records, {1: to_site_1, 2: to_site_2}, number=0)  # doctest: +SKIP
+    >>> site.serve(to_coordinator)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        records: Records,
+        peers: Mapping[int, Connection],
+        *,
+        number: int,
+        public: Sequence[Any] = (),
+        example: Mapping[str, Any] | None = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        timeout: float = 600.0,
+    ) -> None:
+        if not peers or number in peers:
+            raise ValueError(
+                f"Site {number} must have peers with other numbers than its own, got {sorted(peers)}."
+            )
+        block = example_block(records.layout, example)
+        self.model: pm.Model = model_of(function, block)
+        check_rows_alone(function, self.model, block, public)
+        self._block = BlockModel(self.model, block, public, compile_kwargs)
+        self._records, self._timeout = records, timeout
+        # Each pair of sites in the same order: none waits for one that waits for it.
+        self._peers = sorted(peers.items())
+        self._number = number
+        self._new_digest = KeyedDigest(os.urandom(32))
+
+    def serve(self, coordinator: Connection) -> None:
+        """Answer until the coordinator ends it or closes the connection.
+
+        Parameters
+        ----------
+        coordinator : connection
+
+        Raises
+        ------
+        TimeoutError, EOFError
+            If another site does not answer, or has ended.
+        """
+        while True:
+            try:
+                while not coordinator.poll(60.0):
+                    pass
+                word, arguments = receive(coordinator, self._timeout)
+            except EOFError:
+                return
+            if word == "close":
+                return
+            send(coordinator, *self._answer(word, arguments))
+
+    def _answer(self, word: str, arguments: list[Any]) -> tuple[Any, ...]:
+        records = self._records
+        if word == "describe":
+            columns = [(name, d.str, s) for name, (d, s) in records.layout.items()]
+            return word, json.dumps({"columns": columns, "block_rows": records.block_rows})
+        if word == "digests":
+            found = records.digests(self._new_digest)
+            return word, json.dumps({name: digest.hex() for name, digest in found.items()})
+        if word == "n_records":
+            return word, *self._shared(lambda: records.n_records)
+        if word not in _REDUCTIONS:
+            return "refused", f"A site answers {', '.join(_REDUCTIONS)}, and not {word}."
+        term = Term(word, tuple(arguments))
+        return word, *self._shared(lambda: of_shard(records, None, self._block, True, term))
+
+    def _shared(self, compute: Callable[[], Any]) -> tuple[np.ndarray | None, str | None]:
+        """The sum of one share of each site's numbers; or the kind of an error, here or at another site."""
+        kind = None
+        try:
+            own = np.array(compute(), dtype=np.int64).reshape(-1).view(np.uint64)
+        except Exception as error:  # its text may show values
+            own, kind = np.empty(0, dtype=np.uint64), getattr(error, "kind", type(error).__name__)
+        received = np.zeros_like(own)
+        for number, peer in self._peers:
+            share = np.frombuffer(os.urandom(own.nbytes), np.uint64)
+            if self._number < number:
+                send(peer, "share", share)
+                _, (other,) = receive(peer, self._timeout)
+            else:
+                _, (other,) = receive(peer, self._timeout)
+                send(peer, "share", share)
+            if len(other) == len(own):
+                own, received = own - share, received + other
+            else:
+                kind = kind or "an error"
+        return (None, kind) if kind else (own + received, None)

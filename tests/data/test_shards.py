@@ -1,0 +1,148 @@
+"""Records on the workers of a cluster: the same whole numbers, also if workers die."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp.data import Records, Shards
+from pymc_dp.errors import ModelError
+from pymc_dp.model import BlockedLikelihood
+
+distributed = pytest.importorskip("distributed")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+N, D = 2003, 3
+RNG = np.random.default_rng(1)
+COLUMNS = {
+    "x": RNG.normal(size=(N, D)),
+    "group": RNG.integers(0, 2, N),
+    "y": RNG.integers(0, 2, N).astype(np.int8),
+}
+
+
+def model(x, group, y):
+    slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=2)
+    pm.Bernoulli("y", logit_p=level[group] + x @ slope, observed=y)
+
+
+@pytest.fixture(scope="module")
+def client():
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # fmt: skip
+        with distributed.Client(cluster) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def in_memory():
+    return BlockedLikelihood(model, Records(COLUMNS))
+
+
+@pytest.fixture(scope="module")
+def sharded(client):
+    return BlockedLikelihood(model, Shards(Records(COLUMNS).split(7), client=client))
+
+
+def reductions(likelihood):
+    theta, directions = np.linspace(-0.3, 0.3, D + 2), np.random.default_rng(2).normal(size=(D + 2, 2))  # fmt: skip
+    index = np.random.default_rng(3).integers(0, N, 400)
+    return [
+        likelihood.clipped_change(2 * theta, theta, 0.3),
+        *likelihood.clipped_grad_steps(theta, 0.7),
+        *likelihood.clipped_grad_steps(theta, 0.7, index, directions=directions),
+        *likelihood.clipped_grad_steps(theta, 0.7, index[:0]),
+        likelihood.norm_counts(theta, directions, np.array([0.1, 0.5])),
+        *likelihood.product_steps(theta, directions, 1.1),
+        likelihood.logp_at(np.array([theta, 2 * theta]), index),
+        likelihood.logp_at(theta, index[:0]),
+    ]
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_same_whole_numbers(sharded, in_memory):
+    assert_same(reductions(sharded), reductions(in_memory))
+
+
+@pytest.mark.parametrize("n_shards", [1, 2, 64])
+def test_any_number_of_shards(client, sharded, in_memory, n_shards):
+    sharded.records, before = (
+        Shards(Records(COLUMNS).split(n_shards), client=client),
+        sharded.records,
+    )
+    try:
+        assert_same(reductions(sharded), reductions(in_memory))
+    finally:
+        sharded.records = before
+
+
+def test_workers_that_are_killed(client, sharded, in_memory):
+    """They cost time only: what they held is loaded again by others."""
+    expected, stop = reductions(in_memory), threading.Event()
+
+    def kill():
+        while not stop.wait(1.0):
+            pids = list(client.run(os.getpid, on_error="ignore").values())
+            os.kill(pids[0], signal.SIGKILL)
+            time.sleep(6.0)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for _ in range(3):
+            assert_same(reductions(sharded), expected)
+            time.sleep(1.0)
+    finally:
+        stop.set()
+        killer.join()
+
+
+def test_partitions_and_delayed_tables(client, in_memory):
+    dask = pytest.importorskip("dask")
+    from dask import dataframe
+
+    table = pd.DataFrame({f"x{k}": COLUMNS["x"][:, k] for k in range(D)} | {"group": COLUMNS["group"], "y": COLUMNS["y"]})  # fmt: skip
+    arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y"}
+    parts = [dask.delayed(table.iloc[a : a + 700]) for a in range(0, N, 700)]
+    for source in (dataframe.from_pandas(table, npartitions=3, sort=False), parts):
+        shards = Shards(source, arguments=arguments, client=client)
+        assert (shards.n_records, shards.width) == (N, D + 2) and "shards; x: float64 (3,)" in repr(shards)  # fmt: skip
+        index = [5, 2000, 5, 711]
+        taken = shards.take(index)
+        assert_same([taken[n] for n in COLUMNS], [COLUMNS[n][index] for n in COLUMNS])
+
+
+def test_a_posterior(client):
+    shards = Shards(Records({n: COLUMNS[n] for n in ("x", "group", "y")}).split(3), client=client)
+    found = dp.sample(
+        epsilon=50.0, delta=1e-5, model=model, data=shards, covariates="public", draws=50, chains=2, cores=1,
+        random_seed=1, progressbar=False, compute_convergence_checks=False,
+    )  # fmt: skip
+    assert found["posterior"]["slope"].shape == (2, 50, D)
+
+
+def test_what_is_wrong(client):
+    good, bad = Records({"x": np.ones(10)}), Records({"x": np.ones(10, int)})
+    with pytest.raises(ValueError, match="Shards 0 and 2 have different columns"):
+        Shards([good, good, bad], client=client)
+    with pytest.raises(ValueError, match="no shards"):
+        Shards([], client=client)
+    with pytest.raises(TypeError, match="got a list of ndarray"):
+        Shards([np.ones(3)], client=client)
+
+
+def test_an_error_on_a_worker_shows_no_value(client):
+    data = COLUMNS | {"group": np.where(np.arange(N) == 1234, 4321, COLUMNS["group"])}
+    with pytest.raises(ModelError) as caught:
+        BlockedLikelihood(model, Shards(Records(data).split(3), client=client))
+    assert "4321" not in str(caught.value) and "1234" not in str(caught.value)

@@ -1,0 +1,222 @@
+"""Sums over several sites: exact, of shares that are uniform, and nothing else is answered."""
+
+import multiprocessing
+import threading
+
+from contextlib import contextmanager
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+import pymc_dp as dp
+
+from pymc_dp.data import Records, Sites
+from pymc_dp.data.messages import receive, send
+from pymc_dp.errors import ModelError
+from pymc_dp.model import BlockedLikelihood, Site
+
+N, D, N_SITES = 203, 2, 4
+MODE = {"mode": "FAST_COMPILE"}
+RNG = np.random.default_rng(1)
+COLUMNS = {
+    "x": RNG.normal(size=(N, D)),
+    "group": RNG.integers(0, 2, N),
+    "y": RNG.integers(0, 2, N).astype(np.int8),
+}
+
+
+def model(x, group, y):
+    slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=2)
+    pm.Bernoulli("y", logit_p=level[group] + x @ slope, observed=y)
+
+
+class Tapped:
+    """A connection whose received messages are kept."""
+
+    def __init__(self, connection):
+        self._connection, self.received = connection, []
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+    def recv_bytes(self):
+        self.received.append(self._connection.recv_bytes())
+        return self.received[-1]
+
+
+@contextmanager
+def served(parts, options=MODE):
+    """Connections of a coordinator to sites, each in a thread, which have ended afterwards."""
+    numbers = range(len(parts))
+    between = {(i, j): multiprocessing.Pipe() for i in numbers for j in numbers if i < j}
+    coordinator, threads = [], []
+    for k in numbers:
+        peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
+        site = Site(model, parts[k], peers, number=k, compile_kwargs=options, timeout=60.0)
+        ours, theirs = multiprocessing.Pipe()
+        coordinator.append(Tapped(ours))
+        threads.append(threading.Thread(target=site.serve, args=(theirs,)))
+        threads[-1].start()
+    try:
+        yield coordinator
+    finally:
+        for connection, thread in zip(coordinator, threads, strict=True):
+            connection.close()
+            thread.join(30.0)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def connections():
+    with served(Records(COLUMNS, block_rows=64).split(N_SITES)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def likelihood(connections):
+    return BlockedLikelihood(model, Sites(connections, timeout=60.0), compile_kwargs=MODE)
+
+
+def reductions(likelihood):
+    theta, directions = np.linspace(-0.3, 0.3, D + 2), np.random.default_rng(2).normal(size=(D + 2, 2))  # fmt: skip
+    return [
+        likelihood.clipped_change(2 * theta, theta, 0.3),
+        *likelihood.clipped_grad_steps(theta, 0.7),
+        *likelihood.clipped_grad_steps(theta, 0.7, directions=directions[:, 0]),
+        likelihood.norm_counts(theta, directions, np.array([0.1, 0.5])),
+        *likelihood.product_steps(theta, directions, 1.1),
+    ]
+
+
+def test_sums_are_exact(likelihood):
+    expected = reductions(BlockedLikelihood(model, Records(COLUMNS), compile_kwargs=MODE))
+    for a, b in zip(reductions(likelihood), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert likelihood.n_records == N and f"{N} records at {N_SITES} sites" in repr(likelihood)
+
+
+def shares(connections, sites, n=150):
+    """What the coordinator gets in answer to one and the same question, shape (n, n_sites), and the sums."""
+    for connection in connections:
+        connection.received.clear()
+    sums = [int(sites.total("count_checked")[0]) for _ in range(n)]
+    texts = ([*map(_share, connection.received)] for connection in connections)
+    return np.array([*texts], dtype=np.uint64).T, sums
+
+
+def _share(content):
+    ours, theirs = multiprocessing.Pipe()
+    ours.send_bytes(content)
+    _, (share, kind) = receive(theirs, 1.0)
+    assert kind is None
+    return share[0]
+
+
+def least_p_value(found):
+    """Of single answers, and of the sums of those of each two and three sites: all uniform."""
+    uniform = []
+    for subset in range(1, 2**N_SITES - 1):
+        members = [k for k in range(N_SITES) if subset >> k & 1]
+        total = found[:, members].sum(axis=1, dtype=np.uint64)
+        uniform += [total / 2.0**64, (total << np.uint64(48)) / 2.0**64]  # high and low bits
+    return min(stats.kstest(u, "uniform").pvalue for u in uniform)
+
+
+def test_what_the_coordinator_gets_is_uniform_but_for_its_total(connections, likelihood):
+    found, sums = shares(connections, likelihood.records)
+    assert set(sums) == {N} and len(np.unique(found)) == found.size
+    assert least_p_value(found) > 1e-6
+
+
+def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypatch):
+    """Control: a generator whose top byte is small."""
+    monkeypatch.setattr("pymc_dp.model.site.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
+    found, sums = shares(connections, likelihood.records)
+    assert set(sums) == {N}
+    assert least_p_value(found) < 1e-6
+
+
+def test_what_sites_do_not_tell(connections, likelihood):
+    theta = np.zeros(D + 2)
+    with pytest.raises(ValueError, match="sampler that reads all records"):
+        likelihood.clipped_grad(theta, 1.0, np.array([3]))
+    with pytest.raises(ValueError, match="sampler that reads all records"):
+        likelihood.logp_at(theta, np.array([3]))
+    with pytest.raises(ValueError, match="finite clip bound"):
+        likelihood.clipped_change(theta, theta + 1, np.inf)
+    with pytest.raises(ValueError, match="do not show rows"):
+        likelihood.records.take([3])
+    for word in ("logp", "_plain_change", "__reduce__", "logp_of"):
+        send(connections[0], word, theta)
+        found, (why,) = receive(connections[0], 60.0)
+        assert found == "refused" and why.startswith("A site answers") and why.endswith(f"not {word}.")  # fmt: skip
+
+
+def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
+    wrong = COLUMNS | {"group": np.where(np.arange(N) == 123, 4321, COLUMNS["group"])}
+    with served(Records(wrong).split(3)) as connections:
+        with pytest.raises(ModelError, match=r"(IndexError|an error) at a site") as caught:
+            BlockedLikelihood(model, Sites(connections), compile_kwargs=MODE)
+        assert "4321" not in str(caught.value) and "123" not in str(caught.value)
+        assert Sites(connections).n_records == N
+
+
+def test_columns_that_differ(connections):
+    narrow = Records(COLUMNS | {"y": COLUMNS["y"].astype(np.int64)})
+    with served([Records(COLUMNS), narrow]) as found:
+        with pytest.raises(ValueError, match="Sites 0 and 1 have different columns"):
+            Sites(found)
+    with pytest.raises(ValueError, match="two sites or more"):
+        Sites(connections[:1])
+    with pytest.raises(ValueError, match="peers with other numbers"):
+        Site(model, narrow, {2: connections[0]}, number=2)
+
+
+def test_the_same_data_are_known_again(connections, likelihood):
+    again = BlockedLikelihood(model, Sites(connections), compile_kwargs=MODE)
+    assert again.data_keys == likelihood.data_keys and again.row_keys == likelihood.row_keys
+    assert len(set(again.data_keys)) == 3
+
+
+def test_a_site_that_does_not_answer():
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
+        Sites([ours, ours], timeout=0.01)
+    theirs.close()
+    with pytest.raises((EOFError, OSError)):
+        Sites([ours, ours], timeout=0.01)
+
+
+def stand_in():
+    with pm.Model() as found:
+        x = np.random.default_rng(4).normal(size=(500, D))
+        model(x, np.arange(500) % 2, np.arange(500) % 3 % 2)
+    return found
+
+
+@pytest.mark.slow
+def test_chains_in_other_processes_are_refused_before_they_pay(likelihood):
+    budget = dp.PrivacyBudget(epsilon=5, delta=1e-5, chains=2)
+    with likelihood.model:
+        step = dp.DPPenalty(likelihood=likelihood, budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1))  # fmt: skip
+        for context in ("fork", "spawn"):
+            with pytest.raises(Exception, match="cores=1"):
+                pm.sample(draws=5, tune=0, chains=2, cores=2, mp_ctx=context, step=step, callback=budget, progressbar=False)  # fmt: skip
+    assert not budget.ledger.claims()
+
+
+@pytest.mark.slow
+def test_a_posterior(connections):
+    """That of all records, at a large epsilon; and a random walk."""
+    options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
+    terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2, "cores": 1}
+    shared = dp.sample(data=Sites(connections), **terms, **options)["posterior"]
+    alone = dp.sample(data=Records(COLUMNS), **terms, **options)["posterior"]
+    for name in ("slope", "level"):
+        sd = alone[name].std(("chain", "draw"))
+        difference = shared[name].mean(("chain", "draw")) - alone[name].mean(("chain", "draw"))
+        assert float(abs(difference / sd).max()) < 0.3
+        assert float(abs(np.log(shared[name].std(("chain", "draw")) / sd)).max()) < 0.2
