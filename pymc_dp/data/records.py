@@ -246,6 +246,21 @@ class Records:
             )
         return self._arguments.of(self._source.take(numbers.astype(np.int64), self.block_rows))
 
+    def load(self) -> Records:
+        """The same records with their arguments in memory: each pass reads them from there.
+
+        Returns
+        -------
+        Records
+        """
+        columns = self._empty(self.n_records)
+        at = 0
+        for block in self.blocks():
+            for name, array in block.items():
+                columns[name][at : at + len(array)] = array
+            at += rows_of(block)
+        return Records(columns, block_rows=self.block_rows)
+
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
         """A digest of each argument, which does not depend on the source nor on the blocks.
 
@@ -275,7 +290,7 @@ class Records:
 
     def _filled(self) -> Generator[dict[str, np.ndarray]]:
         """Blocks of equal length, from batches that end with row groups and files."""
-        left, at, block = self.n_records, 0, self._empty(self.n_records)
+        left, at, block = self.n_records, 0, self._empty(min(self.block_rows, self.n_records))
         for columns in self._source.batches(self.block_rows):
             batch = self._arguments.of(columns)
             while n_rows := rows_of(batch):
@@ -286,8 +301,7 @@ class Records:
                 at, left = at + fit, left - fit
                 if at == rows_of(block):
                     yield block
-                    at, block = 0, self._empty(left)
+                    at, block = 0, self._empty(min(self.block_rows, left))
 
-    def _empty(self, left: int) -> dict[str, np.ndarray]:
-        n_rows = min(self.block_rows, left)
+    def _empty(self, n_rows: int) -> dict[str, np.ndarray]:
         return {n: np.empty((n_rows, *shape), dtype) for n, (dtype, shape) in self.layout.items()}

@@ -31,6 +31,9 @@ class Shards:
         takes them), or records such as ``Records.from_parquet(...).split(64)``, which workers read themselves.
     arguments : mapping of str to str or list of str, optional
         As of :class:`~pymc_dp.Records`; for tables.
+    load : bool
+        Whether workers read the records into memory, once. By default they do for tables; those that are given as
+        :class:`~pymc_dp.Records` stay where they are, and are read in each pass.
     client : distributed.Client, optional
         By default the current one, else one of a new ``LocalCluster``.
 
@@ -64,10 +67,11 @@ class Shards:
         shards: Any,
         *,
         arguments: Mapping[str, str | Sequence[str]] | None = None,
+        load: bool = False,
         client: Any = None,
     ) -> None:
         self.client = _client(client)
-        make = partial(_as_records, arguments=arguments)
+        make = partial(_as_records, arguments=arguments, load=load)
         self._shards = self.client.map(make, _parts(shards, self.client), pure=False)
         layouts, lengths, block_rows = zip(*self.map(_described), strict=True)
         self.layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = layouts[0]
@@ -186,8 +190,10 @@ def _parts(shards: Any, client: Any) -> list[Any]:
     )
 
 
-def _as_records(part: Any, arguments: Any) -> Records:
-    return part if isinstance(part, Records) else Records(part, arguments=arguments)
+def _as_records(part: Any, arguments: Any, load: bool) -> Records:
+    if isinstance(part, Records):
+        return part.load() if load else part
+    return Records(part, arguments=arguments).load()
 
 
 def _itself(what: Any) -> Any:

@@ -76,10 +76,10 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that define all names themselves.
 COMPLETE = {
-    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
+    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "many_machines", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
 }  # fmt: skip
 LONG = {
-    "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "larger_than_memory", "noisy_scores", "planning", "private_covariates", "privatized", "sghmc", "tutorial"
+    "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "larger_than_memory", "many_machines", "noisy_scores", "planning", "private_covariates", "privatized", "sghmc", "tutorial"
 }  # fmt: skip
 
 

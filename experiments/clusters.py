@@ -1,0 +1,159 @@
+"""Records on a Dask cluster: the figures of docs/many_machines.md.
+
+    python experiments/clusters.py [NAME ...] --folder /somewhere/with/2/GB
+    python experiments/clusters.py --print
+
+Writes ``clusters.json`` beside this file. *workers*: seconds for a sum of clipped scores of 1e7 simulated records with
+20 covariates, held in memory by one and by two workers of one thread each; and for one during which a worker is killed.
+*overhead*: seconds for a sum over few records on two workers, beyond those in one process. *latency*: seconds for a pass
+with up to 64 workers whose tasks take 20 ms, as far away ones would.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import threading
+import time
+import warnings
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distributed import Client
+from out_of_core import model, records_of
+
+import pymc_dp as dp
+
+from pymc_dp.model import BlockedLikelihood
+
+STORE = Path(__file__).with_suffix(".json")
+N, D = 10**7, 20
+N_SHARDS = 16
+FEW = 2000
+LATENCY = 0.02
+WORKERS = (1, 4, 16, 64)
+
+
+def seconds(question: Callable[[], Any], n: int) -> list[float]:
+    """Times of a question that is asked `n` times, after a first one that compiles."""
+    question()
+    found = []
+    for _ in range(n):
+        begin = time.perf_counter()
+        question()
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def workers(folder: Path) -> dict[str, Any]:
+    """Seconds for a pass with one and with two workers, and while one of them is killed."""
+    found: dict[str, Any] = {}
+    theta, sums = np.full(D, 0.1), []
+    for n in (1, 2):
+        with cluster(n) as client:
+            pieces = records_of(folder, N, D).split(N_SHARDS)
+            likelihood = BlockedLikelihood(model, dp.Shards(pieces, load=True, client=client))
+
+            def question(likelihood: BlockedLikelihood = likelihood) -> None:
+                sums.append(likelihood.clipped_grad_steps(theta, 1.0)[0])
+
+            found[f"workers_{n}"] = seconds(question, 7)
+            if n == 2:
+                pid = client.run(os.getpid)[next(iter(client.scheduler_info()["workers"]))]
+                threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+                begin = time.perf_counter()
+                question()
+                found["killed"] = time.perf_counter() - begin
+    found["same"] = all(np.array_equal(s, sums[0]) for s in sums)
+    return found
+
+
+def overhead(folder: Path) -> dict[str, Any]:
+    """Seconds for a pass over few records, on two workers and in this process."""
+    rng, theta = np.random.default_rng(1), np.full(D, 0.1)
+    records = dp.Records({"X": rng.normal(size=(FEW, D)), "y": rng.integers(0, 2, FEW)})
+    with cluster(2) as client:
+        here, there = (BlockedLikelihood(model, r) for r in (records, dp.Shards(records.split(2), client=client)))  # fmt: skip
+        return {
+            "alone": seconds(lambda: here.clipped_grad_steps(theta, 1.0), 100),
+            "cluster": seconds(lambda: there.clipped_grad_steps(theta, 1.0), 100),
+        }
+
+
+def latency(folder: Path) -> dict[str, Any]:
+    """Seconds for a pass with workers, one shard each, that answer after a fixed time."""
+    found = {}
+    for n in WORKERS:
+        pieces = dp.Records({"x": np.arange(float(n))}).split(n)
+        with cluster(n, processes=False) as client:
+            shards = dp.Shards(pieces, client=client)
+            found[str(n)] = seconds(lambda shards=shards: shards.map(_late), 50)
+    return found
+
+
+def _late(records: dp.Records, _: None) -> int:
+    time.sleep(LATENCY)
+    return records.n_records
+
+
+def cluster(n: int, processes: bool = True) -> Client:
+    """A client of a cluster of processes, or threads, on this machine."""
+    options = {"n_workers": n, "threads_per_worker": 1, "dashboard_address": None}
+    return Client(processes=processes, memory_limit=0, **options)
+
+
+def law(stored: dict[str, Any]) -> tuple[float, float]:
+    """Milliseconds per pass beyond the latency: for the pass, and for each worker."""
+    numbers = np.array([*WORKERS])
+    beyond = [1e3 * (statistics.median(stored["latency"][str(n)]) - LATENCY) for n in WORKERS]
+    slope, intercept = np.polyfit(numbers, beyond, 1)
+    return float(intercept), float(slope)
+
+
+def tables(stored: dict[str, Any]) -> list[str]:
+    """The tables of the documentation."""
+    lines = ["| workers | one pass (s) |", "| --- | --- |"]
+    if "workers" in stored:
+        one, two = (min(stored["workers"][f"workers_{n}"]) for n in (1, 2))
+        lines += [
+            f"| one | {one:.2f} |",
+            f"| two | {two:.2f} |",
+            f"| two, one of which is killed | {stored['workers']['killed']:.1f} |",
+            "",
+            f"speed-up: {one / two:.2f}",
+        ]
+    if "overhead" in stored:
+        alone, on_cluster = (1e3 * statistics.median(stored["overhead"][k]) for k in ("alone", "cluster"))  # fmt: skip
+        lines.append(f"overhead of a pass: {on_cluster - alone:.1f} ms")
+    if "latency" in stored:
+        intercept, slope = law(stored)
+        shown = ", ".join(f"{1e3 * statistics.median(stored['latency'][str(n)]):.0f}" for n in WORKERS)  # fmt: skip
+        lines.append(f"latency of 20 ms, {', '.join(map(str, WORKERS))} workers: {shown} ms; 20 + {intercept:.1f} + {slope:.2f} per worker")  # fmt: skip
+    return lines
+
+
+def main() -> None:
+    kinds = {"workers": workers, "overhead": overhead, "latency": latency}
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*", choices=[*kinds, []])
+    parser.add_argument("--folder", type=Path, default=Path("."), help="for the Parquet file")
+    parser.add_argument("--print", action="store_true", help="print what is stored")
+    arguments = parser.parse_args()
+    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+    if not arguments.print:
+        warnings.simplefilter("ignore")
+        for name in arguments.names or kinds:
+            stored[name] = kinds[name](arguments.folder)
+            STORE.write_text(json.dumps(stored, indent=1))
+    print("\n".join(tables(stored)))
+
+
+if __name__ == "__main__":
+    main()
