@@ -27,7 +27,6 @@ from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
-from pymc_dp.model.site import Site
 from pymc_dp.planning.plan import Plan
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.plans import plan
@@ -44,6 +43,7 @@ from pymc_dp.sampling import sample
 from pymc_dp.scores.private_scores import private_scores
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
+from pymc_dp.site import Site
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.hmc import DPHMC

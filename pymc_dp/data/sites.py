@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ from pymc_dp.data.columns import Kinds
 from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.errors import ModelError
 
-__all__ = ["Sites"]
+__all__ = ["COUNT_STEPS", "Sites"]
+
+#: Steps of a count to which sites add noise: their rounding must be fine, as the noise on counts may be small.
+COUNT_STEPS = 2**20
 
 
 class Sites:
@@ -38,6 +42,8 @@ class Sites:
     ----------
     n_records : int
         Of all sites together. The numbers of single sites are not known here.
+    add_noise : bool
+        Whether the sites add the noise of releases (``Site(adds_noise=True)``).
     layout, width, block_rows
         As of :class:`~pymc_dp.Records`.
 
@@ -53,8 +59,10 @@ class Sites:
     *What is protected.* Coordinator and sites follow the protocol, and connections are private to their two ends.
     Then whoever sees what the coordinator sees learns the sums over all sites and the numbers of columns, and no sum
     of fewer sites. If some sites pass on what they see, the sum over the others is learned, and no more: with all
-    sites but one, that of a single one. The coordinator adds noise to the sums, and spends the budget: the guarantee
-    holds towards all who see results, not towards the coordinator.
+    sites but one, that of a single one. By default the coordinator adds noise to the sums: the guarantee holds towards
+    all who see results, not towards the coordinator. Where sites add it, the coordinator sees noisy sums only, and the
+    guarantee holds towards the coordinator, too. If *m* of *k* sites pass on their noise, ``(k - m) / k`` of its
+    variance is left. The coordinator keeps the budget.
 
     Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
     covariates (pass a stand-in model) and runs without clipping.
@@ -69,10 +77,12 @@ class Sites:
         described = [json.loads(text) for (text,) in self._ask("describe")]
         if differ := [k for k, found in enumerate(described) if found != described[0]]:
             raise ValueError(
-                f"Sites 0 and {differ[0]} have different columns: {described[0]} and {described[differ[0]]}."
+                f"Sites 0 and {differ[0]} differ: {described[0]} and {described[differ[0]]}. Give all the same columns and options."
             )
         self.layout: Kinds = {n: (np.dtype(d), tuple(s)) for n, d, s in described[0]["columns"]}
         self.block_rows: int = described[0]["block_rows"]
+        self.add_noise: bool = described[0]["adds_noise"]
+        self._scale: float | None = None
         self.n_records = int(self.total("n_records")[0])
 
     @property
@@ -103,12 +113,26 @@ class Sites:
         ModelError
             If the model raises at a site. Neither site nor text is told.
         """
-        answers = self._ask(word, *arguments)
+        answers = self._ask(word, self._scale, *arguments)
         if failed := [kind for _, kind in answers if kind]:
             raise ModelError(
                 f"The model raised {failed[0]} at a site; its message is withheld, because it may show private values.", failed[0]
             )  # fmt: skip
-        return np.sum([share for share, _ in answers], axis=0, dtype=np.uint64).view(np.int64)
+        total = np.sum([share for share, _ in answers], axis=0, dtype=np.uint64).view(np.int64)
+        if self._scale is not None and word == "_norm_counts":
+            return np.rint(total / COUNT_STEPS).astype(np.int64)
+        return total
+
+    @contextmanager
+    def adding(self, law: Any) -> Iterator[None]:
+        """Within this context the sites add noise to sums: Gaussian noise of ``law.scale``, each its part."""
+        if law.kind != "gaussian":
+            raise ValueError("Sites can add Gaussian noise only: pass noise='gaussian'.")
+        self._scale = law.scale
+        try:
+            yield
+        finally:
+            self._scale = None
 
     def take(self, index: Any) -> Any:
         """Refused: sites do not show rows."""

@@ -3,6 +3,5 @@
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
-from pymc_dp.model.site import Site
 
-__all__ = ["BlockedLikelihood", "RecordLikelihood", "Reductions", "Site"]
+__all__ = ["BlockedLikelihood", "RecordLikelihood", "Reductions"]

@@ -89,6 +89,8 @@ class BlockedLikelihood(Reductions):
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
             self._on_workers = records.hold(self._block)
+        if isinstance(records, Sites) and records.add_noise:
+            self.noise_laws = ("gaussian",)
         digests = records.digests(new_digest)
         self.data_keys = tuple(dict.fromkeys(digests.values()))
         self.row_keys = {
@@ -142,8 +144,22 @@ class BlockedLikelihood(Reductions):
             rows |= {name: read[name] for name in rows.keys() - observed}
         return model_of(self._function, rows)
 
+    def noisy(
+        self, law: Any, bits: Any, reduction: str, *arguments: Any, **options: Any
+    ) -> np.ndarray:
+        """See :class:`~pymc_dp.model.Reductions`; sites may add the noise themselves."""
+        if not (isinstance(self.records, Sites) and self.records.add_noise):
+            return super().noisy(law, bits, reduction, *arguments, **options)
+        with self.records.adding(law):
+            steps, exponent = self._steps(reduction, arguments, options)
+        return np.ldexp(steps.astype(np.float64), exponent)
+
     def check_reachable(self) -> None:
         """See :class:`~pymc_dp.model.Reductions`."""
+        if isinstance(self.records, Sites) and self.records.add_noise:
+            raise ValueError(
+                "These sites tell sums with their own noise only, as DPScore needs them: use dp.sample(epsilon=, delta=). Nothing was accessed."
+            )
         if not isinstance(self.records, Records) and os.getpid() != self._process:
             raise RuntimeError(
                 "Records on a cluster or at sites are asked by the process that is connected to them, and not by others: pass cores=1 to "

@@ -231,6 +231,35 @@ class Reductions(ABC):
         check_bound(bound)
         return self._product_steps(theta, matrix, bound), product_exponent(bound)
 
+    #: Laws of noise that can be added to sums.
+    noise_laws: tuple[str, ...] = ("l2", "gaussian")
+
+    def noisy(
+        self, law: Any, bits: Any, reduction: str, *arguments: Any, **options: Any
+    ) -> np.ndarray:
+        """A sum of whole numbers with noise, added exactly; paid for by the caller.
+
+        Parameters
+        ----------
+        law : NoiseLaw
+            Of the noise on the vector.
+        bits : BitSource
+        reduction : {"clipped_grad_steps", "norm_counts", "product_steps"}
+        *arguments, **options
+            Of the reduction.
+
+        Returns
+        -------
+        array of float64
+        """
+        return law.add(*self._steps(reduction, arguments, options), bits)
+
+    def _steps(
+        self, reduction: str, arguments: tuple, options: dict[str, Any]
+    ) -> tuple[np.ndarray, int]:
+        found = getattr(self, reduction)(*arguments, **options)
+        return found if isinstance(found, tuple) else (found, 0)
+
     def _arguments(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:

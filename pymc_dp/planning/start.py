@@ -204,7 +204,7 @@ class NoisyNewton:
         self._settings = self._settings_at(theta)
         directions = self._coordinates(self._settings).directions
         simulator.likelihood.grad_log_prior(theta)
-        simulator.likelihood.clipped_grad_steps(theta, 1.0, directions=directions)
+        simulator.likelihood.rehearsal.clipped_grad_steps(theta, 1.0, directions=directions)
 
     def _settings_at(self, theta: np.ndarray) -> NewtonStep:
         simulator, n_records = self._simulator, self._simulator.n_records

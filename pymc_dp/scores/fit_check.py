@@ -106,9 +106,11 @@ def release_histogram(
     bits : BitSource
     """
     edges = edges_of(simulated.norms, design.levels)
-    counts = likelihood.norm_counts(simulated.theta, simulated.directions, edges)
-    law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(counts))
-    return ScoreHistogram(edges, law.add(counts, 0, bits), law.kind, law.scale)
+    law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(edges) + 1)
+    counts = likelihood.noisy(
+        law, bits, "norm_counts", simulated.theta, simulated.directions, edges
+    )
+    return ScoreHistogram(edges, counts, law.kind, law.scale)
 
 
 def check_fit(

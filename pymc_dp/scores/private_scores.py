@@ -146,6 +146,10 @@ def plan_scores(
         raise
     if not 0 <= as_float(fit_share) <= 0.5:
         raise ValueError(f"fit_share must lie in [0, 0.5], got {fit_share!r}.")
+    if simulator.likelihood.noise_laws == ("gaussian",):
+        if noise == "l2":
+            raise ValueError("These sites add Gaussian noise, got noise='l2': leave it out.")
+        noise = "gaussian"
     n_records, ranges = simulator.n_records, simulator.ranges
     stand_in = None if ranges is None else _stand_in_design(ranges, budget, n_records)
     design = best_design(simulated, budget, n_records, noise, fit_share, stand_in)

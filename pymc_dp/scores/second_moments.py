@@ -93,9 +93,9 @@ def release_moments(
     bits: BitSource,
 ) -> ScoreMoments:
     """Release the noisy sum; paid for by the caller."""
-    steps, exponent = likelihood.product_steps(theta, directions, bound)
-    law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), len(steps))
-    total = law.add(steps, exponent, bits)
+    d = directions.shape[1]
+    law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), d * (d + 1) // 2)
+    total = likelihood.noisy(law, bits, "product_steps", theta, directions, bound)
     return ScoreMoments(theta, directions, bound, law.kind, law.scale, total)
 
 

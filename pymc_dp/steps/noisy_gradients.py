@@ -220,8 +220,9 @@ def noisy_scores(
     -------
     array of shape (d,)
     """
-    steps, exponent = likelihood.clipped_grad_steps(theta, bound, directions=directions)
-    return NoiseLaw.of(mechanism, sensitivity_factor * bound, len(steps)).add(steps, exponent, bits)
+    n_dim = len(theta) if directions is None else directions.shape[-1]
+    law = NoiseLaw.of(mechanism, sensitivity_factor * bound, n_dim)
+    return likelihood.noisy(law, bits, "clipped_grad_steps", theta, bound, directions=directions)
 
 
 def as_gradient_bound(bound: float, private: bool) -> float:

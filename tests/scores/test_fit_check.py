@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.vector_sums import count_norms, norm_bins
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.planning.simulator import Simulator
@@ -31,6 +32,8 @@ N_ROWS = 3000
 
 class Rows:
     """Gradients of records, in place of a likelihood."""
+
+    noisy, _steps = Reductions.noisy, Reductions._steps
 
     def __init__(self, gradients):
         self._gradients = gradients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +14,28 @@ import pymc as pm
 
 from pymc_dp.data import Records
 from pymc_dp.data.messages import Connection, receive, send
+from pymc_dp.data.sites import COUNT_STEPS
 from pymc_dp.model.block_model import BlockModel
 from pymc_dp.model.block_terms import Term, of_shard
 from pymc_dp.model.data_keys import KeyedDigest
 from pymc_dp.model.made_up_block import example_block, model_of
 from pymc_dp.model.rows_alone import check_rows_alone
+from pymc_dp.model.sums.exact_sums import grid
+from pymc_dp.model.sums.vector_sums import product_exponent
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.privacy.randomness.rounded_gaussian import rounded_gaussian
 
 __all__ = ["Site"]
 
 #: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
 _REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps", "count_checked")
+
+#: Exponents of the steps of what may be released, from the arguments.
+_EXPONENT: dict[str, Callable[[tuple], int]] = {
+    "_grad_steps": lambda arguments: grid(arguments[0])[0],
+    "_norm_counts": lambda arguments: 1 - COUNT_STEPS.bit_length(),
+    "_product_steps": lambda arguments: product_exponent(arguments[2]),
+}
 
 
 class Site:
@@ -43,6 +56,9 @@ class Site:
         Of this site: different for all, and none of `peers`.
     public, example, compile_kwargs
         As of :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites.
+    adds_noise : bool
+        Whether sites add the Gaussian noise of releases, each the same part of its variance, and refuse to tell sums
+        without it. The same at all sites. False by default: then the coordinator adds it.
     timeout : float
         Seconds to wait for another site. 600 by default.
 
@@ -50,6 +66,15 @@ class Site:
     ------
     ValueError
         If there are no peers, or `number` is one of theirs.
+
+    Notes
+    -----
+    Noise of a site is a Gaussian of ``sigma / sqrt(k)``, rounded to the grid, with `k` sites. The sum of `k` rounded
+    Gaussians has the law of a rounded sum ``G + U``, of a Gaussian `G` of ``sigma`` and a sum `U` of ``k - 1`` numbers
+    that are uniform between -1/2 and 1/2, up to a total variation of the order of ``exp(-(pi s)**2)``, where `s` is the
+    standard deviation at one site in steps of the grid (by Poisson's formula: the characteristic function of a rounded
+    Gaussian repeats with period ``2 pi``, and only products of different repetitions differ). So what is released is
+    that of the Gaussian mechanism, with `U` added and rounded afterwards.
 
     Examples
     --------
@@ -69,6 +94,7 @@ class Site:
         public: Sequence[Any] = (),
         example: Mapping[str, Any] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
+        adds_noise: bool = False,
         timeout: float = 600.0,
     ) -> None:
         if not peers or number in peers:
@@ -79,7 +105,7 @@ class Site:
         self.model: pm.Model = model_of(function, block)
         check_rows_alone(function, self.model, block, public)
         self._block = BlockModel(self.model, block, public, compile_kwargs)
-        self._records, self._timeout = records, timeout
+        self._records, self._timeout, self._adds_noise = records, timeout, adds_noise
         # Each pair of sites in the same order: none waits for one that waits for it.
         self._peers = sorted(peers.items())
         self._number = number
@@ -112,7 +138,8 @@ class Site:
         records = self._records
         if word == "describe":
             columns = [(name, d.str, s) for name, (d, s) in records.layout.items()]
-            return word, json.dumps({"columns": columns, "block_rows": records.block_rows})
+            described = {"columns": columns, "block_rows": records.block_rows}
+            return word, json.dumps(described | {"adds_noise": self._adds_noise})
         if word == "digests":
             found = records.digests(self._new_digest)
             return word, json.dumps({name: digest.hex() for name, digest in found.items()})
@@ -120,8 +147,29 @@ class Site:
             return word, *self._shared(lambda: records.n_records)
         if word not in _REDUCTIONS:
             return "refused", f"A site answers {', '.join(_REDUCTIONS)}, and not {word}."
+        scale, *arguments = arguments
+        if self._adds_noise and scale is None and word != "count_checked":
+            return (
+                "refused",
+                "A site that adds noise tells no sum without it: use dp.sample(epsilon=, delta=).",
+            )
         term = Term(word, tuple(arguments))
-        return word, *self._shared(lambda: of_shard(records, None, self._block, True, term))
+
+        def compute() -> np.ndarray:
+            steps = np.array(of_shard(records, None, self._block, True, term), dtype=np.int64)
+            return steps if scale is None else self._with_noise(steps, scale, term)
+
+        return word, *self._shared(compute)
+
+    def _with_noise(self, steps: np.ndarray, scale: float, term: Term) -> np.ndarray:
+        """Add the part of the noise of one site."""
+        if not self._adds_noise:
+            raise ValueError("This site does not add noise.")
+        if term.name == "_norm_counts":
+            steps = steps * COUNT_STEPS
+        in_steps = math.ldexp(scale, -_EXPONENT[term.name](term.arguments))
+        part = in_steps / math.sqrt(len(self._peers) + 1)
+        return steps + rounded_gaussian(part, steps.size, OperatingSystemBits())
 
     def _shared(self, compute: Callable[[], Any]) -> tuple[np.ndarray | None, str | None]:
         """The sum of one share of each site's numbers; or the kind of an error, here or at another site."""

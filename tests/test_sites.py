@@ -16,7 +16,10 @@ import pymc_dp as dp
 from pymc_dp.data import Records, Sites
 from pymc_dp.data.messages import receive, send
 from pymc_dp.errors import ModelError
-from pymc_dp.model import BlockedLikelihood, Site
+from pymc_dp.model import BlockedLikelihood
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.site import Site
 
 N, D, N_SITES = 203, 2, 4
 MODE = {"mode": "FAST_COMPILE"}
@@ -48,14 +51,14 @@ class Tapped:
 
 
 @contextmanager
-def served(parts, options=MODE):
+def served(parts, **options):
     """Connections of a coordinator to sites, each in a thread, which have ended afterwards."""
     numbers = range(len(parts))
     between = {(i, j): multiprocessing.Pipe() for i in numbers for j in numbers if i < j}
     coordinator, threads = [], []
     for k in numbers:
         peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
-        site = Site(model, parts[k], peers, number=k, compile_kwargs=options, timeout=60.0)
+        site = Site(model, parts[k], peers, number=k, compile_kwargs=MODE, timeout=60.0, **options)
         ours, theirs = multiprocessing.Pipe()
         coordinator.append(Tapped(ours))
         threads.append(threading.Thread(target=site.serve, args=(theirs,)))
@@ -133,10 +136,72 @@ def test_what_the_coordinator_gets_is_uniform_but_for_its_total(connections, lik
 
 def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypatch):
     """Control: a generator whose top byte is small."""
-    monkeypatch.setattr("pymc_dp.model.site.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
+    monkeypatch.setattr("pymc_dp.site.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
     found, sums = shares(connections, likelihood.records)
     assert set(sums) == {N}
     assert least_p_value(found) < 1e-6
+
+
+@pytest.fixture(scope="module")
+def noisy_likelihood():
+    with served(Records(COLUMNS, block_rows=64).split(N_SITES), adds_noise=True) as found:
+        yield BlockedLikelihood(model, Sites(found, timeout=60.0), compile_kwargs=MODE)
+
+
+QUESTIONS = {
+    "clipped_grad_steps": (np.full(D + 2, 0.2), 0.7),
+    "product_steps": (np.full(D + 2, 0.2), np.eye(D + 2)[:, :2], 1.1),
+    "norm_counts": (np.full(D + 2, 0.2), np.eye(D + 2), np.array([0.1, 0.5])),
+}
+
+
+SCALE = 0.8
+
+
+def standardized(noisy, exact, question, n=150):
+    """Differences of noisy sums from the exact one, in standard deviations that are asked for."""
+    arguments, length = QUESTIONS[question], len(exact._steps(question, QUESTIONS[question], {})[0])
+    steps, exponent = exact._steps(question, arguments, {})
+    law, bits = NoiseLaw("gaussian", SCALE, length), SeededBits(np.random.default_rng(1))
+    sums = np.array([noisy.noisy(law, bits, question, *arguments) for _ in range(n)])
+    return (sums - np.ldexp(steps.astype(float), exponent)) / law.scale
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_noise_of_sites_has_the_law_that_is_asked_for(noisy_likelihood, likelihood, question):
+    found = standardized(noisy_likelihood, likelihood, question)
+    if question == "norm_counts":  # rounded to whole numbers
+        edges = (np.arange(-3, 4) + 0.5) / SCALE
+        expected = found.size * np.diff([0.0, *stats.norm().cdf(edges), 1.0])
+        counts = np.histogram(found, [-np.inf, *edges, np.inf])[0]
+        assert stats.chisquare(counts, expected).pvalue > 1e-6
+    else:
+        assert stats.kstest(found.reshape(-1), stats.norm().cdf).pvalue > 1e-6
+
+
+def test_too_little_noise_of_a_site_is_found(noisy_likelihood, likelihood, monkeypatch):
+    """Control: each site takes itself for one of sixteen."""
+    right = Site._with_noise
+    monkeypatch.setattr(Site, "_with_noise", lambda self, steps, scale, term: right(self, steps, scale / 2, term))  # fmt: skip
+    found = standardized(noisy_likelihood, likelihood, "clipped_grad_steps")
+    assert stats.kstest(found.reshape(-1), stats.norm().cdf).pvalue < 1e-6
+
+
+def test_sites_that_add_noise_tell_nothing_without_it(noisy_likelihood, likelihood):
+    theta = np.zeros(D + 2)
+    for ask in (
+        lambda: noisy_likelihood.clipped_grad_steps(theta, 1.0),
+        lambda: noisy_likelihood.clipped_change(theta, theta + 1, 0.3),
+    ):
+        with pytest.raises(ValueError, match="tells no sum without it"):
+            ask()
+    with pytest.raises(ValueError, match="DPScore"):
+        noisy_likelihood.check_reachable()
+    with pytest.raises(ValueError, match="Gaussian noise only"):
+        noisy_likelihood.noisy(NoiseLaw("l2", 1.0, D + 2), None, "clipped_grad_steps", theta, 1.0)
+    with likelihood.records.adding(NoiseLaw("gaussian", 1.0, D + 2)):
+        with pytest.raises(ModelError, match="ValueError at a site"):
+            likelihood.clipped_grad_steps(theta, 1.0)
 
 
 def test_what_sites_do_not_tell(connections, likelihood):
@@ -167,7 +232,7 @@ def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
 def test_columns_that_differ(connections):
     narrow = Records(COLUMNS | {"y": COLUMNS["y"].astype(np.int64)})
     with served([Records(COLUMNS), narrow]) as found:
-        with pytest.raises(ValueError, match="Sites 0 and 1 have different columns"):
+        with pytest.raises(ValueError, match="Sites 0 and 1 differ"):
             Sites(found)
     with pytest.raises(ValueError, match="two sites or more"):
         Sites(connections[:1])
@@ -209,11 +274,21 @@ def test_chains_in_other_processes_are_refused_before_they_pay(likelihood):
 
 
 @pytest.mark.slow
-def test_a_posterior(connections):
-    """That of all records, at a large epsilon; and a random walk."""
+def test_plans_have_noise_that_sites_can_add(noisy_likelihood):
+    plan = dp.plan(epsilon=1, delta=1e-5, model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+    assert "Gaussian" in str(plan) and "l2 noise" not in str(plan)
+    with pytest.raises(ValueError, match="add Gaussian noise"):
+        dp.plan(epsilon=1, delta=1e-5, noise="l2", model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adds_noise", [False, True])
+def test_a_posterior(connections, noisy_likelihood, adds_noise):
+    """That of all records, at a large epsilon."""
+    sites = noisy_likelihood.records if adds_noise else Sites(connections)
     options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
     terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2, "cores": 1}
-    shared = dp.sample(data=Sites(connections), **terms, **options)["posterior"]
+    shared = dp.sample(data=sites, **terms, **options)["posterior"]
     alone = dp.sample(data=Records(COLUMNS), **terms, **options)["posterior"]
     for name in ("slope", "level"):
         sd = alone[name].std(("chain", "draw"))
