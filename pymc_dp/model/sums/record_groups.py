@@ -44,7 +44,8 @@ class RecordGroupGradients:
         self._rows = RowsByRecord(label, n_records)
         n_rows = n_records if self._rows.one_each else 0  # 0: rows are asked for by number only
         inputs = [theta, *rows.inputs]
-        self._function = RowFunction(inputs, index, rows.gathered, rows.gradients, n_rows, options)
+        arguments = inputs, index, rows.gathered, rows.gradients, n_rows, options
+        self._function = RowFunction(*arguments, row_axis=1 if rows.by_column else 0)
         self.by_column = rows.by_column
         self._quantities = _Quantities(rows, theta, options)
         self.width = max(self._function.width, self._quantities.size)
