@@ -23,11 +23,13 @@ class DoubleJAXLinker(JAXLinker):
     """JAX's linker for functions that return arrays of NumPy, and raise where JAX has no float64."""
 
     def fgraph_convert(self, *args: Any, **kwargs: Any) -> Any:
+        """As of JAX's linker, with the operations of this package."""
         from pymc_dp.model.graphs import jax_products  # noqa: F401 (registers its operations)
 
         return super().fgraph_convert(*args, **kwargs)
 
     def jit_compile(self, fn: Callable) -> Callable:
+        """As of JAX's linker, but for the results."""
         compiled = super().jit_compile(fn)
 
         def call(*arguments: Any) -> list[np.ndarray]:

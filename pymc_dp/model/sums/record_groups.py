@@ -19,6 +19,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.model.graphs.data_variables import interpreted
+from pymc_dp.model.graphs.jax_linker import is_jax
 from pymc_dp.model.graphs.ordered_products import product
 from pymc_dp.model.graphs.row_gradients import RowGradients
 from pymc_dp.model.sums.batch_likelihood import RowGraphs, RowsByRecord
@@ -150,6 +151,8 @@ class _Quantities:
             weights = pt.vector("weights", dtype="float64")
             pulled = pt.grad(None, theta, known_grads={flat: weights}, disconnected_inputs="ignore")
             outputs.append(vectorize_graph(pulled, {weights: each}))
+        if is_jax(options["mode"]):  # which has no operations that split batches
+            options = options | {"mode": "NUMBA"}
         self._function = pytensor.function([theta, each], outputs, **options)
         self._function.trust_input = True
 
