@@ -6,6 +6,8 @@ single precision without a word, so that is an error here.
 
 from __future__ import annotations
 
+import warnings
+
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +28,10 @@ class DoubleJAXLinker(JAXLinker):
         """As of JAX's linker, with the operations of this package."""
         from pymc_dp.model.graphs import jax_products  # noqa: F401 (registers its operations)
 
-        return super().fgraph_convert(*args, **kwargs)
+        with warnings.catch_warnings():
+            # That JAX skips assertions: indices are checked before, by an interpreted function.
+            warnings.filterwarnings("ignore", message="Skipping", category=UserWarning)
+            return super().fgraph_convert(*args, **kwargs)
 
     def jit_compile(self, fn: Callable) -> Callable:
         """As of JAX's linker, but for the results."""

@@ -1,0 +1,50 @@
+"""Graphs that compute in double precision, whatever the types of their data.
+
+PyTensor's logarithm of a column of float32, or of small integers, is a float32; JAX computes that of integers of 32 bits in
+single precision, too, although the graph has a float64 there. Both would round what is computed from such columns alone to
+24 bits, and differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.scalar import Cast, Switch
+from pytensor.tensor.basic import Alloc, Join, Split
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
+
+from pymc_dp.model.graphs.data_variables import rebuilt
+
+__all__ = ["in_doubles"]
+
+#: Operations that compute nothing.
+_MOVES = (
+    Alloc, Join, Split, DimShuffle, Reshape, SpecifyShape, AdvancedSubtensor, AdvancedSubtensor1, Subtensor,
+)  # fmt: skip
+_SHORT = ("float32", "float16")
+
+
+def in_doubles(graphs: Sequence[Variable]) -> list[Variable]:
+    """The same graphs with numbers of type float64 where one is computed from numbers of other types alone.
+
+    Conversions to float32 that the model asks for stay.
+    """
+    return rebuilt(graphs, {}, _rule)
+
+
+def _rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
+    op, kinds = node.op, [getattr(v.type, "dtype", "") for v in inputs]
+    if isinstance(op, Elemwise):
+        if isinstance(op.scalar_op, Cast | Switch) or "float64" in kinds:
+            return None
+        computes = node.outputs[0].dtype.startswith("float")
+        return op(*(v.astype("float64") for v in inputs), return_list=True) if computes else None
+    if isinstance(op, _MOVES) or not any(getattr(v.type, "dtype", "") in _SHORT for v in node.outputs):  # fmt: skip
+        return None
+    longer = [v.astype("float64") if k in _SHORT else v for v, k in zip(inputs, kinds, strict=True)]
+    if isinstance(op, CAReduce) and getattr(op, "dtype", None) in _SHORT:
+        op = type(op)(axis=op.axis)  # of the type of its input
+    return op(*longer, return_list=True)
