@@ -11,24 +11,21 @@ from collections.abc import Sequence
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.scalar import Cast, Switch
-from pytensor.tensor.basic import Alloc, Join, Split
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedSubtensor, AdvancedSubtensor1, Subtensor
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 
 from pymc_dp.model.graphs.data_variables import rebuilt
 
 __all__ = ["in_doubles"]
 
-#: Operations that compute nothing.
-_MOVES = (
-    Alloc, Join, Split, DimShuffle, Reshape, SpecifyShape, AdvancedSubtensor, AdvancedSubtensor1, Subtensor,
-)  # fmt: skip
+#: Operations that compute nothing, by name, as their modules depend on the version.
+_MOVES = {
+    "Alloc", "Join", "Split", "DimShuffle", "Reshape", "SpecifyShape", "Subtensor", "AdvancedSubtensor", "AdvancedSubtensor1",
+}  # fmt: skip
 _SHORT = ("float32", "float16")
 
 
 def in_doubles(graphs: Sequence[Variable]) -> list[Variable]:
-    """The same graphs with numbers of type float64 where one is computed from numbers of other types alone.
+    """The same graphs with numbers of type float64 in place of float32, and where one is computed from integers alone.
 
     Conversions to float32 that the model asks for stay.
     """
@@ -38,11 +35,19 @@ def in_doubles(graphs: Sequence[Variable]) -> list[Variable]:
 def _rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
     op, kinds = node.op, [getattr(v.type, "dtype", "") for v in inputs]
     if isinstance(op, Elemwise):
-        if isinstance(op.scalar_op, Cast | Switch) or "float64" in kinds:
+        if isinstance(op.scalar_op, Cast) or not node.outputs[0].dtype.startswith("float"):
             return None
-        computes = node.outputs[0].dtype.startswith("float")
-        return op(*(v.astype("float64") for v in inputs), return_list=True) if computes else None
-    if isinstance(op, _MOVES) or not any(getattr(v.type, "dtype", "") in _SHORT for v in node.outputs):  # fmt: skip
+        first = (
+            1 if isinstance(op.scalar_op, Switch) else 0
+        )  # what may be converted, after the condition
+        mixed = "float64" in kinds[first:]
+        short = [k in _SHORT if mixed else k != "float64" for k in kinds]
+        longer = [
+            v.astype("float64") if s and j >= first else v
+            for j, (v, s) in enumerate(zip(inputs, short, strict=True))
+        ]
+        return op(*longer, return_list=True) if any(short[first:]) else None
+    if type(op).__name__ in _MOVES or not any(getattr(v.type, "dtype", "") in _SHORT for v in node.outputs):  # fmt: skip
         return None
     longer = [v.astype("float64") if k in _SHORT else v for v, k in zip(inputs, kinds, strict=True)]
     if isinstance(op, CAReduce) and getattr(op, "dtype", None) in _SHORT:
