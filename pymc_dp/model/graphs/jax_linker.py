@@ -75,7 +75,8 @@ def is_jax(mode: Any) -> bool:
 def _check_double_precision() -> None:
     import jax
 
-    if not jax.config.jax_enable_x64:
+    config: Any = jax.config  # its attributes have no types
+    if not config.jax_enable_x64:
         raise UnsupportedModel(
             "JAX computes in single precision, in which sums over records are not those that the privacy of a run is "
             "about: leave PyTensor's floatX at 'float64', and jax_enable_x64 on."
