@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pytensor.graph.basic import Apply, Variable
+import numpy as np
+
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.scalar import Cast, Switch
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
@@ -27,9 +29,20 @@ _SHORT = ("float32", "float16")
 def in_doubles(graphs: Sequence[Variable]) -> list[Variable]:
     """The same graphs with numbers of type float64 in place of float32, and where one is computed from integers alone.
 
-    Conversions to float32 that the model asks for stay.
+    Conversions to float32 that the model asks for stay, and so does what PyMC computes from numbers alone, such as
+    ``log(2.0)``: it is the same for all records, and as in PyMC's own log-likelihood.
     """
-    return rebuilt(graphs, {}, _rule)
+    known: set[Variable] = set()  # computed from numbers alone
+
+    def rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
+        if all(
+            v in known or (isinstance(v, Constant) and np.size(v.data) == 1) for v in node.inputs
+        ):
+            known.update(node.outputs)
+            return None
+        return _rule(node, inputs)
+
+    return rebuilt(graphs, {}, rule)
 
 
 def _rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
