@@ -202,7 +202,7 @@ def test_sums_of_blocks(function):
 
 @pytest.mark.slow
 def test_rows_of_the_same_record():
-    """Records with several rows each, and models whose rows cannot be computed alone."""
+    """Records with several rows each."""
     pytest.importorskip("jax")
     records = np.random.default_rng(5).integers(0, 400, N)
     records[:400] = np.arange(400)
@@ -252,7 +252,7 @@ QUIET = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["penalty", "fast_mh", "hmc"])
 def test_steps(kind):
-    """The steps compile their likelihood with `compile_kwargs`, and chains are those of Numba."""
+    """The steps compile their likelihood with `compile_kwargs`, and run."""
     pytest.importorskip("jax")
     draws = []
     with pm.Model() as model:
