@@ -52,8 +52,9 @@ class Arguments:
         Names of arguments to ``(dtype, trailing shape)``; set by :meth:`lay_out`.
     """
 
-    def __init__(self, given: Any, names: Sequence[str]) -> None:
+    def __init__(self, given: Any, names: Sequence[str], single_precision: bool = False) -> None:
         check_names(names)
+        self.single_precision = single_precision
         given = {name: name for name in names} if given is None else given
         lists = [_listed(part) for part in given.values()] if isinstance(given, Mapping) else []
         if not lists or not all(lists):
@@ -72,14 +73,16 @@ class Arguments:
         """Set the layout, from the type and trailing shape of each column; ValueError for a list with a matrix."""
         for name, part in self.parts.items():
             if isinstance(part, str):
-                self.layout[name] = kinds[part]
+                dtype, shape = kinds[part]
+                rounds = self.single_precision and dtype == np.float64
+                self.layout[name] = np.dtype(np.float32) if rounds else dtype, shape
                 continue
             if wide := [column for column in part if kinds[column][1]]:
                 raise ValueError(
                     f"Column {wide[0]!r} has rows of shape {kinds[wide[0]][1]}, and cannot be one of several in the "
                     f"argument {name!r}: make it an argument of its own."
                 )
-            single = all(kinds[column][0] == np.float32 for column in part)
+            single = self.single_precision or all(kinds[c][0] == np.float32 for c in part)
             self.layout[name] = np.dtype(np.float32 if single else np.float64), (len(part),)
 
     @property
@@ -91,13 +94,16 @@ class Arguments:
     def of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arguments from columns: views of single columns where these are contiguous."""
         block = {}
-        for name, part in self.parts.items():
-            dtype, shape = self.layout[name]
-            if isinstance(part, str):
-                block[name] = np.ascontiguousarray(columns[part], dtype)
-            else:
-                block[name] = np.empty((rows_of(columns), *shape), dtype)
-                np.stack([columns[column] for column in part], axis=1, out=block[name])
+        with np.errstate(
+            over="ignore"
+        ):  # of rounding to float32: a warning would depend on the data
+            for name, part in self.parts.items():
+                dtype, shape = self.layout[name]
+                if isinstance(part, str):
+                    block[name] = np.ascontiguousarray(columns[part], dtype)
+                else:
+                    block[name] = np.empty((rows_of(columns), *shape), dtype)
+                    np.stack([columns[column] for column in part], axis=1, out=block[name])
         return block
 
 

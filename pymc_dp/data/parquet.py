@@ -128,13 +128,13 @@ class Parquet:
                 return
 
 
-def open_parquet(path: Any, given: Any) -> tuple[Parquet, Arguments]:
+def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet, Arguments]:
     """Rows of the file, the files, or the folder, and the arguments of their columns; reads no values."""
     groups: list[_Group] = []
     paths = _paths(path)
     with _opened(paths[0]) as file:
         schema = file.schema_arrow
-    arguments = Arguments(given, schema.names)
+    arguments = Arguments(given, schema.names, single_precision)
     kinds: Kinds = {}
     for name in arguments.used:
         kind = schema.field(name).type

@@ -43,6 +43,9 @@ class Records:
         not read. By default each column is an argument of its own name.
     block_rows : int, optional
         Largest number of rows of a block; by default about 2**21 bytes, in multiples of 64.
+    single_precision : bool
+        Whether floats are rounded to float32 as they are read, and so are all columns of a matrix; False by default.
+        The rounded numbers, of 24 bits, are then the data: see the notes.
 
     Attributes
     ----------
@@ -58,6 +61,15 @@ class Records:
     ValueError
         If there are no records, a column does not hold numbers or has missing values, columns differ in length or
         share a name, `arguments` has an unknown column, or `block_rows` is below 1.
+
+    Notes
+    -----
+    With `single_precision` each number changes by a factor within ``1 +- 2**-24`` (6e-8); above 3.4e38 it becomes
+    infinite, below 1e-38 it loses digits, and integers above 2**24 in a matrix are rounded. What a record contributes is
+    computed from these numbers alone, in float64, and rounded to the same grid. So sums are exact whole numbers, with the
+    same sensitivity. They are those of columns of float64 that hold the rounded numbers, and not those of the columns
+    themselves. Digests, by which budgets recognise the data, depend on the type: what is read with this option and without
+    it is not recognised as the same data, so spend on both from one ledger.
 
     Examples
     --------
@@ -84,9 +96,10 @@ class Records:
         *,
         arguments: Mapping[str, str | Sequence[str]] | None = None,
         block_rows: int | None = None,
+        single_precision: bool = False,
     ) -> None:
         names, keys = table_of(columns)
-        laid_out = Arguments(arguments, names)
+        laid_out = Arguments(arguments, names, single_precision)
         key_of = dict(zip(names, keys, strict=True))
         source = InMemory({name: columns[key_of[name]] for name in laid_out.used})
         laid_out.lay_out(source.kinds)
@@ -99,6 +112,7 @@ class Records:
         *,
         arguments: Mapping[str, str | Sequence[str]] | None = None,
         block_rows: int | None = None,
+        single_precision: bool = False,
     ) -> Records:
         """Records in Parquet files, which are read block by block.
 
@@ -107,7 +121,7 @@ class Records:
         path : path or sequence of paths
             A local file, several, or a folder of files, which are read in the order of their names. Files of a
             folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
-        arguments, block_rows
+        arguments, block_rows, single_precision
             As of :class:`Records`.
 
         Returns
@@ -127,7 +141,7 @@ class Records:
             have statistics, else while reading.
         """
         records = cls.__new__(cls)
-        records._set_up(*open_parquet(path, arguments), block_rows)
+        records._set_up(*open_parquet(path, arguments, single_precision), block_rows)
         return records
 
     def _set_up(

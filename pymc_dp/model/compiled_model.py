@@ -17,7 +17,9 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.model.checks import check_graphs, check_model
 from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream
+from pymc_dp.model.graphs.double_precision import in_doubles
 from pymc_dp.model.graphs.exposed import Exposed
+from pymc_dp.model.graphs.jax_linker import in_double_precision
 from pymc_dp.model.graphs.parameter_checks import strip_checks
 from pymc_dp.model.identity import model_token
 from pymc_dp.model.privacy_unit import assign_rows, per_record
@@ -109,13 +111,14 @@ class CompiledModel:
         """Compile functions of `theta`; `changing` and `private` are those of `freeze`."""
         if self.n_records == 1:  # any function of the data is a sum over one record
             rows, labels = [pt.sum([pt.sum(row) for row in rows])[None]], [np.zeros(1, dtype=int)]
-        rows = freeze(rows, changing, private)
-        (log_prior,) = freeze([log_prior])
+        rows = freeze(in_doubles(rows), changing, private)
+        (log_prior,) = freeze(in_doubles([log_prior]))
         logp = per_record(rows, labels, self.n_records)
         # A fixed rule, which depends on one record alone, costs no privacy.
         logp = pt.switch(pt.isnan(logp), -np.inf, logp)
         # Flat priors, and some observed variables, have no parameters.
         options = {"mode": "NUMBA", "on_unused_input": "ignore"} | dict(compile_kwargs or {})
+        options["mode"] = in_double_precision(options["mode"])
         graphs = RowGraphs(theta, rows, labels, self.n_records, options)
         self._batch = BatchLikelihood(logp, graphs)
         self._gradients = RecordGradients(self._batch, log_prior, graphs)

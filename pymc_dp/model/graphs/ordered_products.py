@@ -22,6 +22,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
 from pytensor.link.basic import JITLinker
+from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor import as_tensor_variable, tensor
@@ -46,8 +47,8 @@ _strict = numba.njit(nogil=True, error_model="numpy")
 def in_fixed_order(output: Variable, rows: Sequence[Variable], mode: Any) -> Variable:
     """The same graph with operations of this module, where products or solutions depend on `rows`."""
     linker = get_mode(mode).linker
-    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
-        return output  # for instance JAX, which does not know them
+    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker | JAXLinker):
+        return output  # for instance PyTorch, which does not know them
     dependent = downstream([output], rows)
 
     def rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:

@@ -25,6 +25,7 @@ from threadpoolctl import ThreadpoolController
 
 from pymc_dp.model.graphs.compiling import compile_frozen, strict
 from pymc_dp.model.graphs.data_variables import stored
+from pymc_dp.model.graphs.jax_linker import is_jax
 from pymc_dp.model.graphs.ordered_products import in_fixed_order
 from pymc_dp.model.graphs.row_subsets import Gathered
 
@@ -37,6 +38,7 @@ _LAYOUT: Any = (
     "W",
     "E",
 )  # Numba compiles again for read-only arrays, other layouts and subclasses
+MANY = 2**16  # numbers per block for JAX, whose calls take as long as some thousands of operations
 PER_THREAD = 2**20  # numbers per thread: work that takes much longer than starting a thread
 
 # Without flags: the functions that a loop calls would inherit them.
@@ -49,6 +51,8 @@ class RowFunction:
     `inputs` are the inputs without rows, `index` is the vector of row numbers of which `output` is a
     function, and `gathered` are further inputs: rows of the data. The output for a row is the same, to the
     bit, in any place among any other rows, if it is compiled by Numba (and Numba does not use Intel's SVML).
+    In JAX this is observed, and not proved: all rows go through one function of blocks of one length.
+    `row_axis` is the axis of the output that has the rows.
     """
 
     def __init__(
@@ -59,16 +63,22 @@ class RowFunction:
         output: Variable,
         n_rows: int,
         options: dict[str, Any],
+        *,
+        row_axis: int = 0,
     ) -> None:
-        begin, end = pt.lscalars("begin", "end")
-        numbers, arrays = index.type(), [g.rows.type() for g in gathered]
-        rows = {index: numbers[begin:end]}
-        for g, array in zip(gathered, arrays, strict=True):
-            rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
-        inputs = [*inputs, begin, end, numbers, *arrays]
         mode = options["mode"]
         output = in_fixed_order(output, [index, *(g.rows for g in gathered)], mode)
-        output = graph_replace(output, rows, strict=False)
+        self._is_jax, self._row_axis = is_jax(mode), row_axis
+        if self._is_jax:
+            inputs = [*inputs, index, *(g.rows for g in gathered)]
+        else:
+            begin, end = pt.lscalars("begin", "end")
+            numbers, arrays = index.type(), [g.rows.type() for g in gathered]
+            rows = {index: numbers[begin:end]}
+            for g, array in zip(gathered, arrays, strict=True):
+                rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
+            inputs = [*inputs, begin, end, numbers, *arrays]
+            output = graph_replace(output, rows, strict=False)
         self.function: Any = compile_frozen(inputs, output, options | {"mode": strict(mode)})
         self._gathered = [(g.data, g.axis) for g in gathered]
         self.refresh()
@@ -97,12 +107,33 @@ class RowFunction:
 
     def __call__(self, values: Sequence[np.ndarray], gathered: list[np.ndarray]) -> np.ndarray:
         """The output for values of the inputs, and for rows that `gather` returned."""
+        if self._is_jax:
+            return self._in_equal_blocks(values, *gathered)
         function = getattr(self.function.vm, "jit_fn", None)
         if not isinstance(function, CPUDispatcher):
             return self.function(*values, *gathered)
         # Without PyTensor, which takes microseconds to pass data.
         (output,) = function(*values, *gathered, *self._hidden)
         return output
+
+    def _in_equal_blocks(
+        self, values: Sequence[np.ndarray], begin: Any, end: Any, *arrays: np.ndarray
+    ) -> np.ndarray:
+        """The output in blocks of one length, the last one filled up with copies of its last row.
+
+        JAX compiles a function for each length of its arrays. With one length, it is one function, and each block
+        has whole vector instructions only.
+        """
+        axes = 0, *(axis for _, axis in self._gathered)
+        length = equal_length(self.width)
+        parts = []
+        for a in range(int(begin), int(end), length):
+            b = min(a + length, int(end))
+            rows = slice(a, b) if b - a == length else np.minimum(np.arange(a, a + length), b - 1)
+            cut = [x[(*[slice(None)] * axis, rows)] for x, axis in zip(arrays, axes, strict=True)]
+            part = self.function(*values, *cut)
+            parts.append(part.take(range(b - a), self._row_axis) if b - a < length else part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, self._row_axis)
 
     @property
     def _hidden(self) -> list[Any]:
@@ -150,6 +181,11 @@ class RowFunction:
 def block_length(width: int) -> int:
     """Number of rows in a block, from that of numbers in a row."""
     return max(64, BLOCK // width)
+
+
+def equal_length(width: int) -> int:
+    """Number of rows in a block for JAX, a power of 2 from 64 to 2**13, from that of numbers in a row."""
+    return min(2**13, max(64, 2 ** (MANY // width).bit_length() // 2))
 
 
 def is_numba(function: Any) -> bool:
