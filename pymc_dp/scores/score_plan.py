@@ -260,7 +260,7 @@ class ScorePlan(Shown):
         )
 
     def _share(self, label: str, accesses: Accesses) -> str:
-        """The part of the budget that accesses cost, in words."""
+        """The part of the budget that accesses cost, as the budget adds up successive claims, in words."""
         price = self.budget.terms.adaptive.price
         cost, total = (sum(k * price(m) for m, k in a) for a in (accesses, self.design.accesses))
         epsilon = self.budget.epsilon
