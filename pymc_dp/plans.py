@@ -28,6 +28,7 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.ledger import Accesses, Ledger
 from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.score_plan import ScorePlan
@@ -75,6 +76,7 @@ def plan(
     adjacency: str | Adjacency = Adjacency.SUBSTITUTE,
     accountant: str = "best",
     ledger: str | os.PathLike | Ledger | None = None,
+    progressbar: bool | str = True,
 ) -> ScorePlan | Plan:
     r"""Choose settings without access to private data, and forecast the private posterior.
 
@@ -120,6 +122,8 @@ def plan(
         For the simulations.
     adjacency, accountant, ledger
         See :class:`~pymc_dp.PrivacyBudget`.
+    progressbar : bool
+        Show what is being done, and for how long.
 
     Returns
     -------
@@ -174,18 +178,21 @@ def plan(
         "public": public, "n_records": n_records, "temperature": temperature,
     }  # fmt: skip
     if is_of_scores:
-        simulator = _simulator(simulator, options, budget)
-        return plan_scores(
-            simulator, budget, guess=guess, noise=noise or "auto", random_seed=random_seed
-        )
+        with shown(progressbar):
+            simulator = _simulator(simulator, options, budget)
+            return plan_scores(
+                simulator, budget, guess=guess, noise=noise or "auto", random_seed=random_seed
+            )
     _check_step(step, budget)
     max_draws = as_integer("max_draws", _MAX_DRAWS if max_draws is None else max_draws, MIN_DRAWS)
     _check_start(start, guess, budget)
-    simulator = _simulator(simulator, options, budget)
-    theta = simulator.position(guess, random_seed) if start is None else start.theta
-    rng = np.random.default_rng(random_seed)
-    problem = PlanningProblem(budget, simulator, theta, other_accesses, max_draws, rng)
-    found = _PLANNERS[step](step, problem)
+    with shown(progressbar):
+        simulator = _simulator(simulator, options, budget)
+        theta = simulator.position(guess, random_seed) if start is None else start.theta
+        rng = np.random.default_rng(random_seed)
+        problem = PlanningProblem(budget, simulator, theta, other_accesses, max_draws, rng)
+        note("planning on simulated records")
+        found = _PLANNERS[step](step, problem)
     return Plan(
         step=step,
         budget=budget,

@@ -26,6 +26,7 @@ from pymc_dp.planning.simulator import Guess, Simulator, check_is_simulator
 from pymc_dp.plans import plan as make_plan
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.spent import explain
+from pymc_dp.progress import counted, note, shown, silenced
 from pymc_dp.publishing import release, warn_of_chains
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.fit_check import check_fit
@@ -106,7 +107,7 @@ def sample(
         With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
         (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` decides about simulations and
-        chains, never about noise.
+        chains, never about noise. ``progressbar=False`` is silent, but for warnings.
 
     Returns
     -------
@@ -144,14 +145,18 @@ def sample(
         planning["simulator"], model = Simulator(model, **options), None
     model = _model(plan, step, planning.get("simulator"), model)
     check_host_arguments(kwargs, _NAMES, model)
+    is_shown = bool(kwargs.get("progressbar", True)) and not kwargs.get("quiet", False)
     if isinstance(plan, Plan) or isinstance(step, DPStep):
         _check_draws_are_paid(step, chains, reproducible)
-        return _sample_by_steps(plan, step, numbers.get("draws"), reproducible, model, kwargs)  # type: ignore[arg-type]
+        of_run: Any = plan, step, numbers.get("draws"), reproducible, is_shown, model, kwargs
+        with silenced(not is_shown):
+            return _sample_by_steps(*of_run)
     _check_draws_are_free(kwargs, reproducible)
     if epsilon is not None:
         _add_budget(planning, epsilon, delta, model)
     kwargs = {"draws": _DRAWS, "chains": _CHAINS, "model": model} | numbers | kwargs
-    return _sample_scores(plan, step, planning, kwargs)
+    with silenced(not is_shown):
+        return _sample_scores(plan, step, planning, is_shown, kwargs)
 
 
 def _add_budget(planning: dict[str, Any], epsilon: Any, delta: Any, model: pm.Model) -> None:
@@ -168,22 +173,31 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 
 def _sample_scores(
-    plan: ScorePlan | None, step: DPScore | None, planning: dict[str, Any], kwargs: dict[str, Any]
+    plan: ScorePlan | None,
+    step: DPScore | None,
+    planning: dict[str, Any],
+    is_shown: bool,
+    kwargs: dict[str, Any],
 ) -> Any:
     """Release scores, unless there are some, and sample the posterior given these."""
     budget: PrivacyBudget | None = planning.get("budget")
     scores: PrivateScores | None = None
     try:
         if step is None:
-            made: Any = plan or make_plan(**planning, random_seed=kwargs.get("random_seed"))
+            seed = kwargs.get("random_seed")
+            made: Any = plan or make_plan(**planning, random_seed=seed, progressbar=is_shown)
             budget = made.budget
             _log.info("%s", made)
             check_memory(kwargs["draws"], kwargs["chains"], made.simulator.model)
-            scores = made.release()
-            step = DPScore(scores, simulator=made.simulator, model=made.simulator.model)
+            with shown(is_shown):
+                scores = made.release()
+                step = DPScore(scores, simulator=made.simulator, model=made.simulator.model)
         scores = step.scores
-        idata = pm.sample(step=step, tune=0, **kwargs)
-        fit = check_fit(scores, step.simulator)
+        callback = counted(is_shown, kwargs["draws"] * kwargs["chains"])
+        idata = pm.sample(step=step, tune=0, callback=callback, **kwargs)
+        with shown(is_shown):
+            note("checking the fit")
+            fit = check_fit(scores, step.simulator)
         released = released_draws(idata, step, fit)
         if fit is not None and fit.is_rejected:
             warnings.warn(str(fit), stacklevel=3)
@@ -204,6 +218,7 @@ def _sample_by_steps(
     step: DPStep | None,
     draws: int | None,
     reproducible: bool,
+    is_shown: bool,
     model: pm.Model,
     kwargs: dict[str, Any],
 ) -> Any:
@@ -215,7 +230,9 @@ def _sample_by_steps(
             if draws is not None:
                 plan = replace(plan, max_draws=max(draws, MIN_DRAWS))
             _log.info("%s", plan)
-            step = plan.build(reproducible=reproducible)
+            with shown(is_shown):
+                note(f"compiling {plan.step.__name__}")
+                step = plan.build(reproducible=reproducible)
             kwargs.setdefault("initvals", plan.position)
         check_data_are_those(step.likelihood, model)
         n_draws = _number_of_draws(step, plan, budget, draws)
@@ -225,7 +242,7 @@ def _sample_by_steps(
             tune=0,
             chains=budget.chains,
             step=step,
-            callback=budget,
+            callback=counted(is_shown, n_draws * budget.chains, budget),
             model=model,
             **kwargs,
         )

@@ -21,6 +21,7 @@ from pymc_dp.checks.statistics_of_records import (
     block_of,
     block_of_function,
 )
+from pymc_dp.display import Shown, Table
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
 from pymc_dp.model.record_function import RecordFunction
@@ -46,7 +47,7 @@ _N_PARAMETERS, _N_SETS, _N_DESIGN = 40, 5, 10
 
 
 @dataclass(frozen=True, eq=False)
-class CheckedStatistic:
+class CheckedStatistic(Shown):
     """One statistic of a check: public.
 
     Parameters
@@ -78,7 +79,7 @@ class CheckedStatistic:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivatePPC:
+class PrivatePPC(Shown):
     """Result of :func:`~pymc_dp.private_ppc`: public, since a budget paid for it.
 
     Parameters
@@ -118,20 +119,21 @@ class PrivatePPC:
 
     def __str__(self) -> str:
         """For each statistic the value that is least like its replicates."""
-        lines = [
-            f"Private posterior predictive check of {self.n_records} records ({self.noise.kind} noise)",
-            f"{'statistic':<14}{'at':<18}{'released':>10}{'90 % of replicates':>24}{'noise sd':>10}{'p':>8}",
-        ]
+        return self._table().text()
+
+    def _table(self) -> Table:
+        title = f"Private posterior predictive check of {self.n_records} records ({self.noise.kind} noise)"
+        rows = []
         for s in self.statistics:
             spread = s.replicates.std(axis=0)
             z = np.abs(s.value - s.replicates.mean(axis=0)) / np.where(spread > 0, spread, np.inf)
             k = int(z.argmax())
             low, high = s.interval()[:, k]
-            lines.append(
-                f"{s.name:<14}{s.labels[k] if len(s.labels) > 1 else '':<18}{s.value[k]:>10.4g}"
-                f"{f'{low:.4g} to {high:.4g}':>24}{s.noise_sd[k]:>10.2g}{s.p_value:>8.2g}"
-            )
-        return "\n".join(lines)
+            at = s.labels[k] if len(s.labels) > 1 else ""
+            figures = f"{s.value[k]:.4g}", f"{low:.4g} to {high:.4g}", f"{s.noise_sd[k]:.2g}"
+            rows.append((s.name, at, *figures, f"{s.p_value:.2g}"))
+        header = ("statistic", "at", "released", "90 % of replicates", "noise sd", "p")
+        return Table(title, rows, header)
 
 
 def private_ppc(

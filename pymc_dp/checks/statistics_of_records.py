@@ -35,6 +35,8 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc_dp.display import Shown
+
 __all__ = ["NAMED", "Block", "GroupMeans", "block_of"]
 
 NAMED = ("mean", "variance", "zeros", "bins", "rootogram", "residuals")
@@ -49,7 +51,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class GroupMeans:
+class GroupMeans(Shown):
     """Means of the outcome in groups: of each category of a column of the model's ``pm.Data``.
 
     Means are relative to the number of records, times the number of groups: a sum is released for each group, of the

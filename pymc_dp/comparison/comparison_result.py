@@ -10,6 +10,7 @@ import numpy as np
 
 from pymc_dp.arguments import as_float
 from pymc_dp.comparison.difference_clipping import ClipForecast
+from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
@@ -26,7 +27,7 @@ _IN_SAMPLE = (
 
 
 @dataclass(frozen=True)
-class PrivateComparison:
+class PrivateComparison(Shown):
     r"""Noisy difference of two models in the log predictive density of private records: public.
 
     Parameters
@@ -125,6 +126,9 @@ class PrivateComparison:
         """The result in words, and whether it distinguishes the models."""
         return f"{self.words}. {_IN_SAMPLE}"
 
+    def _table(self) -> Table:
+        return PrivateComparisons((self,))._table()
+
     @property
     def words(self) -> str:
         """The result in words, without what holds for all comparisons."""
@@ -142,7 +146,7 @@ class PrivateComparison:
 
 
 @dataclass(frozen=True)
-class PrivateComparisons:
+class PrivateComparisons(Shown):
     """Noisy differences of one model and several others, released together: public.
 
     ``found[name]`` is the comparison of the first model with the one of this name. The differences have independent
@@ -170,6 +174,14 @@ class PrivateComparisons:
             first = self.comparisons[0].names[0]
             raise KeyError(f"{name!r} is none of {', '.join(found)}, which {first} is compared with.")  # fmt: skip
         return found[name]
+
+    def _table(self) -> Table:
+        header = ("models", "difference", "standard error", "noise sd", "clear")
+        rows = [
+            (" - ".join(c.names), *(f"{x:.3g}" for x in (c.difference, c.standard_error, c.noise_sd)), "yes" if c.is_clear else "no")
+            for c in self.comparisons
+        ]  # fmt: skip
+        return Table("Private comparison", rows, header, [_IN_SAMPLE])
 
     def __str__(self) -> str:
         """The results in words, a line for each."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pymc as pm
 
+from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.predictive_difference import log_predictive
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
@@ -30,7 +31,7 @@ _MARGIN = 1.2
 
 
 @dataclass(frozen=True)
-class ClipForecast:
+class ClipForecast(Shown):
     """What a clip bound does to simulated records: public.
 
     Parameters

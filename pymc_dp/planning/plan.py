@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule
+from pymc_dp.display import Shown, Table
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
@@ -41,7 +41,7 @@ _N_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Forecast(Shown):
     """What is expected of settings; errors are in posterior standard deviations.
 
     Parameters
@@ -68,7 +68,7 @@ class Forecast:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Shown):
     """Settings, and what is expected of them.
 
     Parameters
@@ -149,7 +149,7 @@ class Planned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Shown):
     """Settings for a step whose draws access the data, with the alternatives; print it, or plot it with :func:`~pymc_dp.plots.plot_plan`.
 
     Parameters
@@ -181,11 +181,11 @@ class Plan:
     budget: PrivacyBudget
     simulator: Simulator = field(repr=False, compare=False)
     candidates: tuple[Candidate, ...] = field(repr=False)
-    chosen: Candidate
+    chosen: Candidate = field(repr=False)
     settings: dict[str, Any]
     position: dict[str, np.ndarray] = field(repr=False, compare=False)
     summary: str = field(repr=False)
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = field(repr=False)
     builder: Callable[..., DPStep] = field(repr=False, compare=False)
     max_draws: int = 1000
 
@@ -211,16 +211,7 @@ class Plan:
 
     def __str__(self) -> str:
         """The settings, what is expected of them, and alternatives."""
-        return "\n".join([self._head(), "", *self._table(), *self._foot()])
-
-    def _repr_html_(self) -> str:
-        """The same, with an HTML table."""
-        header, *rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
-        cells = ["".join(f"<th>{html.escape(name)}</th>" for name in header)]
-        cells += ["".join(f"<td>{html.escape(value)}</td>" for value in row) for row in rows]
-        table = "".join(f"<tr>{row}</tr>" for row in cells)
-        foot = "".join(f"<p>{html.escape(line)}</p>" for line in self._foot())
-        return f"<pre>{html.escape(self._head())}</pre><table>{table}</table>{foot}"
+        return self._table().text()
 
     def _head(self) -> str:
         budget, expected = self.budget, self.chosen.forecast
@@ -236,16 +227,9 @@ class Plan:
             ]
         )
 
-    def _table(self) -> list[str]:
-        rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(value.rjust(width) for value, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
-
-    def _foot(self) -> list[str]:
-        return [f"Note: {note}" for note in self.notes]
+    def _table(self) -> Table:
+        header, *rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
+        return Table(f"{self._head()}\n", rows, header, [f"Note: {note}" for note in self.notes])
 
 
 def _columns(shown: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[list[str]]:

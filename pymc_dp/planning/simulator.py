@@ -14,6 +14,7 @@ import pymc as pm
 from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.data_versions import check_data_are_those, note_data
+from pymc_dp.display import Shown, in_short
 from pymc_dp.host_arguments import as_model, check_compile_kwargs, initial_point
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import (
@@ -27,6 +28,7 @@ from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.progress import note
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
@@ -39,7 +41,7 @@ _LEAST_ROWS, _MOST_ROWS, _MOST_NUMBERS = 20_000, 100_000, 2**21
 Guess = Mapping[str, Any] | str | None
 
 
-class Simulator:
+class Simulator(Shown):
     """A model compiled once: the log-likelihood of its records, and records drawn from it.
 
     Planning, private starts and noisy scores use simulated records, which cost no privacy. A
@@ -138,6 +140,7 @@ class Simulator:
         self.stand_in: StandIn | None = None
         self._latest: Simulator | None = None
         self.likelihood: Reductions
+        note("compiling the likelihood of the records")
         if data is not None:
             function = _function_of_block(model, records, self.ranges)
             self.likelihood = BlockedLikelihood(
@@ -152,6 +155,7 @@ class Simulator:
                 self.model, records=records, public=public, compile_kwargs=compile_kwargs
             )
             note_data(self.likelihood, self.model)
+        note("compiling simulated records")
         if self.ranges is not None:
             self._make_up(uniform_stand_in(self.ranges, len(self.places)))
         elif isinstance(covariates, pm.Model):
@@ -175,6 +179,11 @@ class Simulator:
         self.moments: object = None
         self._given_number = n_records
         self.n_records = n_records or self.likelihood.n_records
+
+    def __repr__(self) -> str:
+        names = in_short([*self.likelihood.slices])
+        covariates = self.covariates if isinstance(self.covariates, str | None) else "stand-in"
+        return f"Simulator(n_records={self.n_records}, parameters={names}, covariates={covariates})"
 
     def keeping(self, rows: np.ndarray, moments: object) -> Simulator:
         """The same with some of the simulated records only, by number, which released moments have chosen."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.arguments import as_float, as_integer
+from pymc_dp.display import Shown
 from pymc_dp.planning.local_information import (
     NewtonStep,
     local_information,
@@ -35,7 +36,7 @@ _MAX_HALVINGS = 40
 
 
 @dataclass(frozen=True)
-class PrivateStart:
+class PrivateStart(Shown):
     """A point in the bulk of the posterior, and its scales there: public, since a budget paid for it.
 
     Parameters

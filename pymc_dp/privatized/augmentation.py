@@ -15,6 +15,7 @@ from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_dp.arguments import as_positive_float
+from pymc_dp.display import Shown
 from pymc_dp.privatized.latent_records import LatentRecords, along
 
 __all__ = ["PrivatizedRecords"]
@@ -25,7 +26,7 @@ MAX_START = 50  # sweeps that search for records which fit the release
 PointType = dict[str, np.ndarray]
 
 
-class PrivatizedRecords(BlockedStep):
+class PrivatizedRecords(Shown, BlockedStep):
     r"""Data augmentation for inference from a privatized release, where no record is known.
 
     The model describes the records and the release. Records are unobserved variables. The release is an

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_floats, check_labels
+from pymc_dp.display import Shown
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -45,7 +46,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateSum:
+class PrivateSum(Shown):
     r"""Noisy sum over records of a clipped function of their data: public, since a budget paid for it.
 
     Parameters
@@ -117,7 +118,7 @@ class PrivateSum:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateCounts:
+class PrivateCounts(Shown):
     """Noisy numbers of records in bins: public, since a budget paid for them.
 
     Parameters

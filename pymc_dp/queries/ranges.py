@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.arguments import as_float
+from pymc_dp.display import MOST_ROWS, Shown
 
 __all__ = ["Column", "Ranges"]
 
 
 @dataclass(frozen=True)
-class Column:
+class Column(Shown):
     """One covariate: a number in a range, or one of some categories.
 
     Parameters
@@ -108,7 +109,9 @@ class Ranges(Mapping[str, Any]):
         return len(self._parts)
 
     def __repr__(self) -> str:
-        return f"Ranges({', '.join(c.name for c in self.columns)})"
+        names = [c.name for c in self.columns]
+        more = [f"... {len(names) - MOST_ROWS} more"] if len(names) > MOST_ROWS else []
+        return f"Ranges({', '.join([*names[:MOST_ROWS], *more])})"
 
     def places(self, data: Any) -> np.ndarray:
         """Positions of all values, shape ``(n_rows, n_columns)``; ValueError if the data do not fit."""

@@ -33,6 +33,7 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_dp.arguments import as_integer
+from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.withheld import evaluate
@@ -63,7 +64,7 @@ _ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class StandIn:
+class StandIn(Shown):
     """Laws of covariates, and made-up rows that have them: public, since a budget paid for what they were made from.
 
     Parameters
@@ -121,14 +122,20 @@ class StandIn:
 
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
-        lines = [f"stand-in with {len(self.correlations)} column(s), made from noisy sums"]
+        lines = (f"  {name:<16} {text}".rstrip() for name, text in self._table().rows)
+        return "\n".join([self._table().title, *lines])
+
+    def _table(self) -> Table:
+        title = f"stand-in with {len(self.correlations)} column(s), made from noisy sums"
+        rows = []
         for column, p, row in zip(
             self.ranges.columns, self.probabilities, self.correlations, strict=True
         ):
             parts = " ".join(f"{x:.2f}" for x in p[:8]) + (" ..." if len(p) > 8 else "")
             others = " ".join(f"{r:+.2f}" for r in row[:8]) + (" ..." if len(row) > 8 else "")
-            lines.append(f"  {column.name:<16} probabilities {parts}; correlations {others}")
-        return "\n".join(lines)
+            rows.append((column.name, f"probabilities {parts}; correlations {others}"))
+        more = len(rows) - MOST_ROWS
+        return Table(title, rows if more <= 0 else [*rows[:MOST_ROWS], (f"... {more} more", "")])
 
 
 def uniform_stand_in(ranges: Ranges, n_rows: int) -> StandIn:
@@ -138,7 +145,7 @@ def uniform_stand_in(ranges: Ranges, n_rows: int) -> StandIn:
 
 
 @dataclass(frozen=True)
-class StandInDesign:
+class StandInDesign(Shown):
     """Both releases of a stand-in.
 
     Parameters

@@ -10,6 +10,7 @@ import numpy as np
 
 from scipy.stats import chi2, ncx2
 
+from pymc_dp.display import Shown
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -46,7 +47,7 @@ _MARGIN = 1.2
 
 
 @dataclass(frozen=True)
-class CheckDesign:
+class CheckDesign(Shown):
     """Bins of the fit check, and its noise.
 
     Parameters
@@ -61,7 +62,7 @@ class CheckDesign:
 
 
 @dataclass(frozen=True, eq=False)
-class TailMisfit:
+class TailMisfit(Shown):
     """Part of the clipped scores about which the model may be wrong, by the clip bound.
 
     Parameters

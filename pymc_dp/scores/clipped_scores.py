@@ -5,6 +5,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from pymc_dp.display import Shown
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.scores.releases import PrivateScores
 
@@ -36,7 +37,7 @@ def _clip(vectors: np.ndarray, bound: float) -> None:
             vectors[i, j] *= factor
 
 
-class ClippedScores:
+class ClippedScores(Shown):
     """Features of records: their clipped scores at the references of all releases, side by side.
 
     Parameters

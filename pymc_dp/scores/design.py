@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pymc as pm
 
+from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
@@ -62,7 +63,7 @@ Steps = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreDesign:
+class ScoreDesign(Shown):
     """Clip bound of a release, and what is expected of it.
 
     Parameters
@@ -83,7 +84,7 @@ class ScoreDesign:
     cost: float
 
 
-class SimulatedScores:
+class SimulatedScores(Shown):
     """Scores of records simulated at a position, in coordinates in which the posterior's precision is 1 per record.
 
     Parameters
@@ -193,7 +194,7 @@ class SimulatedScores:
 
 
 @dataclass(frozen=True)
-class MomentDesign:
+class MomentDesign(Shown):
     """Release of the moments that correct a stand-in.
 
     Parameters
@@ -211,7 +212,7 @@ class MomentDesign:
 
 
 @dataclass(frozen=True, eq=False)
-class StartDesign:
+class StartDesign(Shown):
     """Releases that find the reference, and the main one.
 
     Parameters

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_dp.display import Shown
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.planning.simulator import Simulator
@@ -51,7 +52,7 @@ _OTHER = "consider another likelihood, or another form of the mean"
 
 
 @dataclass(frozen=True, eq=False)
-class FitCheck:
+class FitCheck(Shown):
     """Comparison of a noisy histogram of score norms with what the model predicts: public.
 
     Parameters

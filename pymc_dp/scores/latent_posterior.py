@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_dp.display import Shown
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -50,7 +51,7 @@ _COEFFICIENTS = (0.0, 0.7, 0.95)
 
 
 @dataclass
-class LatentState:
+class LatentState(Shown):
     """State of a chain: parameters, records, and their features.
 
     Parameters
@@ -70,7 +71,7 @@ class LatentState:
     residual: np.ndarray
 
 
-class LatentPosterior:
+class LatentPosterior(Shown):
     """The target, and its moves.
 
     Parameters

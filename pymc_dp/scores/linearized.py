@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_dp.display import one_line
 from pymc_dp.planning.local_information import local_information, metrics_agree
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -45,6 +46,9 @@ class NormalPosterior(NamedTuple):
     theta: np.ndarray
     gradient: np.ndarray
     information: np.ndarray
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def distance(self, theta: np.ndarray) -> float:
         """Root mean square distance from the mean, in standard deviations, of the parameters with information."""

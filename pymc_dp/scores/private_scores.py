@@ -19,6 +19,7 @@ from pymc_dp.planning.simulator import (
 )
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.spent import check_is_budget
+from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in import StandInDesign, design_stand_in
 from pymc_dp.scores.design import SimulatedScores, best_design
@@ -46,6 +47,7 @@ def private_scores(
     public: Sequence[Any] = (),
     n_records: int | None = None,
     random_seed: Any = None,
+    progressbar: bool | str = True,
 ) -> PrivateScores:
     """Release noisy sums of clipped scores: all that :class:`~pymc_dp.DPScore` needs.
 
@@ -76,6 +78,8 @@ def private_scores(
         :func:`~pymc_dp.scores.check_fit` tests the model; 0 for none.
     random_seed : int or Generator, optional
         Of the simulations. The noise is secret in any case.
+    progressbar : bool
+        Show what is being done, and what part of the budget is being spent.
 
     Returns
     -------
@@ -106,14 +110,20 @@ def private_scores(
     >>> scores.n_records
     300
     """
-    if simulator is None:
-        simulator = Simulator(
-            model, covariates=covariates, records=records, stand_in_records=stand_in_records, public=public,
-            n_records=n_records,
-        )  # fmt: skip
-    return plan_scores(
-        simulator, budget, guess=guess, noise=noise, fit_share=fit_share, random_seed=random_seed
-    ).release()
+    with shown(progressbar):
+        if simulator is None:
+            simulator = Simulator(
+                model, covariates=covariates, records=records, stand_in_records=stand_in_records, public=public,
+                n_records=n_records,
+            )  # fmt: skip
+        return plan_scores(
+            simulator,
+            budget,
+            guess=guess,
+            noise=noise,
+            fit_share=fit_share,
+            random_seed=random_seed,
+        ).release()
 
 
 def plan_scores(
@@ -136,6 +146,7 @@ def plan_scores(
             "Scores use up all of a budget, and this one has been used already. Make a new PrivacyBudget; to keep one account for the data set, "
             "give both the same ledger file. Nothing was accessed."
         )
+    note("planning on simulated records")
     rng = np.random.default_rng(random_seed)
     theta = simulator.position(guess, rng)
     try:

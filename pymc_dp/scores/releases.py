@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.display import Shown, Table, in_short
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
@@ -21,7 +22,7 @@ __all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreHistogram:
+class ScoreHistogram(Shown):
     """Noisy numbers of records by the norm of the score at a reference, not clipped: for the fit check.
 
     Parameters
@@ -53,7 +54,7 @@ class ScoreHistogram:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreRelease:
+class ScoreRelease(Shown):
     r"""One noisy sum of clipped scores: :math:`\sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0))` with noise.
 
     Parameters
@@ -89,7 +90,7 @@ class ScoreRelease:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoreMoments:
+class ScoreMoments(Shown):
     """Noisy sum of the products of the coordinates of clipped scores: what the covariates are like.
 
     Parameters
@@ -115,7 +116,7 @@ class ScoreMoments:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateScores:
+class PrivateScores(Shown):
     """Noisy sums of clipped scores of one data set: public, since a budget paid for them.
 
     All that a posterior is computed from (:class:`~pymc_dp.DPScore`): whoever has it needs no data, may
@@ -247,8 +248,19 @@ class PrivateScores:
             self, releases=releases, reports=tuple(reports.values()), moments=moments, stand_in=stand_in
         )  # fmt: skip
 
+    def __repr__(self) -> str:
+        """What was released, in one line."""
+        cost = " + ".join(f"({r.epsilon:.4g}, {r.delta:g})" for r in self.reports)
+        return f"PrivateScores({len(self.releases)} noisy sum(s), n_records={self.n_records}, parameters={in_short([*self.shapes])}, cost={cost})"
+
+    def _table(self) -> Table:
+        return Table(self._head(), self.reports[-1]._rows() if self.reports else [])
+
     def __str__(self) -> str:
         """Each release, and the privacy report."""
+        return "\n".join([self._head(), *map(str, self.reports)])
+
+    def _head(self) -> str:
         lines = [
             f"Private scores: {len(self.releases)} noisy sum(s) of {self.n_records} records' clipped scores"
         ]
@@ -267,7 +279,7 @@ class PrivateScores:
             )
         if self.stand_in is not None:
             lines.append(f"  {self.stand_in}".replace("\n", "\n  "))
-        return "\n".join([*lines, *map(str, self.reports)])
+        return "\n".join(lines)
 
 
 def _plain(value: Any) -> Any:

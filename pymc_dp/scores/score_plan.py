@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import html
+import math
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
@@ -18,6 +19,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.progress import note, shown
 from pymc_dp.queries.stand_in import StandInDesign, release_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -40,7 +42,7 @@ _N_SHOWN = 6
 
 
 @dataclass(frozen=True, eq=False)
-class ScorePlan:
+class ScorePlan(Shown):
     """Releases of noisy scores that are planned, and the posterior that they are expected to give.
 
     Made by :func:`~pymc_dp.plan` on records drawn from the model: private data were not looked at. Run it with
@@ -67,8 +69,8 @@ class ScorePlan:
     budget: PrivacyBudget
     simulator: Simulator = field(repr=False)
     simulated: SimulatedScores = field(repr=False)
-    design: StartDesign
-    notes: tuple[str, ...] = ()
+    design: StartDesign = field(repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
     rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
     moments: ScoreMoments | None = None
 
@@ -78,8 +80,13 @@ class ScorePlan:
         slices, ratios = self.simulator.likelihood.slices, self.design.design.sd_ratios
         return {name: ratios[part] for name, part in slices.items()}
 
-    def release(self) -> PrivateScores:
+    def release(self, *, progressbar: bool | str = True) -> PrivateScores:
         """Claim the accesses from the budget, and make the releases.
+
+        Parameters
+        ----------
+        progressbar : bool
+            Show what is being done, and what part of the budget is being spent.
 
         Raises
         ------
@@ -92,6 +99,11 @@ class ScorePlan:
         if any, as attribute ``scores``, and a note on what is left.
         """
         self.simulator.check_data()
+        with shown(progressbar):
+            return self._release()
+
+    def _release(self) -> PrivateScores:
+        note("compiling the releases")
         likelihood, simulated = self.simulator.likelihood.rehearsal, self.simulated
         # Compiled before anything is paid for.
         likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
@@ -242,9 +254,18 @@ class ScorePlan:
 
     def _spend(self, label: str, accesses: Accesses) -> None:
         likelihood = self.simulator.likelihood
+        note(self._share(label, accesses))
         self.budget.spend(
             label, accesses, likelihood.data_keys, likelihood.n_records, plan=self.design.accesses
         )
+
+    def _share(self, label: str, accesses: Accesses) -> str:
+        """The part of the budget that accesses cost, as the budget adds up successive claims, in words."""
+        price = self.budget.terms.adaptive.price
+        cost, total = (sum(k * price(m) for m, k in a) for a in (accesses, self.design.accesses))
+        epsilon = self.budget.epsilon
+        share = f"{cost / total:.0%} of " if epsilon < math.inf else ""
+        return f"spending {share}epsilon = {epsilon:g} on {label}"
 
     def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
         point = self.simulator.likelihood.unravel(self.simulated.theta)
@@ -259,15 +280,9 @@ class ScorePlan:
         lines = [*self._head(), *(f"  {name:<20} {text}" for name, text in self._rows())]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 
-    def _repr_html_(self) -> str:
-        """The same, with an HTML table."""
-        head = html.escape("\n".join(self._head()))
-        rows = "".join(
-            f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
-            for name, text in self._rows()
-        )
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<pre>{head}</pre><table>{rows}</table>{notes}"
+    def _table(self) -> Table:
+        notes = [f"Note: {note}" for note in self.notes]
+        return Table("\n".join(self._head()), self._rows(), notes=notes)
 
     def _head(self) -> list[str]:
         budget, design = self.budget, self.design
@@ -294,4 +309,5 @@ class ScorePlan:
         for name, ratios in self.sd_ratios.items():
             shown = ", ".join(f"{r:.2f}" for r in ratios[:_N_SHOWN])
             rows.append((name, shown + (", ..." if len(ratios) > _N_SHOWN else "")))
-        return rows
+        more = len(rows) - MOST_ROWS
+        return rows if more <= 0 else [*rows[:MOST_ROWS], (f"... {more} more", "")]

@@ -12,8 +12,10 @@ from pymc.model import modelcontext
 from pymc.step_methods.compound import BlockedStep, StepMethodState
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
+from pymc_dp.display import Shown
 from pymc_dp.model.graphs.compiling import quiet_compilers
 from pymc_dp.planning.simulator import Simulator
+from pymc_dp.progress import note
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import StepSize
 from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
@@ -39,7 +41,7 @@ _OVERDISPERSION = 1.5
 _MAX_TRIES = 20
 
 
-class DPScore(BlockedStep):
+class DPScore(Shown, BlockedStep):
     r"""Exact posterior given noisy sums of clipped scores, by data augmentation.
 
     A few noisy sums of clipped scores (:func:`~pymc_dp.private_scores`) are all that was released. This step
@@ -147,6 +149,7 @@ class DPScore(BlockedStep):
         scores.check_model({name: np.shape(value) for name, value in point.items()})
         self.simulator, self.scores = simulator, scores
         self.method = _chosen(method, scores.n_records, simulator.temperature)
+        note("compiling the posterior given the scores")
         self._features = ClippedScores(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
         reference = scores.releases[-1].theta

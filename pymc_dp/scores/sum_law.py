@@ -37,6 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.display import Shown
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords, differences
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -63,7 +64,7 @@ _LEAST_PRECISION = 1e-6
 
 
 @dataclass
-class SumState:
+class SumState(Shown):
     """Parameters, and the logarithm of the variance of the noise of each release.
 
     Parameters
@@ -79,7 +80,7 @@ class SumState:
     place: Place | None = None
 
 
-class NormalSums:
+class NormalSums(Shown):
     """The target, and its moves.
 
     Parameters

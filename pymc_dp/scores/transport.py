@@ -34,6 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_dp.display import one_line
+
 __all__ = ["Place", "Transport"]
 
 #: Newton steps, each at most so often halved, until coordinates are so near.
@@ -55,6 +57,9 @@ class Place(NamedTuple):
     theta: np.ndarray
     coordinates: np.ndarray
     log_det: float
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class Transport:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Lazy, Metropolis
 from pymc_dp.arguments import as_batch_size, as_clip_bound, as_float, as_fraction
+from pymc_dp.display import Shown
 from pymc_dp.model.sums.exact_sums import clipped_changes
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Mechanism
@@ -41,7 +42,7 @@ PLANNING_DRAWS = 2000
 
 
 @dataclass
-class State:
+class State(Shown):
     """A state of the chain, with what was computed there.
 
     Parameters
@@ -60,7 +61,7 @@ class State:
 
 
 @dataclass
-class Move:
+class Move(Shown):
     """A proposed move.
 
     Parameters

@@ -27,6 +27,8 @@ from pymc.step_methods.compound import BlockedStep, StepMethodState
 from rich.progress import TextColumn
 from rich.table import Column
 
+from pymc_dp.display import Shown
+
 __all__ = ["CALLS_WITHOUT_CALLBACK", "HostedStep", "number_of_tuning_draws"]
 
 #: Number of calls after the budget is used up from which we assume that no callback is installed.
@@ -48,7 +50,7 @@ def number_of_tuning_draws() -> int:
     return 0
 
 
-class HostedStep(BlockedStep):
+class HostedStep(Shown, BlockedStep):
     """The calls that PyMC makes, under names that do not depend on its version."""
 
     default_blocked = True

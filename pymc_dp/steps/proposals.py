@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_floats, as_positive_float, cholesky
+from pymc_dp.display import Shown
 
 __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
@@ -48,7 +49,7 @@ def _scale_array(scale: npt.ArrayLike, n_dim: int, what: str, *, matrix: bool) -
     return array
 
 
-class RandomWalk:
+class RandomWalk(Shown):
     r"""Gaussian random walk on all parameters at once.
 
     Parameters

@@ -38,6 +38,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from pymc_dp.arguments import as_float
+from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting import pld
 from pymc_dp.privacy.mechanisms.mechanism import (
     ORDERS,
@@ -64,7 +65,7 @@ def _renyi(mechanism: Mechanism) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False)
-class Cost:
+class Cost(Shown):
     """Cost of a collection of accesses, in every currency; costs can be added, and multiplied by a count.
 
     Parameters

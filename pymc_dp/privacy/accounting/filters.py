@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_float, as_positive_float
+from pymc_dp.display import Shown
 from pymc_dp.privacy.mechanisms.mechanism import (
     Accesses,
     Gaussian,
@@ -178,7 +179,7 @@ class GaussianShare(Share):
         return GaussianShare(self.mu * size)
 
 
-class Filter:
+class Filter(Shown):
     r"""Spends a share: grants or refuses each access before it is made.
 
     The kind of share and its total are fixed in advance; the accesses may be chosen adaptively, with full

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from pymc_dp.display import Shown, one_line
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_epsilon_delta, check_pure
@@ -75,7 +76,7 @@ class Account:
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Shown):
     """One granted claim: its budget and step, its accesses, its time and process."""
 
     budget: str
@@ -90,6 +91,9 @@ class Plan(NamedTuple):
 
     accesses: Accesses
     whole: bool
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class Asked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Claimed:
+class Claimed(Shown):
     """Claims on an account, and plans by budget."""
 
     claims: Sequence[Claim]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import max_draws
@@ -86,7 +87,7 @@ class StepAccess:
 
 
 @dataclass
-class Allocation:
+class Allocation(Shown):
     """What one chain of one step may do: a number of iterations, or a share of a filter.
 
     Parameters

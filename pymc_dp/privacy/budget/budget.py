@@ -377,10 +377,3 @@ class PrivacyBudget(SpentBudget):
             self.ledger.note_callback(self.id)
             self._callback_noted = True
         self._run.after_draw(trace, draw)
-
-    def __repr__(self) -> str:
-        """Terms of the budget."""
-        return (
-            f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, chains={self.chains}, "
-            f"adjacency={self.adjacency.value!r}, accountant={self.accountant!r})"
-        )

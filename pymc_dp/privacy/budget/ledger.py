@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from pymc_dp.display import MOST_ROWS, Table, one_line
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_pure
 from pymc_dp.privacy.budget.accounts import (
@@ -31,6 +32,7 @@ from pymc_dp.privacy.budget.accounts import (
     written,
 )
 from pymc_dp.privacy.budget.ledger_file import LedgerFile, now, remove
+from pymc_dp.privacy.budget.report_parts import listed
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 from pymc_dp.privacy.mechanisms.stated import stated
 
@@ -303,33 +305,63 @@ class Ledger(LedgerFile):
             return math.inf
         return claimed.spent(self.account.terms)
 
+    def __repr__(self) -> str:
+        """The account, and what is spent."""
+        try:
+            account, spent = self.account, f"{self.spent():.4g}"
+        except LedgerError:
+            return one_line(self, spent="unknown, as the file cannot be read")
+        return one_line(
+            self, epsilon=f"{account.epsilon:g}", delta=f"{account.delta:g}", spent=spent
+        )
+
     def __str__(self) -> str:
-        """Listing of the account."""
+        """Account and latest claims; the command ``pymc-dp-ledger`` lists all."""
+        return "\n".join(
+            [*self._head(), *("  " + "  ".join(filter(None, row)) for row in self._latest())]
+        )
+
+    def _table(self) -> Table:
+        return Table("\n".join(self._head()), self._latest())
+
+    def listing(self) -> str:
+        """Account and all claims."""
+        return "\n".join(
+            [*self._head(), *("  " + "  ".join(filter(None, row)) for row in self._rows())]
+        )
+
+    def _head(self) -> list[str]:
         account, claimed = self.account, self.claimed()
-        claims = claimed.claims
-        lines = [
+        return [
             f"Ledger {self.path}",
             f"account: epsilon = {account.epsilon:g}, delta = {account.delta:g}, adjacency: {account.adjacency}",
             f"successive claims are added up by {account.adaptive.name}",
-            f"spent:   epsilon = {self.spent():.4g} by {len(claims)} claim(s)",
+            f"spent:   epsilon = {self.spent():.4g} by {len(claimed.claims)} claim(s)",
         ]
-        for claim in claims:
-            who = f"{claim.created}  {claim.process}  {_named(claim.budget)}"
-            lines.append(f"  {who}  {claim.step}: {_listed(claim.accesses)}")
+
+    def _rows(self) -> list[list[str]]:
+        """Claims, and plans that were claimed at once."""
+        claimed = self.claimed()
+        rows = [
+            [c.created, c.process, _named(c.budget), f"{c.step}: {'; '.join(listed(c.accesses))}"]
+            for c in claimed.claims
+        ]
         for budget, plan in claimed.plans.items():
             if plan.whole:
-                what = f"all that it claims, at once: {_listed(plan.accesses)}"
-                lines.append(f"  {_named(budget)}  {what}")
-        return "\n".join(lines)
+                what = f"all that it claims, at once: {'; '.join(listed(plan.accesses))}"
+                rows.append(["", "", _named(budget), what])
+        return rows
+
+    def _latest(self) -> list[list[str]]:
+        rows = self._rows()
+        if len(rows) <= MOST_ROWS:
+            return rows
+        return [["...", "", f"{len(rows) - MOST_ROWS} earlier", ""], *rows[-MOST_ROWS:]]
 
 
 def _named(budget: str) -> str:
     label = label_of(budget)
     return f"budget {budget[:8]}" + (f" (group {label!r})" if label else "")
-
-
-def _listed(accesses: Accesses) -> str:
-    return "; ".join(f"{count:g} x {mechanism.name}" for mechanism, count in accesses)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -352,7 +384,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         return 1
     try:
-        print(Ledger(path))
+        print(Ledger(path).listing())
     except LedgerError as error:
         print(error, file=sys.stderr)
         return 1

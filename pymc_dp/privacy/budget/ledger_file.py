@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pymc_dp.display import Shown
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
@@ -31,7 +32,7 @@ CREATE TABLE callbacks (budget TEXT PRIMARY KEY);
 """
 
 
-class LedgerFile:
+class LedgerFile(Shown):
     """Storage of a :class:`~pymc_dp.privacy.budget.ledger.Ledger`."""
 
     path: str

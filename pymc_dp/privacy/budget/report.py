@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
 
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pymc_dp.arguments import as_integer
+from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
@@ -39,7 +39,7 @@ _MAY_BE_INFINITE = (
 
 
 @dataclass(frozen=True)
-class PrivacyReport:
+class PrivacyReport(Shown):
     """Privacy statement: text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
 
     Parameters
@@ -326,11 +326,17 @@ class PrivacyReport:
             return "Privacy report"
         return f"Privacy report that does NOT cover all of this: {'; '.join(self.uncovered)}"
 
+    def __repr__(self) -> str:
+        """The guarantee in one line."""
+        shown = f"protected={self.protected}, epsilon={self.epsilon:.4g}, delta={self.delta:g}, adjacency={self.adjacency!r}"
+        return f"PrivacyReport({shown})"
+
     def __str__(self) -> str:
         """Plain text."""
-        rows = self._rows()
-        width = max(len(k) for k, _ in rows)
-        return "\n".join([self._title, "-" * 14, *(f"{k:<{width}}  {v}" for k, v in rows)])
+        return Table(f"{self._title}\n{'-' * 14}", self._rows()).text()
+
+    def _table(self) -> Table:
+        return Table(self._title, self._rows())
 
     def to_markdown(self) -> str:
         """Markdown table."""
@@ -341,11 +347,4 @@ class PrivacyReport:
 
     def to_html(self) -> str:
         """HTML table."""
-        body = "".join(
-            f"<tr><th style='text-align:left'>{html.escape(k)}</th><td style='text-align:left'>{html.escape(v)}</td></tr>"
-            for k, v in self._rows()
-        )
-        return f"<table><caption>{html.escape(self._title)}</caption>{body}</table>"
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+        return self._table().html()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.accounts import Claim
@@ -32,7 +33,7 @@ _ASSUMPTIONS_OF_SUMS = (
 
 
 @dataclass(frozen=True)
-class StepReport:
+class StepReport(Shown):
     """Claims of one step.
 
     Parameters

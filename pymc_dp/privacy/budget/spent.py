@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.accounts import BudgetTerms, written
@@ -14,7 +15,7 @@ from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.memory import together
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, one_off, strength
+from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, listed, one_off, strength
 from pymc_dp.privacy.budget.stopping import RunProgress
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
@@ -52,7 +53,7 @@ def explain(error: BaseException, budget: SpentBudget | None, scores: object = N
     )
 
 
-class SpentBudget:
+class SpentBudget(Shown):
     """The part of a :class:`~pymc_dp.privacy.budget.budget.PrivacyBudget` that reads its claims."""
 
     id: str
@@ -141,6 +142,30 @@ class SpentBudget:
             at_once=claimed.is_whole(self.id),
             group=self.group,
         )
+
+    def __repr__(self) -> str:
+        """Terms of the budget, and what is spent and left."""
+        return one_line(self, **dict(self._spent_and_left()))
+
+    def _table(self) -> Table:
+        """Terms, what is spent and left, and who claims."""
+        rows = [
+            ("guarantee", f"({self.epsilon:g}, {self.delta:g})-differential privacy, {self.adjacency.value}"),
+            *self._spent_and_left(),
+            ("chains", f"{self.chains}"),
+            ("accountant", self.accountant),
+            ("ledger", "temporary" if self.ledger.temporary else Path(self.ledger.path).name),
+            *(("group", label) for label in [*self.groups, self.group] if label is not None),
+            *((label, "; ".join(listed(accesses))) for label, accesses in self.one_off_accesses.items()),
+            *((label, "; ".join(listed(step.mechanisms))) for label, step in self.steps.items()),
+        ]  # fmt: skip
+        return Table("Privacy budget", rows[:MOST_ROWS])
+
+    def _spent_and_left(self) -> list[tuple[str, str]]:
+        try:
+            return [("spent", f"{self.spent():.4g}"), ("left", f"{self.remaining():.4g}")]
+        except LedgerError:
+            return [("spent", "unknown, as the ledger cannot be read")]
 
     def _check_undivided(self) -> None:
         if self.groups:
