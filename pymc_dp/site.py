@@ -111,6 +111,10 @@ class Site:
         self._number = number
         self._new_digest = KeyedDigest(os.urandom(32))
 
+    def __repr__(self) -> str:
+        peers = [number for number, _ in self._peers]
+        return f"Site(number={self._number}, peers={peers}, {self._records!r})"
+
     def serve(self, coordinator: Connection) -> None:
         """Answer until the coordinator ends it or closes the connection.
 

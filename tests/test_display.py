@@ -11,6 +11,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from distributed import Client
 from pymc.distributions.distribution import Distribution
 
 import pymc_dp as dp
@@ -28,6 +29,7 @@ from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.design import MomentDesign
 from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.steps.base import DPStep
+from tests import test_sites
 from tests.test_public import PLACES
 
 pytestmark = pytest.mark.filterwarnings("ignore::pymc_dp.errors.PrivacyLeakWarning")
@@ -171,9 +173,14 @@ def compiled():
         rows = pm.Normal("rows", 0, 1, shape=50)
         dp.DiscreteLaplace("z", pm.math.sum(rows > 0), 1.0, observed=20)
         augmented = dp.PrivatizedRecords([rows])
+    with test_sites.served(dp.Records(test_sites.COLUMNS).split(2)) as connections:
+        sites = dp.Sites(connections)
+        site = dp.Site(test_sites.model, dp.Records(test_sites.COLUMNS), {1: connections[0]}, number=0)  # fmt: skip
+    with Client(processes=False, dashboard_address=None) as client:
+        shards = dp.Shards(dp.Records({"y": y}).split(3), client=client)
     last = dp.DPBarker(**bounds | own | {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2)})
     return [
-        simulator, simulator.likelihood, records, plan, plan.design, plan.design.design, plan.simulated, scores, *scores.releases,
+        sites, site, shards, simulator, simulator.likelihood, records, plan, plan.design, plan.design.design, plan.simulated, scores, *scores.releases,
         *[r.histogram for r in scores.releases if r.histogram is not None], stand_in, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
         dp.DPPenalty(**bounds | own), last, chain, chain.approximation, augmented,
         dp.scores.check_fit(scores, simulator), last.budget.claim(last.label, last.token),

@@ -9,7 +9,9 @@ from tests.documentation.test_experiments import loaded
 
 @pytest.fixture(scope="module")
 def experiments(request):
-    yield from loaded(request.module.SCRIPT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(request.module.SCRIPT.parent))  # scripts import each other
+        yield from loaded(request.module.SCRIPT)
 
 
 @pytest.fixture(scope="module")

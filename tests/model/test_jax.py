@@ -154,7 +154,7 @@ def check_same_but_for_rounding(found, expected):
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.parametrize("function", MODELS)
 def test_sums_are_those_of_numba_and_do_not_depend_on_places(function):
     pytest.importorskip("jax")
@@ -176,7 +176,7 @@ def test_sums_are_those_of_numba_and_do_not_depend_on_places(function):
     np.testing.assert_allclose(found.grad_log_prior(old), prior.grad_log_prior(old), rtol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.parametrize("function", [logistic, hierarchical, several])
 def test_sums_of_blocks(function):
     """In blocks of several lengths, and in another order; from a pickle."""
@@ -200,7 +200,7 @@ def test_sums_of_blocks(function):
     assert np.array_equal(steps, expected[0][2])
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 def test_rows_of_the_same_record():
     """Records with several rows each."""
     pytest.importorskip("jax")
@@ -218,7 +218,7 @@ def single_precision():
     jax.config.update("jax_enable_x64", True)
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 def test_single_precision_is_an_error(single_precision):
     likelihood = whole(normal, compile_kwargs=JAX)
     theta, index = np.zeros(2), np.arange(3)
@@ -249,7 +249,7 @@ QUIET = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 @pytest.mark.parametrize("kind", ["penalty", "fast_mh", "hmc"])
 def test_steps(kind):
     """The steps compile their likelihood with `compile_kwargs`, and run."""
@@ -279,7 +279,7 @@ def test_steps(kind):
     assert found.shape == expected.shape
 
 
-@pytest.mark.slow
+@pytest.mark.jax
 def test_scores():
     """The default sampler, by a simulator."""
     pytest.importorskip("jax")
