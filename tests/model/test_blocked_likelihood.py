@@ -373,7 +373,7 @@ def test_parallel_chains_read_for_themselves(tmp_path):
         budget=dp.PrivacyBudget(80.0, 1e-5, chains=2), clip_bound=2.0, proposal=dp.RandomWalk(0.05),
         likelihood=found.likelihood, model=found.model,
     )  # fmt: skip
-    idata = dp.sample(step=step, draws=40, cores=2, random_seed=1, progressbar=False, compute_convergence_checks=False)  # fmt: skip
+    idata = dp.sample(step=step, draws=200, cores=2, random_seed=1, progressbar=False, compute_convergence_checks=False)  # fmt: skip
     one, other = idata["posterior"]["slope"].to_numpy()
     assert len(np.unique(one[:, 0])) > 3 and not np.array_equal(one, other)
 
