@@ -26,9 +26,10 @@ class Shards:
 
     Parameters
     ----------
-    shards : dask DataFrame, sequence of Delayed, or sequence of Records
-        Parts of the records, in their order: partitions of a data frame, delayed tables (as :class:`~pymc_dp.Records`
-        takes them), or records such as ``Records.from_parquet(...).split(64)``, which workers read themselves.
+    shards : dask DataFrame, mapping of str to dask Array, sequence of Delayed, or sequence of Records
+        Parts of the records, in their order: partitions of a data frame, chunks of rows of arrays (those of the first
+        array), delayed tables (as :class:`~pymc_dp.Records` takes them), or records such as
+        ``Records.from_parquet(...).split(64)``, which workers read themselves. Empty parts are left out.
     arguments : mapping of str to str or list of str, optional
         As of :class:`~pymc_dp.Records`; for tables.
     load : bool
@@ -73,7 +74,13 @@ class Shards:
         self.client = _client(client)
         make = partial(_as_records, arguments=arguments, load=load)
         self._shards = self.client.map(make, _parts(shards, self.client), pure=False)
-        layouts, lengths, block_rows = zip(*self.map(_described), strict=True)
+        described = self.map(_described)
+        self._shards = [
+            shard for shard, found in zip(self._shards, described, strict=True) if found
+        ]
+        if not self._shards:
+            raise ValueError("There are no records: give one at least.")
+        layouts, lengths, block_rows = zip(*filter(None, described), strict=True)
         self.layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = layouts[0]
         if differ := [k for k, layout in enumerate(layouts) if layout != self.layout]:
             raise ValueError(
@@ -149,7 +156,7 @@ class Shards:
         raise TypeError("Shards are asked by one process only: pass cores=1 to pm.sample.")
 
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
-        """A digest of each argument, from those of the shards in their order."""
+        """A digest of each argument, from those of the shards in their order: it depends on the division into shards."""
         found = self.map(_digests, new)
         return {
             name: hashlib.blake2b(b"".join(part[name] for part in found)).digest()
@@ -174,7 +181,9 @@ def _client(client: Any) -> Any:
 
 def _parts(shards: Any, client: Any) -> list[Any]:
     """Futures or objects, one for each shard."""
-    if hasattr(shards, "to_delayed"):
+    if isinstance(shards, Mapping):
+        shards = _chunks(shards)
+    elif hasattr(shards, "to_delayed") and hasattr(shards, "columns"):
         shards = shards.to_delayed()
     if isinstance(shards, Records):
         shards = [shards]
@@ -186,13 +195,36 @@ def _parts(shards: Any, client: Any) -> list[Any]:
     if all(hasattr(shard, "__dask_graph__") for shard in shards):
         return client.compute(shards)
     raise TypeError(
-        f"shards must be a Dask DataFrame, or a sequence of delayed tables or of Records, got a list of {type(shards[0]).__name__}."
+        f"shards must be a Dask DataFrame, a mapping of names to Dask arrays, or a sequence of delayed tables or of Records, got a list of {type(shards[0]).__name__}."
     )
 
 
-def _as_records(part: Any, arguments: Any, load: bool) -> Records:
+def _chunks(arrays: Mapping[str, Any]) -> list[Any]:
+    """Delayed tables of chunks of rows."""
+    from dask.delayed import delayed
+
+    if others := [name for name, array in arrays.items() if not hasattr(array, "rechunk")]:
+        raise TypeError(
+            f"{others[0]!r} is no Dask array, but a {type(arrays[others[0]]).__name__}: give all columns as Dask arrays, or a list of Records."
+        )
+    if len(lengths := {array.shape[0] for array in arrays.values()}) > 1:
+        raise ValueError(f"The arrays must have the same number of rows, got {sorted(lengths)}.")
+    rows = next(iter(arrays.values())).chunks[0]
+    columns = {
+        name: array.rechunk((rows, *array.shape[1:])).to_delayed().reshape(-1)
+        for name, array in arrays.items()
+    }
+    tables = [
+        dict(zip(columns, chunk, strict=True)) for chunk in zip(*columns.values(), strict=True)
+    ]
+    return [delayed(table) for table in tables]
+
+
+def _as_records(part: Any, arguments: Any, load: bool) -> Records | None:
     if isinstance(part, Records):
         return part.load() if load else part
+    if hasattr(part, "columns") and not len(part):
+        return None
     return Records(part, arguments=arguments).load()
 
 
@@ -200,8 +232,8 @@ def _itself(what: Any) -> Any:
     return what
 
 
-def _described(records: Records, _: None) -> tuple[dict, int, int]:
-    return records.layout, records.n_records, records.block_rows
+def _described(records: Records | None, _: None) -> tuple[dict, int, int] | None:
+    return None if records is None else (records.layout, records.n_records, records.block_rows)
 
 
 def _taken(records: Records, rows: np.ndarray) -> dict[str, np.ndarray]:

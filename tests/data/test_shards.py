@@ -1,6 +1,7 @@
 """Records on the workers of a cluster: the same whole numbers, also if workers die."""
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -145,17 +146,63 @@ def _rows(records, _):
 
 def test_partitions_and_delayed_tables(client, in_memory):
     dask = pytest.importorskip("dask")
-    from dask import dataframe
+    from dask import array, dataframe
 
     table = pd.DataFrame({f"x{k}": COLUMNS["x"][:, k] for k in range(D)} | {"group": COLUMNS["group"], "y": COLUMNS["y"]})  # fmt: skip
     arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y"}
     parts = [dask.delayed(table.iloc[a : a + 700]) for a in range(0, N, 700)]
-    for source in (dataframe.from_pandas(table, npartitions=3, sort=False), parts):
-        shards = Shards(source, arguments=arguments, client=client)
+    whole = dataframe.from_pandas(table, npartitions=3, sort=False)
+    empty = dataframe.concat([whole[whole.y > 1], whole])
+    arrays = {n: array.from_array(c, chunks=(600, *[2] * (c.ndim - 1))) for n, c in COLUMNS.items()}
+    arrays["y"] = arrays["y"].rechunk(350)
+    for source in (whole, empty, parts, arrays):
+        options = {} if source is arrays else {"arguments": arguments}
+        shards = Shards(source, client=client, **options)
         assert (shards.n_records, shards.width) == (N, D + 2) and "shards; x: float64 (3,)" in repr(shards)  # fmt: skip
         index = [5, 2000, 5, 711]
         taken = shards.take(index)
         assert_same([taken[n] for n in COLUMNS], [COLUMNS[n][index] for n in COLUMNS])
+
+
+def steps(likelihood):
+    """A step of each kind, whose decisions follow the seed."""
+    budget = {"budget": dp.PrivacyBudget(1e4, 1e-5, chains=1), "reproducible": True}
+    common = {"likelihood": likelihood, "model": likelihood.model, **budget}
+    walk = {"clip_bound": 1.0, "proposal": dp.RandomWalk(0.02)}
+    gradients = {"step_size": 0.02, "gradient_clip_bound": 1.0}
+    return {
+        "penalty": lambda: dp.DPPenalty(**walk, **common),
+        "barker": lambda: dp.DPBarker(**walk, **common),
+        "hmc": lambda: dp.DPHMC(clip_bound=1.0, n_leapfrog=3, gradient_noise_multiplier=2.0, **gradients, **common),
+        "fast_mh": lambda: dp.DPFastMH(batch_rate=40.0, **walk, **common),
+        "sghmc": lambda: dp.DPSGHMC(n_steps=2, friction=1.0, batch_size=50, **gradients, **common),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["penalty", "barker", "hmc", "fast_mh", "sghmc"])
+def test_chains_are_those_in_memory(sharded, in_memory, kind):
+    """To the last bit, as all that a step asks for is."""
+    found = []
+    for likelihood in (sharded, in_memory):
+        step = steps(likelihood)[kind]()
+        draws = dp.sample(
+            step=step, draws=20, cores=1, random_seed=3, progressbar=False, compute_convergence_checks=False
+        )["posterior"]  # fmt: skip
+        found.append(draws["slope"].to_numpy())
+    assert np.array_equal(*found) and len(np.unique(found[0][..., 0])) > 1
+
+
+def test_the_current_client_or_a_new_cluster(client, monkeypatch):
+    pieces = Records(COLUMNS).split(2)
+    assert Shards(pieces).client is client
+
+    def none():
+        raise ValueError("No clients found")
+
+    monkeypatch.setattr(distributed, "get_client", none)
+    own = Shards(pieces)
+    with own.client as made:
+        assert made is not client and own.n_records == N and len(made.scheduler_info()["workers"]) > 0  # fmt: skip
 
 
 def test_a_posterior(client):
@@ -175,6 +222,10 @@ def test_what_is_wrong(client):
         Shards([], client=client)
     with pytest.raises(TypeError, match="got a list of ndarray"):
         Shards([np.ones(3)], client=client)
+    with pytest.raises(TypeError, match="'x' is no Dask array, but a ndarray"):
+        Shards({"x": np.ones(3)}, client=client)
+    with pytest.raises(TypeError, match="cores=1"):
+        pickle.dumps(Shards([good], client=client))
 
 
 def test_an_error_on_a_worker_shows_no_value(client):
