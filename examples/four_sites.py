@@ -36,7 +36,7 @@ def patients(seed, n):
 def hospital(number, others, coordinator):
     """Answer the coordinator until it closes the connection."""
     records = dp.Records(patients(number, PATIENTS[number]))
-    dp.Site(model, records, others, number=number).serve(coordinator)
+    dp.sites.Site(model, records, others, number=number).serve(coordinator)
 
 
 def connected():
@@ -59,7 +59,7 @@ def connected():
 def main():
     """Sample at epsilon = 1, and print the posterior."""
     connections, processes = connected()
-    sites = dp.Sites(connections)
+    sites = dp.sites.Sites(connections)
     print(sites)
     with pm.Model() as stand_in:
         model(**patients(9, 20_000))

@@ -105,7 +105,7 @@ def _late(records: dp.Records, _: None) -> int:
 
 def cluster(n: int, processes: bool = True) -> Client:
     """A client of a cluster of processes, or threads, on this machine."""
-    options = {"n_workers": n, "threads_per_worker": 1, "dashboard_address": None}
+    options = {"n_workers": n, "threads_per_worker": 1, "dashboard_address": ":0"}
     return Client(processes=processes, memory_limit=0, **options)
 
 

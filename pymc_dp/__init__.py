@@ -2,7 +2,7 @@
 
 The names here are those of most programs. Further ones are in :mod:`pymc_dp.planning`,
 :mod:`pymc_dp.scores`, :mod:`pymc_dp.queries`, :mod:`pymc_dp.checks`, :mod:`pymc_dp.comparison`,
-:mod:`pymc_dp.privatized`, :mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`,
+:mod:`pymc_dp.privatized`, :mod:`pymc_dp.sites`, :mod:`pymc_dp.steps`, :mod:`pymc_dp.privacy`, :mod:`pymc_dp.model`,
 :mod:`pymc_dp.plots` and :mod:`pymc_dp.errors`.
 """
 
@@ -20,12 +20,13 @@ from pymc_dp import (
     privatized,
     queries,
     scores,
+    sites,
     steps,
 )
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
-from pymc_dp.data import Records, Shards, Sites
+from pymc_dp.data import Records, Shards
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.planning.plan import Plan
 from pymc_dp.planning.simulator import Simulator
@@ -43,7 +44,6 @@ from pymc_dp.sampling import sample
 from pymc_dp.scores.private_scores import private_scores
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
-from pymc_dp.site import Site
 from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.hmc import DPHMC
@@ -80,8 +80,6 @@ __all__ = [
     "Records",
     "Shards",
     "Simulator",
-    "Site",
-    "Sites",
     "UnsupportedModel",
     "plan",
     "private_compare",

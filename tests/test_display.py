@@ -174,9 +174,9 @@ def compiled():
         dp.DiscreteLaplace("z", pm.math.sum(rows > 0), 1.0, observed=20)
         augmented = dp.PrivatizedRecords([rows])
     with test_sites.served(dp.Records(test_sites.COLUMNS).split(2)) as connections:
-        sites = dp.Sites(connections)
-        site = dp.Site(test_sites.model, dp.Records(test_sites.COLUMNS), {1: connections[0]}, number=0)  # fmt: skip
-    with Client(processes=False, dashboard_address=None) as client:
+        sites = dp.sites.Sites(connections)
+        site = dp.sites.Site(test_sites.model, dp.Records(test_sites.COLUMNS), {1: connections[0]}, number=0)  # fmt: skip
+    with Client(processes=False, dashboard_address=":0") as client:
         shards = dp.Shards(dp.Records({"y": y}).split(3), client=client)
     last = dp.DPBarker(**bounds | own | {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2)})
     return [

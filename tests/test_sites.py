@@ -19,7 +19,7 @@ from pymc_dp.errors import ModelError
 from pymc_dp.model import BlockedLikelihood
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
-from pymc_dp.site import Site
+from pymc_dp.sites import Site
 
 N, D, N_SITES = 203, 2, 4
 MODE = {"mode": "FAST_COMPILE"}
@@ -136,7 +136,7 @@ def test_what_the_coordinator_gets_is_uniform_but_for_its_total(connections, lik
 
 def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypatch):
     """Control: a generator whose top byte is small."""
-    monkeypatch.setattr("pymc_dp.site.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
+    monkeypatch.setattr("pymc_dp.sites.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
     found, sums = shares(connections, likelihood.records)
     assert set(sums) == {N}
     assert least_p_value(found) < 1e-6

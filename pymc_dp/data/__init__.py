@@ -5,7 +5,7 @@ pieces for several processes, or rows by number. Nothing here knows of models or
 """
 
 from pymc_dp.data.records import Records
+from pymc_dp.data.several_sites import Sites
 from pymc_dp.data.shards import Shards
-from pymc_dp.data.sites import Sites
 
 __all__ = ["Records", "Shards", "Sites"]

@@ -58,7 +58,7 @@ class Shards:
     >>> import numpy as np, pymc_dp as dp
     >>> from distributed import Client
     >>> records = dp.Records({"x": np.arange(1000.0), "y": np.arange(1000) % 2})
-    >>> with Client(processes=False, dashboard_address=None) as client:
+    >>> with Client(n_workers=2) as client:  # doctest: +SKIP
     ...     print(dp.Shards(records.split(4), client=client))
     Shards(1000 records in 4 shards; x: float64, y: int64)
     """
@@ -176,7 +176,7 @@ def _client(client: Any) -> Any:
     try:
         return get_client()
     except ValueError:
-        return Client(threads_per_worker=1, dashboard_address=None)
+        return Client(threads_per_worker=1, dashboard_address=":0")
 
 
 def _parts(shards: Any, client: Any) -> list[Any]:

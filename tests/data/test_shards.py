@@ -38,7 +38,7 @@ def model(x, group, y):
 
 @pytest.fixture(scope="module")
 def client():
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:  # fmt: skip
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:  # fmt: skip
         with distributed.Client(cluster) as client:
             yield client
 

@@ -24,7 +24,7 @@ COUNT_STEPS = 2**20
 class Sites:
     """Private records of several sites, for a coordinator who gets sums over all of them only.
 
-    Each site (:class:`~pymc_dp.model.Site`) evaluates its own records and divides its sum, a vector of whole numbers,
+    Each site (:class:`~pymc_dp.sites.Site`) evaluates its own records and divides its sum, a vector of whole numbers,
     into one share for each site, at random: the shares add up to the sum modulo ``2**64``, and any of them but one
     are independent uniform numbers. Each site adds up the shares that it gets, one from each site, and tells the
     coordinator the result. What the coordinator gets is uniform but for its total, which is the exact sum over all
@@ -100,7 +100,7 @@ class Sites:
         Parameters
         ----------
         word : str
-            Name of the reduction, see :class:`~pymc_dp.model.Site`.
+            Name of the reduction, see :class:`~pymc_dp.sites.Site`.
         *arguments
             Arrays of numbers, numbers or None.
 

@@ -1,4 +1,7 @@
-"""A site with private records, which answers a coordinator with shares of sums."""
+"""Records at several sites, which tell a coordinator sums over all of them, and nothing else.
+
+:class:`Site` runs where records are, :class:`Sites` at the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pymc as pm
 
 from pymc_dp.data import Records
 from pymc_dp.data.messages import Connection, receive, send
-from pymc_dp.data.sites import COUNT_STEPS
+from pymc_dp.data.several_sites import COUNT_STEPS, Sites
 from pymc_dp.model.block_model import BlockModel
 from pymc_dp.model.block_terms import Term, of_shard
 from pymc_dp.model.data_keys import KeyedDigest
@@ -25,7 +28,7 @@ from pymc_dp.model.sums.vector_sums import product_exponent
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.privacy.randomness.rounded_gaussian import rounded_gaussian
 
-__all__ = ["Site"]
+__all__ = ["Site", "Sites"]
 
 #: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
 _REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps", "count_checked")
@@ -39,7 +42,7 @@ _EXPONENT: dict[str, Callable[[tuple], int]] = {
 
 
 class Site:
-    """Private records of one site, which takes part in sums over several (:class:`~pymc_dp.Sites`).
+    """Private records of one site, which takes part in sums over several (:class:`Sites`).
 
     The site builds the model of its records itself: it runs no code that is sent to it. It answers with shares of sums
     of clipped terms, in whole numbers, and shows no row.
