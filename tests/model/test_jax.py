@@ -60,10 +60,6 @@ def indices(x, group, z):
     pm.Normal("y", pm.Normal("level", 0, 1, shape=5)[group] + x[:, 0] * slopes(1), 1, observed=z)
 
 
-def student(x, z):
-    pm.StudentT("y", nu=4, mu=x @ slopes(), sigma=pm.HalfNormal("s", 1), observed=z)
-
-
 def hierarchical(x, group, count):
     scale = pm.HalfNormal("scale", 1)
     level = pm.Normal("level", 0, scale, shape=5)
@@ -90,17 +86,7 @@ def multivariate(x):
     pm.MvNormal("y", slopes(), chol=chol, observed=x)
 
 
-MODELS = [
-    normal,
-    logistic,
-    poisson,
-    indices,
-    student,
-    hierarchical,
-    several,
-    categorical,
-    multivariate,
-]
+MODELS = [logistic, poisson, indices, several, categorical, multivariate]
 
 
 def columns_of(function):
