@@ -64,7 +64,7 @@ def main():
     with pm.Model() as stand_in:
         model(**patients(9, 20_000))
     idata = dp.sample(
-        epsilon=1.0, delta=1e-6, model=model, data=sites, covariates=stand_in, chains=2, cores=1,
+        epsilon=1.0, delta=1e-6, model=model, data=sites, covariates=stand_in, chains=2,
         random_seed=1, progressbar=False,
     )  # fmt: skip
     sites.close()

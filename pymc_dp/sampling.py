@@ -193,6 +193,8 @@ def _sample_scores(
                 scores = made.release()
                 step = DPScore(scores, simulator=made.simulator, model=made.simulator.model)
         scores = step.scores
+        if step.simulator.likelihood.is_remote:
+            kwargs.setdefault("cores", 1)  # a process with connections cannot be forked safely
         callback = counted(is_shown, kwargs["draws"] * kwargs["chains"])
         idata = pm.sample(step=step, tune=0, callback=callback, **kwargs)
         with shown(is_shown):
@@ -237,6 +239,8 @@ def _sample_by_steps(
         check_data_are_those(step.likelihood, model)
         n_draws = _number_of_draws(step, plan, budget, draws)
         _check_begin(step, kwargs.get("initvals"), n_draws, model)
+        if step.likelihood.is_remote:
+            kwargs.setdefault("cores", 1)
         idata = pm.sample(
             draws=n_draws,
             tune=0,

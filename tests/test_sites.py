@@ -255,6 +255,20 @@ def test_a_site_that_does_not_answer():
         Sites([ours, ours], timeout=0.01)
 
 
+def test_answers_to_an_interrupted_question_are_not_taken_for_others(connections, monkeypatch):
+    sites = Sites(connections)
+    with monkeypatch.context() as patch:
+        patch.setattr(connections[2], "poll", lambda timeout: False, raising=False)
+        with pytest.raises(TimeoutError):
+            sites.total("n_records")
+    with pytest.raises(RuntimeError, match="connect to the sites anew"):
+        sites.total("n_records")
+    for connection in connections:
+        while connection.poll(1.0):
+            connection.recv_bytes()
+    assert Sites(connections).n_records == N
+
+
 def stand_in():
     with pm.Model() as found:
         x = np.random.default_rng(4).normal(size=(500, D))
@@ -287,8 +301,9 @@ def test_a_posterior(connections, noisy_likelihood, adds_noise):
     """That of all records, at a large epsilon."""
     sites = noisy_likelihood.records if adds_noise else Sites(connections)
     options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
-    terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2, "cores": 1}
-    shared = dp.sample(data=sites, **terms, **options)["posterior"]
+    terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2}
+    how = {"cores": 2, "mp_ctx": "spawn"} if adds_noise else {}
+    shared = dp.sample(data=sites, **how, **terms, **options)["posterior"]
     alone = dp.sample(data=Records(COLUMNS), **terms, **options)["posterior"]
     for name in ("slope", "level"):
         sd = alone[name].std(("chain", "draw"))

@@ -70,6 +70,7 @@ class Sites:
 
     def __init__(self, connections: Sequence[Connection], *, timeout: float = 600.0) -> None:
         self._connections, self._timeout = list(connections), timeout
+        self._is_waiting = False
         if len(self._connections) < 2:
             raise ValueError(
                 f"Sums of {len(self._connections)} site would be seen as they are: give connections to two sites or more."
@@ -154,12 +155,18 @@ class Sites:
             send(connection, "close")
 
     def _ask(self, word: str, *arguments: Any) -> list[list[Any]]:
+        if self._is_waiting:
+            raise RuntimeError(
+                "An earlier question was interrupted, and its answers may still come: connect to the sites anew."
+            )
+        self._is_waiting = True
         for connection in self._connections:
             send(connection, word, *arguments)
         answers = [receive(connection, self._timeout) for connection in self._connections]
+        self._is_waiting = False
         if refused := [values[0] for found, values in answers if found == "refused"]:
             raise ValueError(refused[0])
         return [values for _, values in answers]
 
-    def __reduce__(self) -> Any:
-        raise TypeError("Sites are asked by one process only: pass cores=1 to pm.sample.")
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_connections": []}  # in another process: no records

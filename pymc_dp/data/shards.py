@@ -152,8 +152,8 @@ class Shards:
             name: np.concatenate([part[name] for part in parts])[places] for name in self.layout
         }
 
-    def __reduce__(self) -> Any:
-        raise TypeError("Shards are asked by one process only: pass cores=1 to pm.sample.")
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"client": None, "_shards": []}  # in another process: no records
 
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
         """A digest of each argument, from those of the shards in their order: it depends on the division into shards."""

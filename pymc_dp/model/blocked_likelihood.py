@@ -85,7 +85,8 @@ class BlockedLikelihood(Reductions):
         check_rows_alone(function, self.model, block, public)
         self._block = BlockModel(self.model, block, public, compile_kwargs)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim, self._process = self._block.n_dim, os.getpid()
+        self.n_dim = self._block.n_dim
+        self.is_remote, self._process = not isinstance(records, Records), os.getpid()
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
             self._on_workers = records.hold(self._block)
@@ -99,6 +100,9 @@ class BlockedLikelihood(Reductions):
         }
         if self._block.has_indices:
             self._sum(Term("count_checked"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_on_workers": None}  # of no use in another process
 
     def __repr__(self) -> str:
         return f"BlockedLikelihood({self.records!r}, parameters={list(self.slices)})"
@@ -160,7 +164,7 @@ class BlockedLikelihood(Reductions):
             raise ValueError(
                 "These sites tell sums with their own noise only, as DPScore needs them: use dp.sample(epsilon=, delta=). Nothing was accessed."
             )
-        if not isinstance(self.records, Records) and os.getpid() != self._process:
+        if self.is_remote and os.getpid() != self._process:
             raise RuntimeError(
                 "Records on a cluster or at sites are asked by the process that is connected to them, and not by others: pass cores=1 to "
                 "pm.sample. Nothing was accessed."

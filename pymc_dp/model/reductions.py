@@ -231,6 +231,8 @@ class Reductions(ABC):
         check_bound(bound)
         return self._product_steps(theta, matrix, bound), product_exponent(bound)
 
+    #: Whether records are elsewhere, and asked by the process that is connected to them only.
+    is_remote: bool = False
     #: Laws of noise that can be added to sums.
     noise_laws: tuple[str, ...] = ("l2", "gaussian")
 
