@@ -134,6 +134,7 @@ def test_what_the_coordinator_gets_is_uniform_but_for_its_total(connections, lik
     assert least_p_value(found) > 1e-6
 
 
+@pytest.mark.slow
 def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypatch):
     """Control: a generator whose top byte is small."""
     monkeypatch.setattr("pymc_dp.sites.os.urandom", lambda n: np.random.default_rng().bytes(n - 1) + b"\0")  # fmt: skip
@@ -179,6 +180,7 @@ def test_noise_of_sites_has_the_law_that_is_asked_for(noisy_likelihood, likeliho
         assert stats.kstest(found.reshape(-1), stats.norm().cdf).pvalue > 1e-6
 
 
+@pytest.mark.slow
 def test_too_little_noise_of_a_site_is_found(noisy_likelihood, likelihood, monkeypatch):
     """Control: each site takes itself for one of sixteen."""
     right = Site._with_noise
@@ -229,6 +231,7 @@ def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
         assert Sites(connections).n_records == N
 
 
+@pytest.mark.slow
 def test_columns_that_differ(connections):
     narrow = Records(COLUMNS | {"y": COLUMNS["y"].astype(np.int64)})
     with served([Records(COLUMNS), narrow]) as found:
@@ -264,7 +267,7 @@ def test_answers_to_an_interrupted_question_are_not_taken_for_others(connections
     with pytest.raises(RuntimeError, match="connect to the sites anew"):
         sites.total("n_records")
     for connection in connections:
-        while connection.poll(1.0):
+        while connection.poll(0.3):
             connection.recv_bytes()
     assert Sites(connections).n_records == N
 

@@ -142,6 +142,7 @@ def as_tree(idata):
     return idata.to_datatree() if hasattr(idata, "to_datatree") else idata
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The data type", "ignore:Consolidated metadata"
 )  # say that formats may change

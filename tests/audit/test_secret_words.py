@@ -89,6 +89,7 @@ def test_no_word_is_drawn_twice(name, tmp_path):
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["penalty on batches", "HMC"])
 def test_no_word_is_drawn_twice_by_processes(name, tmp_path):
     for _ in range(2):

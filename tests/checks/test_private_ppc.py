@@ -136,6 +136,7 @@ def test_the_noise_is_that_of_the_claim(simulator, adjacency):
     assert counts.noise_sd.mean() == pytest.approx(size * ppc.noise.sd, rel=0.2)
 
 
+@pytest.mark.slow
 def test_without_protection_the_statistics_are_those_of_the_data(simulator, scores):
     ppc = check(scores, simulator, budget_of(math.inf), statistics={"own": lambda y: [y > 0, y**2], "m": "mean", "v": "variance", "b": "bins"})  # fmt: skip
     y = simulator.model.rvs_to_values[simulator.model["y"]].data

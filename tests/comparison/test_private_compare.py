@@ -215,6 +215,7 @@ def test_adding_a_record_changes_the_pair_by_its_norm():
     assert max(norms) * 16 == 17 * UNIT**2
 
 
+@pytest.mark.slow
 def test_neighbours():
     """Through the models: a record that is replaced by any other, and one that is removed."""
     y = Y[:20]
@@ -402,6 +403,7 @@ def test_the_number_must_be_public_to_choose_a_bound(simulators):
     assert budget.spent() == 0
 
 
+@pytest.mark.slow
 def test_equal_predictions():
     same = {"a": made_up(mu=MU), "b": made_up(mu=MU)}
     with pytest.raises(ValueError, match="nothing to compare"):

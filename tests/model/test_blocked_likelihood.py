@@ -127,6 +127,7 @@ def build(function, data=None, **options):
     return BlockedLikelihood(function, Records(data or columns()), compile_kwargs=MODE, **options)
 
 
+@pytest.mark.slow
 def test_data_are_those_of_the_blocks():
     """Same keys as in one piece; parameters and prior are those of the model."""
     likelihood = build(regression)

@@ -86,6 +86,7 @@ def test_weights_count_the_records(n_records):
     np.testing.assert_allclose(slope, gradient, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_rows_of_a_user_move_together():
     target, rng = target_of(UNITS + 4), np.random.default_rng(2)
     state = target.draw(THETA, rng)

@@ -69,6 +69,7 @@ def test_the_law_of_a_standard_deviation(reference):
         assert abs((found**power).mean() - mean) < 4.5 * sd / np.sqrt(n)
 
 
+@pytest.mark.slow
 def test_a_missing_jacobian_is_found():
     found, n = ranks(0.0, hastings=0.0)
     assert abs(found.mean() - 1 / 2) > 6 * 12**-0.5 / np.sqrt(n)

@@ -55,6 +55,7 @@ def check_tempered(temperature, k):
     assert abs(np.log(draws.std() / sd)) < 0.2
 
 
+@pytest.mark.slow
 def test_tempered_sums_have_the_closed_form():
     check_tempered(0.5, 0.3)
 

@@ -150,6 +150,7 @@ def test_noise_shrinks_moments_towards_the_stand_in():
     assert distances[2] < 0.05
 
 
+@pytest.mark.slow
 def test_rows_are_kept_in_proportion_to_their_weights():
     moments = moments_of()
     found = corrected(simulator(), moments, N)
@@ -253,6 +254,7 @@ def test_the_noise_is_the_claimed_one(noise):
     assert found[0].noise_sd == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_moments_are_paid_for_before_they_are_released(monkeypatch):
     """If the release fails, its cost has been claimed."""
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
@@ -268,6 +270,7 @@ def test_moments_are_paid_for_before_they_are_released(monkeypatch):
     assert mechanism == plan.design.moments.mechanism and count == 1
 
 
+@pytest.mark.slow
 def test_moments_that_are_paid_for_are_left_out_if_their_rows_are_of_no_use(monkeypatch):
     """Then the stand-in is as it was, and all else is released as planned."""
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
@@ -283,6 +286,7 @@ def test_moments_that_are_paid_for_are_left_out_if_their_rows_are_of_no_use(monk
     assert sum(n for _, n in claims) == sum(n for _, n in plan.design.accesses)
 
 
+@pytest.mark.slow
 def test_most_scores_may_be_zero():
     """The bound is that of the others."""
     simulated = plan_scores(

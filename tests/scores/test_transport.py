@@ -83,6 +83,7 @@ def errors(draws, wanted, n_batches=40):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "law",
     [banana, pytest.param(cubic, marks=SLOW), pytest.param(half, marks=SLOW)],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
@@ -123,6 +123,7 @@ class TestClaims:
             max_size=20,
         )
     )
+    @example([("all", 4.5)])
     @settings(max_examples=15, deadline=None)
     def test_no_record_exceeds_the_account(self, claims):
         """With two divisions of one account that need not agree: every pair of groups may have a record."""
@@ -141,8 +142,13 @@ class TestClaims:
         records = [
             costs["all"] + costs["1" + one] + costs["2" + two] for one in "ab" for two in "ab"
         ]
-        assert all(cost.epsilon(DELTA, "gaussian") <= 1 for cost in records)
-        assert ledger.spent() >= max(ledger.account.adaptive.holds(cost) for cost in records)
+        exact, adaptive = (
+            max(map(of, records))
+            for of in (lambda cost: cost.epsilon(DELTA, "gaussian"), ledger.account.adaptive.holds)
+        )
+        # A claim that fits only as a whole plan, by the exact accountant, is the last one.
+        assert exact <= 1 and exact * (1 - 1e-9) <= ledger.spent()
+        assert adaptive > 1 or ledger.spent() >= adaptive
 
 
 class TestUse:
