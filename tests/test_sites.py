@@ -222,6 +222,14 @@ def test_what_sites_do_not_tell(connections, likelihood):
         assert found == "refused" and why.startswith("A site answers") and why.endswith(f"not {word}.")  # fmt: skip
 
 
+def test_sums_over_some_records_are_refused(likelihood):
+    """By the sites, too: the coordinator's own check is not theirs."""
+    theta = np.zeros(D + 2)
+    for index in (np.array([3]), np.arange(N), 0):
+        with pytest.raises(ValueError, match="and not over some"):
+            likelihood.records.total("_grad_steps", 1.0, theta, index, None)
+
+
 def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
     wrong = COLUMNS | {"group": np.where(np.arange(N) == 123, 4321, COLUMNS["group"])}
     with served(Records(wrong).split(3)) as connections:
