@@ -156,7 +156,7 @@ class Site:
         if word not in _REDUCTIONS:
             return "refused", f"A site answers {', '.join(_REDUCTIONS)}, and not {word}."
         scale, *arguments = arguments
-        if word == "_grad_steps" and arguments[_NO_INDEX] != [None]:
+        if word == "_grad_steps" and any(index is not None for index in arguments[_NO_INDEX]):
             return "refused", "A site answers sums over all of its records, and not over some."
         if self._adds_noise and scale is None and word != "count_checked":
             why = "A site that adds noise tells no sum without it: use dp.sample(epsilon=, delta=)."
