@@ -1,6 +1,8 @@
 """Sums over several sites: exact, of shares that are uniform, and nothing else is answered."""
 
+import copy
 import multiprocessing
+import pickle
 import threading
 
 from contextlib import contextmanager
@@ -20,20 +22,11 @@ from pymc_dp.model import BlockedLikelihood
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.sites import Site
+from tests.data.mixed_columns import columns, model
 
 N, D, N_SITES = 203, 2, 4
 MODE = {"mode": "FAST_COMPILE"}
-RNG = np.random.default_rng(1)
-COLUMNS = {
-    "x": RNG.normal(size=(N, D)),
-    "group": RNG.integers(0, 2, N),
-    "y": RNG.integers(0, 2, N).astype(np.int8),
-}
-
-
-def model(x, group, y):
-    slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=2)
-    pm.Bernoulli("y", logit_p=level[group] + x @ slope, observed=y)
+COLUMNS = columns(N, D)
 
 
 class Tapped:
@@ -210,8 +203,9 @@ def test_what_sites_do_not_tell(connections, likelihood):
     theta = np.zeros(D + 2)
     with pytest.raises(ValueError, match="sampler that reads all records"):
         likelihood.clipped_grad(theta, 1.0, np.array([3]))
-    with pytest.raises(ValueError, match="sampler that reads all records"):
-        likelihood.logp_at(theta, np.array([3]))
+    for index in (np.array([3]), np.zeros(0, int)):
+        with pytest.raises(ValueError, match="sampler that reads all records"):
+            likelihood.logp_at(theta, index)
     with pytest.raises(ValueError, match="finite clip bound"):
         likelihood.clipped_change(theta, theta + 1, np.inf)
     with pytest.raises(ValueError, match="do not show rows"):
@@ -280,6 +274,27 @@ def test_answers_to_an_interrupted_question_are_not_taken_for_others(connections
     assert Sites(connections).n_records == N
 
 
+def test_a_copy_is_not_taken_for_records(likelihood, tmp_path):
+    """Its sums would be 0: it is refused, and before anything is paid for."""
+    copied = copy.copy(likelihood)
+    copied.records = pickle.loads(pickle.dumps(likelihood.records))
+    for ask in (
+        copied.check_reachable,
+        lambda: copied.clipped_change(np.ones(D + 2), np.zeros(D + 2), 0.3),
+        lambda: copied.norm_counts(np.zeros(D + 2), np.eye(D + 2), np.ones(1)),
+    ):
+        with pytest.raises(RuntimeError, match="copy"):
+            ask()
+    simulator = dp.Simulator(model, data=likelihood.records, covariates=stand_in())
+    simulator.likelihood = copied
+    budget = dp.PrivacyBudget(1.0, 1e-5, chains=1, ledger=tmp_path / "a.ledger")
+    plan = dp.plan(budget=budget, simulator=simulator)
+    for spend in (plan.release, lambda: dp.planning.private_start(simulator, budget=budget)):
+        with pytest.raises(RuntimeError, match="copy"):
+            spend()
+    assert not budget.ledger.claims()
+
+
 def stand_in():
     with pm.Model() as found:
         x = np.random.default_rng(4).normal(size=(500, D))
@@ -314,7 +329,9 @@ def test_a_posterior(connections, noisy_likelihood, adds_noise):
     options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
     terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2}
     how = {"cores": 2, "mp_ctx": "spawn"} if adds_noise else {}
-    shared = dp.sample(data=sites, **how, **terms, **options)["posterior"]
+    released = dp.sample(data=sites, **how, **terms, **options)
+    assert sites.assumed in str(dp.PrivacyReport.of(released))
+    shared = released["posterior"]
     alone = dp.sample(data=Records(COLUMNS), **terms, **options)["posterior"]
     for name in ("slope", "level"):
         sd = alone[name].std(("chain", "draw"))

@@ -17,14 +17,18 @@ __all__ = [
     "arrow_type",
     "as_column",
     "check_names",
+    "in_words",
     "missing",
     "number_type",
     "rows_of",
+    "width_of",
 ]
 
 #: Type and trailing shape of columns.
 Kinds = dict[str, tuple[np.dtype, tuple[int, ...]]]
 
+#: Columns that are shown in one line.
+_SHOWN = 8
 #: Blocks of this size stay in the cache of a core.
 _BLOCK_BYTES = 2**21
 
@@ -112,6 +116,19 @@ def _listed(part: Any) -> list[str]:
     if isinstance(part, list | tuple) and all(isinstance(column, str) for column in part):
         return list(part)
     return [part] if isinstance(part, str) else []
+
+
+def width_of(layout: Kinds) -> int:
+    """Number of numbers of a record."""
+    return sum(math.prod(shape) for _, shape in layout.values())
+
+
+def in_words(layout: Kinds) -> str:
+    """Names, types and shapes of columns, in one line."""
+    shown = [f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in layout.items()]
+    if len(shown) > _SHOWN:
+        shown = [*shown[:_SHOWN], f"{len(shown) - _SHOWN} more"]
+    return ", ".join(shown)
 
 
 def rows_of(columns: Mapping[str, np.ndarray]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -13,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_integer
-from pymc_dp.data.columns import Arguments, rows_of
+from pymc_dp.data.columns import Arguments, in_words, rows_of, width_of
 from pymc_dp.data.in_memory import InMemory, table_of
 from pymc_dp.data.parquet import Parquet, open_parquet
 from pymc_dp.data.read_ahead import read_ahead
 
 __all__ = ["Records"]
-
-#: Arguments that are shown in one line.
-_SHOWN = 8
 
 
 class Records:
@@ -161,14 +157,11 @@ class Records:
     @property
     def width(self) -> int:
         """Number of numbers of a record."""
-        return sum(math.prod(shape) for _, shape in self.layout.values())
+        return width_of(self.layout)
 
     def __repr__(self) -> str:
-        shown = [f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items()]
-        if len(shown) > _SHOWN:
-            shown = [*shown[:_SHOWN], f"{len(shown) - _SHOWN} more"]
         source = f"blocks of {self.block_rows} rows, {self._source.description}"
-        return f"Records({self.n_records} records; {', '.join(shown)}; {source})"
+        return f"Records({self.n_records} records; {in_words(self.layout)}; {source})"
 
     def blocks(self) -> Generator[dict[str, np.ndarray]]:
         """Successive blocks of all records, in their order.

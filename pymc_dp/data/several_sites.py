@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.data.columns import Kinds
+from pymc_dp.data.columns import Kinds, in_words, width_of
 from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.errors import ModelError
 
@@ -42,7 +42,7 @@ class Sites:
     ----------
     n_records : int
         Of all sites together. The numbers of single sites are not known here.
-    add_noise : bool
+    adds_noise : bool
         Whether the sites add the noise of releases (``Site(adds_noise=True)``).
     layout, width, block_rows
         As of :class:`~pymc_dp.Records`.
@@ -53,15 +53,18 @@ class Sites:
         If there are fewer than two sites, or their columns differ.
     TimeoutError, EOFError
         If a site does not answer, or has ended.
+    RuntimeError
+        If an earlier question was interrupted, or this is a copy.
 
     Notes
     -----
     *What is protected.* Coordinator and sites follow the protocol, and connections are private to their two ends.
-    Then whoever sees what the coordinator sees learns the sums over all sites and the numbers of columns, and no sum
-    of fewer sites. If some sites pass on what they see, the sum over the others is learned, and no more: with all
+    Then the coordinator learns the sums over all sites, their number of records, and the names and types of columns; no
+    sum of fewer sites. If some sites pass on what they see, the sum over the others is learned, and no more: with all
     sites but one, that of a single one. By default the coordinator adds noise to the sums: the guarantee holds towards
     all who see results, not towards the coordinator. Where sites add it, the coordinator sees noisy sums only, and the
-    guarantee holds towards the coordinator, too. If *m* of *k* sites pass on their noise, ``(k - m) / k`` of its
+    guarantee of substitution holds towards the coordinator, too (that of add/remove does not: the number of records is
+    told). If *m* of *k* sites pass on their noise, ``(k - m) / k`` of its
     variance is left. The coordinator keeps the budget.
 
     Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
@@ -82,18 +85,25 @@ class Sites:
             )
         self.layout: Kinds = {n: (np.dtype(d), tuple(s)) for n, d, s in described[0]["columns"]}
         self.block_rows: int = described[0]["block_rows"]
-        self.add_noise: bool = described[0]["adds_noise"]
+        self.adds_noise: bool = described[0]["adds_noise"]
         self._scale: float | None = None
         self.n_records = int(self.total("n_records")[0])
 
     @property
     def width(self) -> int:
         """Number of numbers of a record."""
-        return sum(int(np.prod(shape)) for _, shape in self.layout.values())
+        return width_of(self.layout)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items())
-        return f"Sites({self.n_records} records at {len(self._connections)} sites; {shown})"
+        return f"Sites({self.n_records} records at {len(self._connections)} sites; {in_words(self.layout)})"
+
+    @property
+    def assumed(self) -> str:
+        """What the guarantee assumes, for a report."""
+        if self.adds_noise:
+            n = len(self._connections)
+            return f"Each of {n} sites adds its part of the noise, and tells nobody: if m sites tell theirs, a part of ({n} - m) / {n} of the variance is left."
+        return "The coordinator of the sites, who knows sums over all of them without noise, does not tell them."
 
     def total(self, word: str, *arguments: Any) -> Any:
         """Sum over all sites of a reduction.
@@ -112,7 +122,7 @@ class Sites:
         Raises
         ------
         ModelError
-            If the model raises at a site. Neither site nor text is told.
+            If the model raises at a site. The message has the type of the error only.
         """
         answers = self._ask(word, self._scale, *arguments)
         if failed := [kind for _, kind in answers if kind]:
@@ -155,10 +165,7 @@ class Sites:
             send(connection, "close")
 
     def _ask(self, word: str, *arguments: Any) -> list[list[Any]]:
-        if self._is_waiting:
-            raise RuntimeError(
-                "An earlier question was interrupted, and its answers may still come: connect to the sites anew."
-            )
+        self.check_connected()
         self._is_waiting = True
         for connection in self._connections:
             send(connection, word, *arguments)
@@ -167,6 +174,15 @@ class Sites:
         if refused := [values[0] for found, values in answers if found == "refused"]:
             raise ValueError(refused[0])
         return [values for _, values in answers]
+
+    def check_connected(self) -> None:
+        """Raise RuntimeError if answers to an earlier question may still come, or this is a copy without connections."""
+        if not self._connections:
+            raise RuntimeError("These sites are a copy, without connections: use the original.")
+        if self._is_waiting:
+            raise RuntimeError(
+                "An earlier question was interrupted, and its answers may still come: connect to the sites anew."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_connections": []}  # in another process: no records

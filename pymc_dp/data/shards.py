@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pymc_dp.data.columns import Kinds, in_words, width_of
 from pymc_dp.data.records import Records
 
 __all__ = ["Shards"]
@@ -81,7 +82,7 @@ class Shards:
         if not self._shards:
             raise ValueError("There are no records: give one at least.")
         layouts, lengths, block_rows = zip(*filter(None, described), strict=True)
-        self.layout: dict[str, tuple[np.dtype, tuple[int, ...]]] = layouts[0]
+        self.layout: Kinds = layouts[0]
         if differ := [k for k, layout in enumerate(layouts) if layout != self.layout]:
             raise ValueError(
                 f"Shards 0 and {differ[0]} have different columns: {self.layout} and {layouts[differ[0]]}. Write them with one schema."
@@ -92,11 +93,10 @@ class Shards:
     @property
     def width(self) -> int:
         """Number of numbers of a record."""
-        return sum(int(np.prod(shape)) for _, shape in self.layout.values())
+        return width_of(self.layout)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{n}: {d}{f' {s}' if s else ''}" for n, (d, s) in self.layout.items())
-        return f"Shards({self.n_records} records in {len(self._shards)} shards; {shown})"
+        return f"Shards({self.n_records} records in {len(self._shards)} shards; {in_words(self.layout)})"
 
     def map(self, function: Callable[..., Any], *arguments: Any, index: Any = None) -> list[Any]:
         """Results of a function of each shard, or of those that have some records.
@@ -115,6 +115,7 @@ class Shards:
         list
             In the order of the shards.
         """
+        self.check_connected()
         asked: list[tuple[Any, np.ndarray | None]] = [(shard, None) for shard in self._shards]
         if index is not None:
             asked = [(self._shards[k], rows) for k, _, rows in self._by_shard(index)]
@@ -151,6 +152,13 @@ class Shards:
         return {
             name: np.concatenate([part[name] for part in parts])[places] for name in self.layout
         }
+
+    def check_connected(self) -> None:
+        """Raise RuntimeError if these shards were copied or pickled: then there is no client."""
+        if self.client is None:
+            raise RuntimeError(
+                "These shards are a copy, without a connection to their cluster: use the original."
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"client": None, "_shards": []}  # in another process: no records

@@ -26,6 +26,8 @@ from pymc_dp.model.sums.batch_likelihood import checked_index
 
 __all__ = ["BlockedLikelihood"]
 
+_NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
+
 
 class BlockedLikelihood(Reductions):
     """Reductions over records that are read in blocks, and the prior of their model.
@@ -90,8 +92,9 @@ class BlockedLikelihood(Reductions):
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
             self._on_workers = records.hold(self._block)
-        if isinstance(records, Sites) and records.add_noise:
-            self.noise_laws = ("gaussian",)
+        if isinstance(records, Sites):
+            self.assumed = records.assumed
+            self.noise_laws = ("gaussian",) if records.adds_noise else self.noise_laws
         digests = records.digests(new_digest)
         self.data_keys = tuple(dict.fromkeys(digests.values()))
         self.row_keys = {
@@ -152,15 +155,15 @@ class BlockedLikelihood(Reductions):
         self, law: Any, bits: Any, reduction: str, *arguments: Any, **options: Any
     ) -> np.ndarray:
         """See :class:`~pymc_dp.model.Reductions`; sites may add the noise themselves."""
-        if not (isinstance(self.records, Sites) and self.records.add_noise):
+        if not (isinstance(self.records, Sites) and self.records.adds_noise):
             return super().noisy(law, bits, reduction, *arguments, **options)
         with self.records.adding(law):
             steps, exponent = self._steps(reduction, arguments, options)
         return np.ldexp(steps.astype(np.float64), exponent)
 
-    def check_reachable(self) -> None:
+    def check_reachable(self, *, with_noise: bool = False) -> None:
         """See :class:`~pymc_dp.model.Reductions`."""
-        if isinstance(self.records, Sites) and self.records.add_noise:
+        if isinstance(self.records, Sites) and self.records.adds_noise and not with_noise:
             raise ValueError(
                 "These sites tell sums with their own noise only, as DPScore needs them: use dp.sample(epsilon=, delta=). Nothing was accessed."
             )
@@ -169,6 +172,8 @@ class BlockedLikelihood(Reductions):
                 "Records on a cluster or at sites are asked by the process that is connected to them, and not by others: pass cores=1 to "
                 "pm.sample. Nothing was accessed."
             )
+        if not isinstance(self.records, Records):
+            self.records.check_connected()
 
     @property
     def rehearsal(self) -> BlockedLikelihood:
@@ -186,6 +191,8 @@ class BlockedLikelihood(Reductions):
         """Log-likelihood of some records: as of :class:`~pymc_dp.model.RecordLikelihood`."""
         points = [self._checked(point) for point in np.atleast_2d(theta)]
         index = checked_index(index, self.n_records)
+        if isinstance(self.records, Sites):
+            raise ValueError(_NOT_BY_SITES)
         found = np.empty((len(points), 0))
         if len(index):
             parts = self._each(Term("logp_of", (points,)), index)
@@ -243,9 +250,7 @@ class BlockedLikelihood(Reductions):
 def _total(sites: Sites, term: Term, index: np.ndarray | None) -> np.ndarray:
     """Whole numbers of all records of all sites."""
     if index is not None or term.name in ("_plain_change", "_plain_grad"):
-        raise ValueError(
-            "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
-        )
+        raise ValueError(_NOT_BY_SITES)
     return sites.total(term.name, *term.arguments)
 
 

@@ -233,6 +233,8 @@ class Reductions(ABC):
 
     #: Whether records are elsewhere, and asked by the process that is connected to them only.
     is_remote: bool = False
+    #: What the guarantee assumes because of where the records are.
+    assumed: str = ""
     #: Laws of noise that can be added to sums.
     noise_laws: tuple[str, ...] = ("l2", "gaussian")
 
@@ -300,8 +302,21 @@ class Reductions(ABC):
             By the first call, if rows cannot be computed alone.
         """
 
-    def check_reachable(self) -> None:
-        """Raise RuntimeError if this process cannot ask for the records, before anything is paid for."""
+    def check_reachable(self, *, with_noise: bool = False) -> None:
+        """Raise if this process cannot ask for the records, before anything is paid for.
+
+        Parameters
+        ----------
+        with_noise : bool
+            Whether `noisy` is all that will be asked; by default also sums without noise.
+
+        Raises
+        ------
+        RuntimeError
+            If records on a cluster or at sites are connected to another process.
+        ValueError
+            If sites tell sums with their own noise only.
+        """
 
     @property
     def rehearsal(self) -> Reductions:

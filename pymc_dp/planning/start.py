@@ -166,6 +166,7 @@ def private_start(
     accesses = start_accesses(budget, share, n_steps)
     newton = NoisyNewton(simulator, theta, accesses[0][0], n_steps, budget.adjacency, rng)
     likelihood = simulator.likelihood
+    likelihood.check_reachable(with_noise=True)
     budget.spend("private start", accesses, likelihood.data_keys, likelihood.n_records)
     start = newton.run(budget.id)
     _warn_unless_converged(start.n_converged_steps, n_steps)

@@ -39,6 +39,8 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
     report = joint_report(scores.reports)
     if simulator.covariates is not None:
         report = replace(report, assumptions=(*report.assumptions, _assumed(step)))
+    if assumed := simulator.likelihood.assumed:
+        report = replace(report, assumptions=(*report.assumptions, assumed))
     released = reduced(
         idata,
         simulator.model,

@@ -99,6 +99,7 @@ class ScorePlan(Shown):
         if any, as attribute ``scores``, and a note on what is left.
         """
         self.simulator.check_data()
+        self.simulator.likelihood.check_reachable(with_noise=True)
         with shown(progressbar):
             return self._release()
 

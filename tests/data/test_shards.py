@@ -1,5 +1,6 @@
 """Records on the workers of a cluster: the same whole numbers, also if workers die."""
 
+import copy
 import os
 import pickle
 import signal
@@ -10,7 +11,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import pandas as pd
-import pymc as pm
 import pytest
 
 import pymc_dp as dp
@@ -18,22 +18,13 @@ import pymc_dp as dp
 from pymc_dp.data import Records, Shards
 from pymc_dp.errors import ModelError
 from pymc_dp.model import BlockedLikelihood
+from tests.data.mixed_columns import columns, model
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 N, D = 2003, 3
-RNG = np.random.default_rng(1)
-COLUMNS = {
-    "x": RNG.normal(size=(N, D)),
-    "group": RNG.integers(0, 2, N),
-    "y": RNG.integers(0, 2, N).astype(np.int8),
-}
-
-
-def model(x, group, y):
-    slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=2)
-    pm.Bernoulli("y", logit_p=level[group] + x @ slope, observed=y)
+COLUMNS = columns(N, D)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +217,9 @@ def test_what_is_wrong(client):
         Shards({"x": np.ones(3)}, client=client)
     elsewhere = pickle.loads(pickle.dumps(Shards([good], client=client)))
     assert elsewhere.n_records == 10 and elsewhere.client is None
+    for copied in (elsewhere, copy.copy(Shards([good], client=client))):
+        with pytest.raises(RuntimeError, match="without a connection"):
+            copied.take([1])
 
 
 def test_an_error_on_a_worker_shows_no_value(client):
