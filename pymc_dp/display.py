@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import inspect
+import textwrap
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -15,6 +16,8 @@ __all__ = ["MOST_ROWS", "Shown", "Table", "in_short", "one_line"]
 
 #: Most entries of a sequence, and characters of a nested text, that are shown.
 _MOST, _LENGTH = 4, 120
+#: Columns of a text.
+_WIDTH = 88
 #: Most rows of a table, where there may be any number.
 MOST_ROWS = 12
 #: Arguments that are not shown: what PyMC sets, and what may hold data.
@@ -30,7 +33,8 @@ class Table:
     title : str
         Text above it, of one or more lines.
     rows : sequence of sequence of str
-        Cells. The last column is not padded.
+        Cells. Without a header, the text continues the last column on lines of its own where it would be wider
+        than 88 characters.
     header : sequence of str
         Names of the columns, of which those with numbers are then aligned to the right; empty without.
     notes : sequence of str
@@ -44,7 +48,7 @@ class Table:
 
     def text(self) -> str:
         """The table as lines of text."""
-        lines = [*([self.header] if self.header else []), *self.rows]
+        lines = [self.header, *self.rows] if self.header else _wrapped(self.rows)
         columns = list(zip(*lines, strict=True))
         widths = [max(map(len, column)) for column in columns]
         right = [bool(self.header) and all(map(_is_number, column[1:])) for column in columns]
@@ -63,6 +67,21 @@ class Table:
         body = "".join(f"<tr>{row}</tr>" for row in cells)
         notes = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
         return f"<pre>{html.escape(self.title)}</pre><table>{body}</table>{notes}"
+
+
+def _wrapped(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The same cells, with the last ones cut into lines."""
+    before = (
+        sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)) if rows else 0
+    )
+    width = max(_WIDTH - before, 40)
+    lines: list[Sequence[str]] = []
+    for *cells, last in rows:
+        first, *rest = textwrap.wrap(
+            last, width, break_long_words=False, break_on_hyphens=False
+        ) or [""]
+        lines += [(*cells, first), *((*("" for _ in cells), each) for each in rest)]
+    return lines
 
 
 class Shown:

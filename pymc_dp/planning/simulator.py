@@ -290,7 +290,7 @@ def notes_on_position(position: Any) -> list[str]:
     """What the user of a plan should know about where its records were drawn."""
     if position is None:
         return [
-            "records were drawn at PyMC's initial point, which may be far from your data: guess=, public values, brings them nearer."
+            "the forecast holds near PyMC's initial point, and elsewhere the posterior may be wider: guess=, public values, moves it."
         ]
     if isinstance(position, str):
         return [
