@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("accounting", "experiments/composition_table.py", []),
         ("fast_mh", "experiments/fast_mh_table.py", []),
         ("guarantees", "experiments/clipping_table.py", []),
+        ("limits", "experiments/limits.py --print", []),
         ("noisy_scores", "experiments/scores_experiments.py --print", []),
         ("noisy_scores", "experiments/scores_mortgages.py --print", []),
         ("private_covariates", "experiments/stand_in_experiments.py --print", []),
@@ -115,16 +116,21 @@ def test_minibatches_buy_no_privacy():
         assert (batch >= full * (1 - 1e-3)).all()
 
 
-def test_the_output_in_the_readme_is_that_of_the_quickstart():
+def test_the_first_example_of_the_readme_is_the_quickstart():
+    """The same code, but for the plan, and what it has printed."""
     cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text())["cells"]
-    outputs = [o for c in cells if c["cell_type"] == "code" for o in c["outputs"]]
-    printed = "\n".join(
-        "".join(o.get("text", o.get("data", {}).get("text/plain", []))) for o in outputs
-    ).splitlines()
-    shown = re.search(r"```text\n(Plan for.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    lines = shown[1].strip().splitlines()
-    assert len(lines) > 8
-    assert [line for line in lines if line and line not in printed] == []
+    cells = [cell for cell in cells if cell["cell_type"] == "code"]
+    code = "".join("".join(cell["source"]) + "\n" for cell in cells).splitlines()
+    outputs = ["".join(o.get("text", [])) for cell in cells for o in cell["outputs"]]
+    text = (ROOT / "README.md").read_text()
+    written = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    assert [line for line in written if line.split("  #")[0].rstrip() not in code] == [
+        'idata = dp.sample(epsilon=1.0, delta=1e-6, model=model, covariates="public")'
+    ]
+    printed = "\n".join(outputs).splitlines()
+    shown = re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines()
+    assert len(shown) > 20
+    assert [line for line in shown if line not in printed] == []
 
 
 def strings():
