@@ -17,6 +17,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
 import json
+import sys
 
 from pathlib import Path
 
@@ -26,10 +27,9 @@ import pymc_dp as dp
 
 from pymc_dp.errors import PymcDPError
 
-try:
-    from experiments import scores_experiments
-except ImportError:  # as a script
-    import scores_experiments
+sys.path.insert(0, str(Path(__file__).parent))
+
+import scores_experiments
 
 STORE = Path(__file__).with_suffix(".json")
 FIGURE = Path(__file__).resolve().parents[1] / "docs" / "_static" / "limits.png"
@@ -67,23 +67,28 @@ def forecast(
 
 def measured(n_dim: int, epsilon: float) -> list[tuple[int, float]]:
     """Numbers of records and mean ratios that ``scores_experiments.py`` has measured."""
-    stored = json.loads(scores_experiments.STORE.read_text())
+    found = json.loads(scores_experiments.STORE.read_text())
     return sorted(
-        (setting.n_records, float(np.mean(stored[name]["ratio"])))
+        (setting.n_records, float(np.mean(found[name]["ratio"])))
         for name, setting in scores_experiments.SETTINGS.items()
         if setting.family == "logistic" and not setting.truth and setting.correlation is None
-        if (setting.n_dim, setting.epsilon) == (n_dim, epsilon) and name in stored
+        if (setting.n_dim, setting.epsilon) == (n_dim, epsilon) and name in found
     )  # fmt: skip
+
+
+def stored() -> dict[str, dict[str, list[float | None]]]:
+    """Results by "records parameters" and epsilon."""
+    return json.loads(STORE.read_text()) if STORE.exists() else {}
 
 
 def lines() -> dict[tuple[int, float], list[tuple[int, float]]]:
     """Forecasts by dimension and epsilon: numbers of records and mean ratios."""
-    stored = json.loads(STORE.read_text())
+    found = stored()
     return {
         (n_dim, epsilon): [
             (n, float(np.mean(ratios)))
             for n in RECORDS
-            if None not in (ratios := stored[f"{n} {n_dim}"][f"{epsilon:g}"])
+            if None not in (ratios := found[f"{n} {n_dim}"][f"{epsilon:g}"])
         ]
         for n_dim in DIMENSIONS
         for epsilon in EPSILONS
@@ -137,13 +142,13 @@ def main() -> None:
         print(table())
     if arguments.figure or arguments.print:
         return
-    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
+    found = stored()
     for n_dim in DIMENSIONS:
         for n_records in RECORDS:
-            if (key := f"{n_records} {n_dim}") not in stored:
-                stored[key] = forecasts(n_records, n_dim)
-                STORE.write_text(json.dumps(stored, indent=1) + "\n")
-                print(key, stored[key], flush=True)
+            if (key := f"{n_records} {n_dim}") not in found:
+                found[key] = forecasts(n_records, n_dim)
+                STORE.write_text(json.dumps(found, indent=1) + "\n")
+                print(key, found[key], flush=True)
 
 
 if __name__ == "__main__":

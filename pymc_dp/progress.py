@@ -6,6 +6,7 @@ show nothing.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 
@@ -13,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["counted", "note", "shown", "silenced"]
+__all__ = ["counted", "note", "showing", "shown", "silenced"]
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger("pymc.dp")
 
 #: Seconds between log lines: with the wait for a thread that compiles, less than the 5 that are promised.
@@ -45,6 +47,17 @@ def shown(enabled: object) -> Iterator[None]:
             yield
         finally:
             _CURRENT.reset(token)
+
+
+def showing(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Make a function show what it notes, unless its argument ``progressbar`` is False."""
+
+    @functools.wraps(function)
+    def call(*args: Any, progressbar: bool | str = True, **kwargs: Any) -> _Result:
+        with shown(progressbar):
+            return function(*args, progressbar=progressbar, **kwargs)
+
+    return call
 
 
 @contextmanager

@@ -143,6 +143,29 @@ def test_planning_and_releasing_in_silence(simulator, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("progressbar", [True, False])
+def test_starts_checks_and_comparisons_say_what_they_spend(simulator, lines, progressbar):
+    quiet = {"progressbar": False, "random_seed": 1}
+    terms = {"delta": 1e-6, "chains": 1, "ledger": dp.Ledger(epsilon=20.0, delta=1e-5)}
+    budgets = [dp.PrivacyBudget(epsilon=2.0, **terms) for _ in range(5)]
+    plans = [dp.plan(simulator=simulator, budget=budget, **quiet) for budget in budgets[:2]]
+    short = {"draws": 50, "compute_convergence_checks": False, "progressbar": False}
+    released = [dp.sample(plan=plan, **short) for plan in plans]
+    names = [dict(zip("ab", each, strict=True)) for each in (released, [simulator] * 2)]
+    quiet["progressbar"] = progressbar
+    calls = {
+        "statistics": lambda b: dp.private_ppc(released[0], simulator=simulator, budget=b, statistics=["mean"], **quiet),
+        "the comparison": lambda b: dp.private_compare(*names, budget=b, **quiet),
+        "a private start": lambda b: dp.planning.private_start(simulator, budget=b, **quiet),
+    }  # fmt: skip
+    for budget, (label, call) in zip(budgets[2:], calls.items(), strict=True):
+        n_before = len(lines())
+        call(budget)
+        said = [line for line in lines()[n_before:] if line.endswith(f"epsilon = 2 on {label}")]
+        assert len(said) == progressbar
+
+
 @pytest.fixture
 def logged(monkeypatch):
     """PyMC's log on stderr, as in programs that set up no logging."""

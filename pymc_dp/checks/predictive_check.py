@@ -31,6 +31,7 @@ from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.progress import note, showing
 from pymc_dp.queries.whole_budget import check_unused, claim_all, noise_of_all
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
@@ -136,6 +137,7 @@ class PrivatePPC(Shown):
         return Table(title, rows, header)
 
 
+@showing
 def private_ppc(
     released: Any,
     model: pm.Model | None = None,
@@ -148,6 +150,7 @@ def private_ppc(
     n_replicates: int = 1000,
     method: str = "auto",
     random_seed: Any = None,
+    progressbar: bool | str = True,
 ) -> PrivatePPC:
     r"""Release statistics of the data with noise, and compare them with what the posterior predicts.
 
@@ -177,6 +180,8 @@ def private_ppc(
         As for :class:`~pymc_dp.DPScore`.
     random_seed : int, optional
         Of the simulations. The noise is always secret.
+    progressbar : bool
+        Show what is being done, and what part of the budget is being spent. By default True.
 
     Returns
     -------
@@ -223,7 +228,9 @@ def private_ppc(
     n = as_integer("n_replicates", n_replicates, 20)
     step = _step(released, model, covariates, simulator, budget, method)
     rng = np.random.default_rng(random_seed)
+    note("sampling the posterior given the scores")
     states = step.states(rng.integers(2**32), _THIN[step.method])
+    note("compiling the statistics")
     rows = _Rows(step, states, rng)
     blocks = _blocks(statistics, rows)
     substituted = budget.adjacency is Adjacency.SUBSTITUTE
@@ -231,6 +238,7 @@ def private_ppc(
     of_records = RecordFunction(_joined(blocks, sizes), rows.private)
     likelihood, d = step.simulator.likelihood, of_records.n_dim
     mechanism = noise_of_all(budget, _LABEL, d, noise)
+    note(f"spending epsilon = {budget.epsilon:g} on statistics")
     claim_all(budget, _LABEL, mechanism, likelihood.data_keys, likelihood.n_records)
     steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
     law = NoiseLaw.of(mechanism, math.sqrt(len(blocks)) * _TRUNCATION, d)
@@ -239,6 +247,7 @@ def private_ppc(
     def vectors(data: list[np.ndarray]) -> np.ndarray:
         return np.nan_to_num(of_records.of(rows.of(data)), nan=0.0)[step.simulator.simulated.rows]
 
+    note("replicating the statistics")
     sums = replicated_sums(step, states, vectors, n, rng)
     noisy = sums + law.draw(n, rng)
     checked, begin, number = [], 0, step.scores.n_records

@@ -32,6 +32,7 @@ from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.progress import note, showing
 from pymc_dp.queries.whole_budget import claim_all, noise_of_all
 
 __all__ = ["private_compare"]
@@ -54,6 +55,7 @@ class _Candidate:
     draws: np.ndarray
 
 
+@showing
 def private_compare(
     released: Mapping[str, Any],
     models: Mapping[str, Any],
@@ -66,6 +68,7 @@ def private_compare(
     n_draws: int = 100,
     noise: str = "auto",
     random_seed: Any = None,
+    progressbar: bool | str = True,
 ) -> PrivateComparison | PrivateComparisons:
     r"""Release how much better one model predicts private records than others, with noise.
 
@@ -107,6 +110,8 @@ def private_compare(
         ``"auto"`` takes the one with the smaller standard deviation.
     random_seed : int or Generator, optional
         Of the simulated records; never of the noise.
+    progressbar : bool
+        Show what is being done, and what part of the budget is being spent. By default True.
 
     Returns
     -------
@@ -184,15 +189,18 @@ def private_compare(
         draws = positions(model, _thinned(name, released[name], n_draws))
         candidates.append(_Candidate(model, likelihood, simulator, draws))
     first, rng = candidates[0], np.random.default_rng(random_seed)
+    note("compiling the predictive densities")
     sums = [
         PredictiveDifference(first.likelihood, other.likelihood, first.draws, other.draws)
         for other in candidates[1:]
     ]
+    note("choosing clip bounds on simulated records")
     clippings = [_clipping((first, other), budget, bound, law.sd, rng) for other in candidates[1:]]
     bounds = [_bound(bound, clipping) for clipping in clippings]
     n_records = first.likelihood.n_records
     keys = dict.fromkeys(key for c in candidates for key in c.likelihood.data_keys)
     assumptions = _assumptions(names, released)
+    note(f"spending epsilon = {budget.epsilon:g} on the comparison")
     claim_all(budget, _LABEL, mechanism, keys, n_records)
     pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
     noisy = law.add(

@@ -25,6 +25,7 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.progress import note, showing
 from pymc_dp.steps.noisy_gradients import Coordinates, check_gradient_noise, noisy_scores
 
 __all__ = ["NoisyNewton", "PrivateStart", "private_start", "start_accesses"]
@@ -70,6 +71,7 @@ class PrivateStart(Shown):
     budget_id: str | None = None
 
 
+@showing
 def private_start(
     simulator: Simulator,
     *,
@@ -78,6 +80,7 @@ def private_start(
     share: float = 0.15,
     n_steps: int = 24,
     random_seed: Any = None,
+    progressbar: bool | str = True,
 ) -> PrivateStart:
     r"""Find the bulk of a posterior with a share of the budget, before chains run on the rest.
 
@@ -121,6 +124,8 @@ def private_start(
         Number of gradients, at least 2.
     random_seed : int or Generator, optional
         For the simulations. The noise on gradients is secret in any case.
+    progressbar : bool
+        Show what is being done, and what part of the budget is being spent. By default True.
 
     Returns
     -------
@@ -164,9 +169,11 @@ def private_start(
     rng = np.random.default_rng(random_seed)
     theta = simulator.position(guess)
     accesses = start_accesses(budget, share, n_steps)
+    note("compiling the gradients")
     newton = NoisyNewton(simulator, theta, accesses[0][0], n_steps, budget.adjacency, rng)
     likelihood = simulator.likelihood
     likelihood.check_reachable(with_noise=True)
+    note(f"spending {share:.0%} of epsilon = {budget.epsilon:g} on a private start")
     budget.spend("private start", accesses, likelihood.data_keys, likelihood.n_records)
     start = newton.run(budget.id)
     _warn_unless_converged(start.n_converged_steps, n_steps)

@@ -338,7 +338,7 @@ def test_records_of_the_quickstart():
     data = pytest.importorskip("causaldata", reason="the extra 'examples' is not installed")
     men = f"{len(data.mortgages.load_pandas().data):,}".replace(",", " ")
     assert_says("README.md", f"{men} men of the 1960 US census")
-    assert_says("quickstart.py", f"{men} men of the 1960 US census")
+    assert_says("examples/quickstart.py", f"{men} men of the 1960 US census")
     assert_says("quickstart.ipynb", f"The data are {men} census records")
 
 
