@@ -28,9 +28,9 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are shown with the outputs they are stored with
 
 autosummary_generate = True
-autosummary_context = {"top_level": pymc_dp.__all__}  # these have their page there
-autosummary_ignore_module_all = False  # the pages are those of pymc_dp.__all__
+autodoc_preserve_defaults = True  # as they are written
 autodoc_typehints = "none"  # numpydoc docstrings name the types
+python_maximum_signature_line_length = 88
 numpydoc_show_class_members = False  # the template of a class lists its own
 
 html_theme = "pymc_sphinx_theme"
