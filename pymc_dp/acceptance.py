@@ -108,6 +108,11 @@ class Penalty(BaseRule):
     Ceperley, Dewing (1999), The penalty method for random walks with uncertain energies,
     https://doi.org/10.1063/1.478034. Yildirim, Ermis (2019), Exact MCMC with differentially private
     moves, https://doi.org/10.1007/s11222-018-9847-x.
+
+    Examples
+    --------
+    >>> round(dp.Penalty(scale=1.0).probability(0.0), 3)
+    0.617
     """
 
     #: Largest noise scale.
@@ -189,6 +194,11 @@ class Barker(BaseRule):
     ----------
     Barker (1965), Monte Carlo calculations of the radial distribution functions for a
     proton-electron plasma, https://doi.org/10.1071/PH650119.
+
+    Examples
+    --------
+    >>> dp.Barker().probability(0.0)
+    0.5
     """
 
     private: bool = field(default=True, init=False, repr=False, compare=False)
@@ -214,6 +224,11 @@ class Metropolis(BaseRule):
     References
     ----------
     Metropolis et al. (1953), https://doi.org/10.1063/1.1699114.
+
+    Examples
+    --------
+    >>> dp.steps.Metropolis().probability(0.0), dp.steps.Metropolis().private
+    (1.0, False)
     """
 
     private: bool = field(default=False, init=False, repr=False, compare=False)
@@ -244,6 +259,11 @@ class Lazy(BaseRule):
         The rule to slow down. If it is lazy itself, its inner rule is taken, with the product of the weights.
     weight : float
         Probability ``w`` of using the outcome of ``rule``.
+
+    Examples
+    --------
+    >>> dp.steps.Lazy(dp.Barker(), weight=0.5).probability(0.0)
+    0.25
     """
 
     rule: AcceptanceRule

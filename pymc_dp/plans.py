@@ -152,7 +152,9 @@ def plan(
     >>> y = np.random.default_rng(1).poisson(3.0, size=300)
     >>> with pm.Model() as model:
     ...     _ = pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=y)
-    >>> found = dp.plan(epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1)
+    >>> found = dp.plan(
+    ...     epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1
+    ... )
     >>> bool(1 < found.sd_ratios["rate_log__"][0] < 1.5)
     True
     """

@@ -39,8 +39,7 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
 
     Examples
     --------
-    >>> from pymc_dp.plots import plot_plan
-    >>> plot_plan(plan)  # doctest: +SKIP
+    >>> dp.plots.plot_plan(plan)  # doctest: +SKIP
     """
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -90,8 +89,7 @@ def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
 
     Examples
     --------
-    >>> from pymc_dp.plots import plot_ppc
-    >>> plot_ppc(ppc)  # doctest: +SKIP
+    >>> dp.plots.plot_ppc(ppc)  # doctest: +SKIP
     """
     if not isinstance(ppc, PrivatePPC):
         raise TypeError(f"plot_ppc() plots what private_ppc() returns, got a {type(ppc).__name__}.")

@@ -134,6 +134,15 @@ def sample(
         If the fit check rejects the model; if draws are far from the posterior that the scores give in normal
         approximation; if the chains have not mixed, or have not moved, unless
         ``compute_convergence_checks=False``.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     rate = pm.Gamma("rate", 2.0, 1.0)
+    ...     _ = pm.Poisson("y", rate, observed=np.repeat([2, 3, 4], 100))
+    ...     idata = dp.sample(epsilon=1.0, delta=1e-6, cores=1, progressbar=False)
+    >>> idata.posterior["rate"].shape, idata.attrs["epsilon"] <= 1.0
+    ((4, 1000), True)
     """
     check_named("sample", unnamed)
     planning: dict[str, Any] = _given(covariates=covariates, guess=guess, noise=noise)

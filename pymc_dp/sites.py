@@ -83,7 +83,9 @@ class Site:
     --------
     At a site; ``listener.accept()`` of ``multiprocessing.connection`` gives connections to other machines.
 
-    >>> site = Site(model, records, {1: to_site_1, 2: to_site_2}, number=0)  # doctest: +SKIP
+    >>> site = dp.sites.Site(
+    ...     model, records, {1: to_site_1, 2: to_site_2}, number=0
+    ... )  # doctest: +SKIP
     >>> site.serve(to_coordinator)  # doctest: +SKIP
     """
 

@@ -63,6 +63,13 @@ class CheckedStatistic(Shown):
         Standard deviation of the noise.
     p_value : float
         Two-sided; of all values together if there are several.
+
+    Examples
+    --------
+    >>> value, draws = np.array([13.0]), np.linspace(5.0, 15.0, 101)[:, None]
+    >>> mean = dp.checks.CheckedStatistic("mean", ("",), value, draws, np.ones(1), 0.38)
+    >>> mean.interval(0.8).ravel().tolist()
+    [6.0, 14.0]
     """
 
     name: str
@@ -90,6 +97,10 @@ class PrivatePPC(Shown):
     n_records : int
     report : PrivacyReport
         What the check cost, in addition to the scores.
+
+    Examples
+    --------
+    >>> ppc["variance"].p_value  # doctest: +SKIP
     """
 
     statistics: tuple[CheckedStatistic, ...]
@@ -211,7 +222,9 @@ def private_ppc(
     ...     log_rate = pm.Normal("log_rate", 0, 2)
     ...     _ = pm.Poisson("y", pm.math.exp(log_rate), observed=y)
     >>> account = dp.Ledger(epsilon=3.0, delta=1e-5)
-    >>> first, budget = (dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2))
+    >>> first, budget = (
+    ...     dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2)
+    ... )
     >>> with model:
     ...     scores = dp.private_scores(budget=first)
     >>> ppc = dp.private_ppc(

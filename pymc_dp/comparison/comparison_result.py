@@ -51,6 +51,11 @@ class PrivateComparison(Shown):
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
         What it cost. The report of each posterior states what that cost.
+
+    Examples
+    --------
+    >>> found = dp.private_compare({"t": first, "normal": second}, ...)  # doctest: +SKIP
+    >>> found.difference, found.standard_error, found.is_clear  # doctest: +SKIP
     """
 
     names: tuple[str, str]
@@ -158,6 +163,10 @@ class PrivateComparisons(Shown):
     ----------
     comparisons : tuple of PrivateComparison
         In the order of the models.
+
+    Examples
+    --------
+    >>> found["normal"].difference  # doctest: +SKIP
     """
 
     comparisons: tuple[PrivateComparison, ...]

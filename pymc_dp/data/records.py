@@ -69,10 +69,14 @@ class Records:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from pymc_dp import Records
-    >>> columns = {"x1": np.arange(5.0), "x2": np.ones(5), "y": np.arange(5), "note": list("abcde")}
-    >>> records = Records(columns, arguments={"X": ["x1", "x2"], "y": "y"}, block_rows=2)
+    >>> import numpy as np, pymc_dp as dp
+    >>> columns = {
+    ...     "x1": np.arange(5.0),
+    ...     "x2": np.ones(5),
+    ...     "y": np.arange(5),
+    ...     "note": list("abcde"),
+    ... }
+    >>> records = dp.Records(columns, arguments={"X": ["x1", "x2"], "y": "y"}, block_rows=2)
     >>> records
     Records(5 records; X: float64 (2,), y: int64; blocks of 2 rows, in memory)
     >>> [block["X"].shape for block in records.blocks()]

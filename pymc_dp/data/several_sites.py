@@ -69,6 +69,13 @@ class Sites:
 
     Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
     covariates (pass a stand-in model) and runs without clipping.
+
+    Examples
+    --------
+    At the coordinator, with connections to two sites:
+
+    >>> sites = dp.sites.Sites([to_north, to_south])  # doctest: +SKIP
+    >>> dp.sample(model=model, data=sites, epsilon=1.0, delta=1e-6)  # doctest: +SKIP
     """
 
     def __init__(self, connections: Sequence[Connection], *, timeout: float = 600.0) -> None:

@@ -70,6 +70,16 @@ class BlockedLikelihood(Reductions):
         If `example` does not fit the columns.
     ModelError
         If the model raises on the data, for instance as an index is out of range.
+
+    Examples
+    --------
+    >>> def model(y):
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     pm.Normal("y", mu, 1.0, observed=y)
+    >>> records = dp.Records({"y": np.zeros(100)}, block_rows=40)
+    >>> likelihood = dp.model.BlockedLikelihood(model, records)
+    >>> likelihood.clipped_grad(np.array([1.0]), bound=0.5).round(6)
+    array([-50.])
     """
 
     def __init__(

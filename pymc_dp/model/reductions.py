@@ -30,6 +30,13 @@ class Reductions(ABC):
         Number of privacy units.
     n_dim : int
         Length of ``theta``.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:
+    ...     _ = pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=np.zeros(100))
+    >>> dp.model.RecordLikelihood(model).clipped_grad(np.array([1.0]), bound=0.5).round(6)
+    array([-50.])
     """
 
     n_records: int

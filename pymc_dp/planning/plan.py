@@ -54,6 +54,12 @@ class Forecast(Shown):
         Fraction of the records that are clipped.
     bias : float
         Error of a posterior mean caused by clipping.
+
+    Examples
+    --------
+    >>> forecast = dp.planning.Forecast(500.0, 100.0, clipped=0.01, bias=0.1)
+    >>> round(forecast.error, 3)
+    0.141
     """
 
     draws: float
@@ -76,6 +82,12 @@ class Candidate(Shown):
     settings : dict
         By name, as the plan's table shows them.
     forecast : Forecast
+
+    Examples
+    --------
+    >>> forecast = dp.planning.Forecast(500.0, 100.0, clipped=0.01, bias=0.0)
+    >>> dp.planning.Candidate({"clip_bound": 3.0, "scale": 0.02}, forecast).forecast.error
+    0.1
     """
 
     settings: dict[str, Any]
@@ -175,6 +187,16 @@ class Plan(Shown):
         Builds the step; use :meth:`build`.
     max_draws : int
         Largest number of draws per chain.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     _ = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=2000))
+    ...     plan = dp.plan(step=dp.DPPenalty, epsilon=2.0, delta=1e-6, random_seed=1)
+    >>> step = plan.build()  # dp.sample(plan=plan) does it, too
+    >>> type(step).__name__
+    'DPPenalty'
     """
 
     step: type[DPStep]

@@ -58,6 +58,19 @@ class PrivateStart(Shown):
     budget_id : str or None
         Identity of the budget that paid; no other budget accepts this start. None for a start that is made
         by hand, from public information only.
+
+    Examples
+    --------
+    By hand, from what is known without the data:
+
+    >>> start = dp.planning.PrivateStart(
+    ...     point={"mu": np.array(30.0)},
+    ...     theta=np.array([30.0]),
+    ...     precision=np.eye(1),
+    ...     noise=np.zeros((1, 1)),
+    ...     path=[],
+    ...     noise_multiplier=0.0,
+    ... )
     """
 
     point: dict[str, np.ndarray]

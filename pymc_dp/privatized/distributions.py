@@ -196,6 +196,12 @@ class DiscreteGaussian(Discrete):
     ----------
     .. [1] Canonne, C. L., Kamath, G., Steinke, T. (2022). The discrete Gaussian for differential
        privacy. Journal of Privacy and Confidentiality 12(1). doi:10.29012/jpc.784
+
+    Examples
+    --------
+    >>> with pm.Model() as model:  # a count of 100 people, released with rho = 1/8 (zCDP)
+    ...     count = pm.Binomial("count", n=100, p=pm.Beta("p", 1, 1))
+    ...     s_dp = dp.DiscreteGaussian("s_dp", count, sigma=2.0, observed=27)
     """
 
     rv_type = _DiscreteGaussianRV
@@ -268,6 +274,12 @@ class RandomizedResponse(Discrete):
        answer bias. JASA 60(309), 63-69. doi:10.1080/01621459.1965.10480775
     .. [2] Kairouz, P., Oh, S., Viswanath, P. (2016). Extremal mechanisms for local differential
        privacy. Journal of Machine Learning Research 17(17), 1-51.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:  # answers of three people to a yes/no question
+    ...     truth = pm.Bernoulli("truth", pm.Beta("p", 1, 1), shape=3)
+    ...     answers = dp.RandomizedResponse("answers", truth, 1.0, observed=[0, 1, 1])
     """
 
     rv_type = _RandomizedResponseRV

@@ -63,6 +63,15 @@ class PrivateSum(Shown):
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
         What it cost.
+
+    Examples
+    --------
+    >>> age, budget = np.full(2000, 40.0), dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    >>> found = dp.private_sum(
+    ...     lambda age: age, {"age": age}, centre=50, bound=50, budget=budget
+    ... )
+    >>> bool(abs(found.mean - 40) < 6 * found.mean_noise_sd)
+    True
     """
 
     total: np.ndarray
@@ -132,6 +141,13 @@ class PrivateCounts(Shown):
     n_records : int or None
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
+
+    Examples
+    --------
+    >>> ill, budget = np.repeat([0, 1], [1500, 500]), dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    >>> found = dp.private_counts(lambda ill: ill, {"ill": ill}, edges=[0.5], budget=budget)
+    >>> bool(abs(found.counts[0][1] - 500) < 6 * found.noise_sd)
+    True
     """
 
     edges: tuple[np.ndarray, ...]
@@ -290,7 +306,9 @@ def private_counts(
     >>> import numpy as np, pymc_dp as dp
     >>> age = np.random.default_rng(2).uniform(20, 60, size=5000)
     >>> budget = dp.PrivacyBudget(epsilon=0.5, delta=1e-6, chains=1)
-    >>> found = dp.private_counts(lambda age: age, {"age": age}, edges=[30, 40, 50], budget=budget)
+    >>> found = dp.private_counts(
+    ...     lambda age: age, {"age": age}, edges=[30, 40, 50], budget=budget
+    ... )
     >>> len(found.counts[0])
     4
     """

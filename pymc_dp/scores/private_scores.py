@@ -135,7 +135,18 @@ def plan_scores(
     fit_share: float = 0.03,
     random_seed: Any = None,
 ) -> ScorePlan:
-    """Choose start, noise and clip bound on simulated records; arguments of :func:`private_scores`."""
+    """Choose start, noise and clip bound on simulated records; arguments of :func:`private_scores`.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     _ = pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=np.full(300, 3))
+    ...     simulator = dp.Simulator()
+    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
+    >>> plan = dp.scores.plan_scores(simulator, budget, guess={"rate": 2.0})
+    >>> budget.spent()  # nothing, before plan.release()
+    0.0
+    """
     check_is_simulator(simulator)
     check_is_budget(budget)
     check_seed(random_seed)

@@ -73,6 +73,13 @@ class ScoreRelease(Shown):
         The noisy sum.
     histogram : ScoreHistogram, optional
         Of the norms of the same scores.
+
+    Examples
+    --------
+    >>> theta, total = np.zeros(1), np.array([35.0])
+    >>> release = dp.scores.ScoreRelease(theta, np.eye(1), 1.0, "gaussian", 20.0, total)
+    >>> release.noise_sd
+    20.0
     """
 
     theta: np.ndarray
@@ -100,6 +107,13 @@ class ScoreMoments(Shown):
     total : array of shape (d * (d + 1) / 2,)
         Upper triangle, row by row, with its entries off the diagonal multiplied by the root of 2: lengths are
         Frobenius norms.
+
+    Examples
+    --------
+    >>> theta, total = np.zeros(1), np.array([80.0])
+    >>> moments = dp.scores.ScoreMoments(theta, np.eye(1), 1.0, "gaussian", 9.0, total)
+    >>> moments.noise_sd
+    9.0
     """
 
     theta: np.ndarray

@@ -22,7 +22,13 @@ __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
 @runtime_checkable
 class Proposal(Protocol):
-    """Methods that a step needs of a proposal."""
+    """Methods that a step needs of a proposal.
+
+    Examples
+    --------
+    >>> isinstance(dp.RandomWalk(0.1), dp.steps.Proposal)
+    True
+    """
 
     def start(self, n_dim: int) -> Proposal:
         """Check the shapes against the number of parameters; return a proposal with a fresh state for one chain."""
@@ -69,6 +75,15 @@ class RandomWalk(Shown):
     -----
     The proposal is symmetric: the density of a move depends on its length in one fixed metric only,
     with or without the cap.
+
+    Examples
+    --------
+    Steps of 0.1 and 2.0, and moves of at most three of their standard deviations:
+
+    >>> walk = dp.RandomWalk([0.1, 2.0], metric="proposal", max_distance=3.0).start(n_dim=2)
+    >>> theta, distance = walk.propose(np.zeros(2), np.random.default_rng(1))
+    >>> 0 < distance <= 3
+    True
     """
 
     n_dim: int
@@ -150,6 +165,13 @@ class OneComponent(RandomWalk):
         As for :class:`RandomWalk`.
     max_distance : float, optional
         Public cap on the length of a move.
+
+    Examples
+    --------
+    >>> walk = dp.OneComponent([0.1, 2.0]).start(n_dim=2)
+    >>> theta, distance = walk.propose(np.zeros(2), np.random.default_rng(1))
+    >>> int(np.count_nonzero(theta))
+    1
     """
 
     _takes_matrix = False
@@ -192,6 +214,13 @@ class GuidedWalk(OneComponent):
     References
     ----------
     Gustafson (1998), A guided walk Metropolis algorithm, https://doi.org/10.1023/A:1008880707168.
+
+    Examples
+    --------
+    >>> walk, rng = dp.GuidedWalk(0.1).start(n_dim=1), np.random.default_rng(1)
+    >>> (first, _), (second, _) = (walk.propose(np.zeros(1), rng) for _ in range(2))
+    >>> bool(np.sign(first) == np.sign(second))  # until a proposal is rejected
+    True
     """
 
     #: Drawn with the first proposal.

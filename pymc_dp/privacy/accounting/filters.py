@@ -61,6 +61,12 @@ class RenyiShare(Share):
     ----------
     Feldman, Zrnic (2021), Individual privacy accounting via a Rényi filter,
     https://arxiv.org/abs/2008.11193.
+
+    Examples
+    --------
+    >>> share = dp.privacy.RenyiShare(order=8.0, rho=0.5)
+    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of 0.5
+    0.04
     """
 
     order: float
@@ -134,6 +140,12 @@ class GaussianShare(Share):
     Smith, Thakurta (2022), Fully adaptive composition for Gaussian differential privacy,
     https://arxiv.org/abs/2210.17520. Koskela, Tobaben, Honkela (2022), Individual privacy accounting
     with Gaussian differential privacy, https://arxiv.org/abs/2209.15596.
+
+    Examples
+    --------
+    >>> share = dp.privacy.GaussianShare(mu=0.5)
+    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of share.totals, 0.25
+    0.01
     """
 
     mu: float
@@ -237,9 +249,8 @@ class RenyiFilter(Filter):
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> spending = RenyiFilter(RenyiShare(order=8.0, rho=1.0))
-    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    >>> spending = dp.privacy.RenyiFilter(dp.privacy.RenyiShare(order=8.0, rho=1.0))
+    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
     [True, True, True, True, False]
     """
 
@@ -251,9 +262,8 @@ class GaussianFilter(Filter):
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> spending = GaussianFilter(GaussianShare(mu=0.5))
-    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    >>> spending = dp.privacy.GaussianFilter(dp.privacy.GaussianShare(mu=0.5))
+    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
     [True, True, True, True, False]
     """
 

@@ -51,7 +51,7 @@ class PrivacyBudget(SpentBudget):
 
     Examples
     --------
-    >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4)
+    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4)
     >>> budget.spent()
     0.0
     """
@@ -217,7 +217,9 @@ class PrivacyBudget(SpentBudget):
 
         Examples
         --------
-        >>> wards = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).split_by(["north", "south"])
+        >>> wards = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).split_by(
+        ...     ["north", "south"]
+        ... )
         >>> wards["south"].epsilon
         1.0
         """

@@ -94,6 +94,12 @@ class PrivacyReport(Shown):
         Whether all was claimed at once, as one plan.
     group : str or None
         Label of the group of records that the budget is for; None if it is for all records.
+
+    Examples
+    --------
+    >>> report = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).report()
+    >>> report.epsilon, report.epsilon_budget  # spent, and allowed
+    (0.0, 1.0)
     """
 
     protected: bool
@@ -159,10 +165,8 @@ class PrivacyReport(Shown):
 
         Examples
         --------
-        >>> from pymc_dp import PrivacyBudget
-        >>> from pymc_dp.privacy import L2Laplace
-        >>> budget = PrivacyBudget(epsilon=0.5, delta=0, chains=1)
-        >>> budget.spend("means", [(L2Laplace(0.5, n_dim=3), 1)])
+        >>> budget = dp.PrivacyBudget(epsilon=0.5, delta=0, chains=1)
+        >>> budget.spend("means", [(dp.privacy.L2Laplace(0.5, n_dim=3), 1)])
         >>> budget.report().for_group(4)
         (2.0, 0.0)
         """

@@ -89,10 +89,17 @@ class L2Laplace(Mechanism):
 
     Examples
     --------
-    >>> from pymc_dp.privacy import Gaussian, L2Laplace, epsilon_of
-    >>> round(epsilon_of([(L2Laplace(1.0, n_dim=4), 1)], delta=1e-6), 2)
+    >>> round(
+    ...     dp.privacy.epsilon_of([(dp.privacy.L2Laplace(1.0, n_dim=4), 1)], delta=1e-6), 2
+    ... )
     0.99
-    >>> round(epsilon_of([(Gaussian(L2Laplace(1.0, n_dim=4).noise_sd), 1)], delta=1e-6), 2)
+    >>> round(
+    ...     dp.privacy.epsilon_of(
+    ...         [(dp.privacy.Gaussian(dp.privacy.L2Laplace(1.0, n_dim=4).noise_sd), 1)],
+    ...         delta=1e-6,
+    ...     ),
+    ...     2,
+    ... )
     1.99
     """
 
