@@ -75,8 +75,9 @@ class ModelError(PymcDPError, RuntimeError):
     Parameters
     ----------
     message : str
+        What failed, without private values.
     kind : str
-        Name of the type of that error.
+        Name of the type of the model's own error.
 
     Examples
     --------

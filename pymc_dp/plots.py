@@ -24,6 +24,7 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
     Parameters
     ----------
     plan : Plan
+        Made by ``dp.plan(step=...)`` for a sampler that pays for each draw.
     ax : matplotlib.axes.Axes, optional
         By default new axes.
 
@@ -71,6 +72,7 @@ def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
     Parameters
     ----------
     ppc : PrivatePPC
+        What :func:`~pymc_dp.private_ppc` has returned.
     axes : sequence of matplotlib.axes.Axes, optional
         One for each statistic; by default new ones.
 

@@ -66,7 +66,7 @@ def release(
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        As returned by ``pm.sample``; not changed.
+        Result of ``pm.sample``; not changed.
     model : pm.Model
         The model that was sampled.
     budget : PrivacyBudget

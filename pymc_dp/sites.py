@@ -50,15 +50,20 @@ class Site:
     Parameters
     ----------
     function : callable
-        Builds the model of a block, see :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites and at the
+        Builds the model of a block, from arguments with the names of the columns. The same at all sites and at the
         coordinator.
     records : Records
+        Those of this site.
     peers : mapping of int to connection
         Connections to all other sites, by their numbers.
     number : int
         Of this site: different for all, and none of `peers`.
-    public, example, compile_kwargs
-        As of :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites.
+    public : sequence of str or array
+        Arrays of the model that hold no data of records. The same at all sites.
+    example : mapping of str to array, optional
+        Made-up columns with which the model is compiled, if it does not allow the usual ones. The same at all sites.
+    compile_kwargs : dict, optional
+        Arguments for ``pytensor.function``; Numba by default. The same at all sites.
     adds_noise : bool
         Whether sites add the Gaussian noise of releases, each the same part of its variance, and refuse to tell sums
         without it. The same at all sites. False by default: then the coordinator adds it.
@@ -126,6 +131,7 @@ class Site:
         Parameters
         ----------
         coordinator : connection
+            To the process that has the :class:`Sites`.
 
         Raises
         ------

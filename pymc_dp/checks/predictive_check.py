@@ -53,8 +53,9 @@ class CheckedStatistic(Shown):
     Parameters
     ----------
     name : str
+        Name of the statistic, by which ``ppc[name]`` finds it.
     labels : tuple of str
-        Of its values.
+        Labels of its values.
     value : array of shape (size,)
         Released, with noise.
     replicates : array of shape (n, size)
@@ -92,9 +93,11 @@ class PrivatePPC(Shown):
     Parameters
     ----------
     statistics : tuple of CheckedStatistic
+        In the order in which they were asked for.
     noise : NoiseLaw
         Of the released vector.
     n_records : int
+        Public number of privacy units.
     report : PrivacyReport
         What the check cost, in addition to the scores.
 
@@ -177,15 +180,16 @@ def private_ppc(
     budget : PrivacyBudget
         Pays for the release of all statistics, all of it. Its adjacency must be that of the scores.
     covariates : "public", pm.Model or Ranges, optional
-        As for :class:`~pymc_dp.Simulator`.
+        How records are simulated if there are covariates: from the model's own if these are public, a stand-in, or
+        ranges (:class:`~pymc_dp.Simulator`).
     simulator : Simulator, optional
         In place of `model` and `covariates`.
     noise : {"auto", "gaussian", "l2"}
-        As for :func:`~pymc_dp.private_sum`.
+        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
     n_replicates : int
         The smallest p-value is about ``1 / n_replicates``.
     method : {"auto", "records", "normal"}
-        As for :class:`~pymc_dp.DPScore`.
+        How the posterior is sampled: with all latent records, or by the normal law of sums (``"auto"``: above 20 000).
     random_seed : int, optional
         Of the simulations. The noise is always secret.
 

@@ -45,6 +45,7 @@ class PrivateComparison(Shown):
         Of the released vector: the pair (``difference / bound``, ``squares / (square_scale * bound**2)``), and the pairs of
         other models that were compared in the same release.
     square_scale : float
+        Unit of `squares` in the released vector, in ``bound**2``.
     clipping : ClipForecast or None
         What clipping does to simulated records; None if `bound` was given, and how to simulate records was not.
     n_records : int or None

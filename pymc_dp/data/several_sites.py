@@ -44,8 +44,12 @@ class Sites:
         Of all sites together. The numbers of single sites are not known here.
     adds_noise : bool
         Whether the sites add the noise of releases (``Site(adds_noise=True)``).
-    layout, width, block_rows
-        As of :class:`~pymc_dp.Records`.
+    layout : dict
+        Names of arguments to ``(dtype, trailing shape)``, the same at all sites.
+    width : int
+        Number of numbers of a record.
+    block_rows : int
+        Largest number of rows that a site reads at once.
 
     Raises
     ------

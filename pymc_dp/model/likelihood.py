@@ -183,6 +183,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
 
         Returns
         -------
@@ -209,8 +210,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
         index : array of int, shape (n,), optional
-            As in `clipped_grad_steps`.
+            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
 
         Returns
         -------

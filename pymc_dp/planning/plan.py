@@ -82,6 +82,7 @@ class Candidate(Shown):
     settings : dict
         By name, as the plan's table shows them.
     forecast : Forecast
+        Draws, clipping and errors with these settings.
 
     Examples
     --------
@@ -175,8 +176,9 @@ class Plan(Shown):
     candidates : tuple of Candidate
         All possible settings, by expected error. Printing shows the best eight.
     chosen : Candidate
+        The one whose settings the step gets: with the smallest expected error.
     settings : dict
-        Arguments of the step.
+        Arguments of the step's constructor, by name.
     position : dict of str to array
         Where records were drawn.
     summary : str

@@ -44,7 +44,7 @@ class PrivateStart(Shown):
     point : dict of str to array
         Values of the model's value variables, for ``initvals`` of ``pm.sample``.
     theta : array of shape (n_dim,)
-        The same as a vector.
+        The point as a vector: all value variables, on the unconstrained scale, in the order of the model.
     precision : array of shape (n_dim, n_dim)
         Precision of the posterior there, estimated from records drawn from the model.
     noise : array of shape (n_dim, n_dim)

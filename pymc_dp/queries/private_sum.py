@@ -141,6 +141,7 @@ class PrivateCounts(Shown):
     n_records : int or None
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
+        What it cost.
 
     Examples
     --------
@@ -280,12 +281,23 @@ def private_counts(
 
     Parameters
     ----------
-    function, data, budget, noise, public, records
-        As in :func:`~pymc_dp.private_sum`. Each coordinate of the function's result has bins of its own.
+    function : callable
+        Of one row's data, by name, as for :func:`~pymc_dp.private_sum`. Each coordinate of its result has bins of
+        its own.
+    data : mapping of str to array, or DataFrame
+        Columns of numbers, with the rows on the leading axis.
     edges : array, or sequence of arrays
         Public, ascending edges between the bins, for each coordinate. The first bin is below the first edge, the last
         one has what is on or above the last edge, and what is not a number. For codes from 0 to k - 1 give
         ``np.arange(0.5, k - 1)``.
+    budget : PrivacyBudget
+        Pays for the release, all of it.
+    noise : {"auto", "gaussian", "l2"}
+        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
+    public : mapping of str to array, optional
+        Further arguments of the function, the same for all rows, that hold no data of records.
+    records : array of int, shape (n_rows,), optional
+        The privacy unit that each row belongs to. By default each row is a unit.
 
     Returns
     -------

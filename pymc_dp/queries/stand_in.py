@@ -70,6 +70,7 @@ class StandIn(Shown):
     Parameters
     ----------
     ranges : Ranges
+        Names, and ranges or categories, of the columns.
     probabilities : tuple of arrays
         Of the bins of each column: categories, or equal parts of a range.
     correlations : array of shape (n_columns, n_columns)

@@ -133,6 +133,7 @@ def check_fit(
     Parameters
     ----------
     scores : PrivateScores
+        Released scores, with the histogram of their norms.
     simulator : Simulator
         The model, and how its records are simulated.
     draws : array of shape (n, n_dim), optional

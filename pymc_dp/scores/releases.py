@@ -66,6 +66,7 @@ class ScoreRelease(Shown):
     bound : float
         :math:`b`, the largest Euclidean norm of a record's vector.
     noise : {"gaussian", "l2"}
+        Law of the noise on the sum.
     scale : float
         Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise, of density
         proportional to ``exp(-|x| / s)``.
@@ -102,8 +103,16 @@ class ScoreMoments(Shown):
 
     Parameters
     ----------
-    theta, directions, bound, noise, scale
-        As for :class:`ScoreRelease`.
+    theta : array of shape (n_dim,)
+        Reference at which scores are taken, on the unconstrained scale.
+    directions : array of shape (n_dim, d)
+        Directions in which derivatives are taken.
+    bound : float
+        Largest Euclidean norm of a record's vector, to which it was clipped.
+    noise : {"gaussian", "l2"}
+        Law of the noise on the sum.
+    scale : float
+        Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise.
     total : array of shape (d * (d + 1) / 2,)
         Upper triangle, row by row, with its entries off the diagonal multiplied by the root of 2: lengths are
         Frobenius norms.
@@ -139,11 +148,13 @@ class PrivateScores(Shown):
     Parameters
     ----------
     releases : tuple of ScoreRelease
+        The noisy sums, in the order in which they were released.
     shapes : dict of str to tuple of int
         Value variables of the model (on the unconstrained scale), in their order, with their shapes.
     n_records : int
         Public number of privacy units.
     adjacency : {"substitute", "add_remove"}
+        Which data sets count as neighbours.
     reports : tuple of PrivacyReport
         What the releases cost: one for each budget.
     moments : ScoreMoments, optional

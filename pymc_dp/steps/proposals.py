@@ -162,9 +162,10 @@ class OneComponent(RandomWalk):
     scale : float or array_like of shape (d,)
         Standard deviation of each parameter's step.
     metric : {"euclidean", "proposal"} or array_like of shape (d,)
-        As for :class:`RandomWalk`.
+        Distance ``M``: the size of the step (default), the same in its standard deviations, or divided by public
+        parameter scales.
     max_distance : float, optional
-        Public cap on the length of a move.
+        Public cap: longer moves are drawn again. None by default.
 
     Examples
     --------
@@ -208,8 +209,13 @@ class GuidedWalk(OneComponent):
 
     Parameters
     ----------
-    scale, metric, max_distance
-        As for :class:`OneComponent`; steps are half-normal.
+    scale : float or array_like of shape (d,)
+        Scale of each parameter's step, of half-normal size: the root of its mean square.
+    metric : {"euclidean", "proposal"} or array_like of shape (d,)
+        Distance ``M``: the size of the step (default), the same in units of its scale, or divided by public
+        parameter scales.
+    max_distance : float, optional
+        Public cap: longer moves are drawn again. None by default.
 
     References
     ----------

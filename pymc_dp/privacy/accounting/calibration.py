@@ -58,7 +58,21 @@ def epsilon_of(accesses: Accesses, delta: float, accountant: str = "best") -> fl
 
 
 def delta_of(accesses: Accesses, epsilon: float, accountant: str = "best") -> float:
-    """Delta of a composition at a given epsilon; arguments as in :func:`epsilon_of`.
+    """Delta of a composition at a given epsilon.
+
+    Parameters
+    ----------
+    accesses : iterable of (Mechanism, float)
+        What was accessed, and how often.
+    epsilon : float
+        From 0 on.
+    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+        How to compose.
+
+    Returns
+    -------
+    float
+        1 if the accountant has no bound for these mechanisms.
 
     Examples
     --------
