@@ -66,6 +66,8 @@ def signature_of_steps(app, what, name, obj, options, signature, return_annotati
         own = inspect.signature(obj.__init__)
         parameters = [p.replace(annotation=p.empty) for p in own.parameters.values()][1:]
         return str(own.replace(parameters=parameters, return_annotation=own.empty)), None
+    # What takes names only shows PyMC's users who pass a model by position what to write instead.
+    return (signature or "").replace("*unnamed", "*") or None, return_annotation
 
 
 def setup(app):

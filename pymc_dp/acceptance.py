@@ -185,7 +185,9 @@ def _log_mills_of_float(x: float) -> float:
 
 @dataclass(frozen=True)
 class Barker(BaseRule):
-    r"""Barker's rule :math:`a(\lambda) = 1 / (1 + e^{-\lambda})`: private with no added noise.
+    r"""Barker's rule, private with no added noise.
+
+    .. math:: a(\lambda) = 1 / (1 + e^{-\lambda})
 
     The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most
     ``Delta`` gives pure ``Delta``-DP, and ``Delta**2 / 8``-zCDP (bounded range).
@@ -216,7 +218,9 @@ class Barker(BaseRule):
 
 @dataclass(frozen=True)
 class Metropolis(BaseRule):
-    r"""Metropolis' rule :math:`\min(1, e^\lambda)`. **Not private**: only for runs without a budget.
+    r"""Metropolis' rule, **not private**: only for runs without a budget.
+
+    .. math:: a(\lambda) = \min(1, e^\lambda)
 
     A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under
     its neighbour, so no ``delta`` below that is reached at any ``epsilon``.
@@ -247,8 +251,9 @@ class Metropolis(BaseRule):
 
 @dataclass(frozen=True)
 class Lazy(BaseRule):
-    r"""Lazy version of another rule: :math:`w\, a(\lambda)`, with :math:`0 < w \le 1`.
+    r"""Lazy version of another rule, which rejects a fixed part of all proposals.
 
+    It accepts with probability :math:`w\, a(\lambda)`, where :math:`0 < w \le 1`.
     With probability ``1 - w`` the proposal is rejected without regard to the data. Such a rejection
     cannot be distinguished from one by the rule: the chain moves less often, and each iteration costs
     less privacy.

@@ -113,7 +113,7 @@ def sample(
         With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
         (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` reaches the plan, simulations and proposals, and
-        never the secret bits of noise and decisions: the same seed does not give the same posterior twice.
+        never the secret bits of noise and decisions (but with `reproducible`): one seed gives other draws each time.
         ``progressbar=False`` is silent, but for warnings. There is no ``tune``: a chain that adapts to private data
         pays for each draw that it throws away, or reveals the data through its settings. (:class:`~pymc_dp.DPScore`
         adapts to the released sums, which are public.)

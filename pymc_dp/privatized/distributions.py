@@ -174,7 +174,9 @@ class _DiscreteGaussianRV(_ReleaseRV):
 
 
 class DiscreteGaussian(Discrete):
-    r"""Discrete Gaussian distribution [1]_: a release :math:`k`, any integer, has probability
+    r"""Discrete Gaussian distribution: a release with discrete Gaussian noise.
+
+    A release :math:`k`, any integer, has probability [1]_
 
     .. math:: P(k \mid \mu, \sigma) = \frac{e^{-(k - \mu)^2 / (2 \sigma^2)}}
         {\sum_{j \in \mathbb{Z}} e^{-j^2 / (2 \sigma^2)}}
@@ -182,7 +184,7 @@ class DiscreteGaussian(Discrete):
     Parameters
     ----------
     mu : tensor_like of int
-        True value of the statistic; as in :class:`DiscreteLaplace`.
+        True value of the statistic, usually a function of latent records: integers, of any dtype.
     sigma : tensor_like of float
         Scale of the noise, positive, in units of the statistic; its standard deviation is slightly
         less. The release is zCDP with ``rho = sensitivity**2 / (2 * sigma**2)``.

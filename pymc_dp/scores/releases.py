@@ -55,7 +55,9 @@ class ScoreHistogram(Shown):
 
 @dataclass(frozen=True, eq=False)
 class ScoreRelease(Shown):
-    r"""One noisy sum of clipped scores: :math:`\sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0))` with noise.
+    r"""One sum of clipped scores, with noise.
+
+    .. math:: \sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0)) + \text{noise}
 
     Parameters
     ----------

@@ -126,9 +126,9 @@ class RenyiShare(Share):
 
 @dataclass(frozen=True)
 class GaussianShare(Share):
-    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses whose ``mu**2`` add up to ``mu**2`` at most.
+    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses that together are ``mu``-GDP.
 
-    All of them together are ``mu``-GDP, as one Gaussian release with this ``mu``.
+    Their squared ``mu`` add up to ``mu**2`` at most: they reveal as much as one Gaussian release with this ``mu``.
 
     Parameters
     ----------
@@ -258,7 +258,7 @@ class RenyiFilter(Filter):
 
 
 class GaussianFilter(Filter):
-    r"""Spends a :class:`GaussianShare`: the sum of ``mu**2`` stays within that of the share; see :class:`Filter`.
+    r"""Spends a :class:`GaussianShare`: the sum of squared ``mu`` stays within that of the share.
 
     Examples
     --------

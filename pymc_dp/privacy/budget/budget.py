@@ -27,6 +27,9 @@ __all__ = ["PrivacyBudget"]
 class PrivacyBudget(SpentBudget):
     r"""Privacy budget of one posterior: pass it to every step and, as ``callback``, to ``pm.sample``.
 
+    Pass ``tune=0``, too: private steps do not adapt, since tuning on private data is charged for like any other
+    draws, or would reveal the data through the settings.
+
     Parameters
     ----------
     epsilon : float

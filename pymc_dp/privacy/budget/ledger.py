@@ -40,7 +40,7 @@ __all__ = ["Accesses", "Account", "Claim", "Ledger"]
 
 
 class Ledger(LedgerFile):
-    """Account of a data set.
+    """Account of a data set: what may be spent on it, and what was claimed.
 
     Parameters
     ----------

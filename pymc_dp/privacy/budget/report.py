@@ -40,7 +40,9 @@ _MAY_BE_INFINITE = (
 
 @dataclass(frozen=True)
 class PrivacyReport(Shown):
-    """Privacy statement: text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
+    """Privacy statement of a result: what was spent, on what, and what is assumed.
+
+    Text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
 
     Parameters
     ----------

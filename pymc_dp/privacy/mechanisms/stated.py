@@ -104,9 +104,9 @@ class PureDP(Mechanism):
 
 @dataclass(frozen=True)
 class ZeroConcentratedDP(Mechanism):
-    r"""Any release that is ``rho``-zCDP: its Rényi divergence is at most :math:`\alpha \rho` at every order.
+    r"""Any release that is ``rho``-zCDP.
 
-    No ``mu`` of Gaussian DP and no pure epsilon follow from ``rho``.
+    Its Rényi divergence is at most :math:`\alpha \rho` at every order :math:`\alpha`. No ``mu`` of Gaussian DP and no pure epsilon follow from ``rho``.
 
     Parameters
     ----------
