@@ -84,7 +84,7 @@ def release(
         Groups ``posterior`` and ``sample_stats``. The report is in the attributes (of the result
         and of both groups) as ``privacy_report`` (JSON), with ``epsilon`` (infinite if nothing is
         protected), ``delta`` and ``adjacency``; they survive netCDF and Zarr. It lists what it
-        covers: :meth:`PrivacyReport.of <pymc_dp.privacy.budget.report.PrivacyReport.of>` names what was
+        covers: :meth:`PrivacyReport.of <pymc_dp.PrivacyReport.of>` names what was
         added later.
 
     Raises

@@ -42,7 +42,7 @@ _EXPONENT: dict[str, Callable[[tuple], int]] = {
 
 
 class Site:
-    """Private records of one site, which takes part in sums over several (:class:`Sites`).
+    """Private records of one site, which takes part in sums over several (:class:`~pymc_dp.sites.Sites`).
 
     The site builds the model of its records itself: it runs no code that is sent to it. It answers with shares of sums
     of clipped terms, in whole numbers, and shows no row.

@@ -64,7 +64,7 @@ class Simulator(Shown):
         observed values are used only if they cannot be drawn (a ``pm.CustomDist`` without
         ``random``). Ranges of all covariates, which must be ``pm.Data`` with these names: rows of
         the model are made up, uniformly, until :func:`~pymc_dp.private_scores` releases what they
-        are like (:func:`~pymc_dp.queries.private_stand_in`). There is no default for models with
+        are like (:func:`~pymc_dp.private_stand_in`). There is no default for models with
         covariates; others need none.
     records : array of int, or dict of str to such arrays, optional
         Privacy unit that each row belongs to, an integer label; by default each row is one.

@@ -102,7 +102,7 @@ class AcceptRejectStep(DPStep):
 
     A subclass sets :attr:`family`, the cost of a decision at each distance, calls
     :meth:`~pymc_dp.steps.DPStep.register` at the end of its constructor, and writes
-    :meth:`transition` in the order propose, charge, decide.
+    :meth:`~pymc_dp.steps.DPStep.transition` in the order propose, charge, decide.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class AcceptRejectStep(DPStep):
     def choose(
         self, move: Move, rule: AcceptanceRule, log_ratio: float
     ) -> tuple[np.ndarray, bool, float]:
-        """Accept or reject a move: one secret Bernoulli draw. Returns what :meth:`transition` returns."""
+        """Accept or reject a move: one secret Bernoulli draw. Returns what :meth:`~pymc_dp.steps.DPStep.transition` returns."""
         accepted = self.decide(rule, log_ratio)
         if accepted:
             self._current = move.new

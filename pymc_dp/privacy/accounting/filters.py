@@ -243,9 +243,16 @@ class Filter(Shown):
 
 
 class RenyiFilter(Filter):
-    r"""Spends a :class:`RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
+    r"""Spends a :class:`~pymc_dp.privacy.RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
 
-    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021); see :class:`Filter`.
+    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021).
+
+    Parameters
+    ----------
+    share : RenyiShare
+        What may be spent.
+    prices : mapping of Mechanism to tuple of float, optional
+        Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples
     --------
@@ -258,7 +265,14 @@ class RenyiFilter(Filter):
 
 
 class GaussianFilter(Filter):
-    r"""Spends a :class:`GaussianShare`: the sum of squared ``mu`` stays within that of the share.
+    r"""Spends a :class:`~pymc_dp.privacy.GaussianShare`: the sum of squared ``mu`` stays within that of the share.
+
+    Parameters
+    ----------
+    share : GaussianShare
+        What may be spent.
+    prices : mapping of Mechanism to tuple of float, optional
+        Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples
     --------

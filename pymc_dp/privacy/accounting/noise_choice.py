@@ -39,7 +39,7 @@ def least_noise(
         Dimension of the vector.
     epsilon, delta : float
         Bound on all accesses together, planned before the first of them and claimed at once
-        (:meth:`PrivacyBudget.spend(..., plan=) <pymc_dp.privacy.budget.budget.PrivacyBudget.spend>`). With
+        (:meth:`PrivacyBudget.spend(..., plan=) <pymc_dp.PrivacyBudget.spend>`). With
         ``delta = 0`` the noise is l2 noise.
     before : iterable of (Mechanism, int)
         Other accesses of the same plan.

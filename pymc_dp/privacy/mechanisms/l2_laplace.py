@@ -155,7 +155,7 @@ class L2Laplace(Mechanism):
     def for_group(self, size: int) -> L2Laplace | None:
         """Return the release with ``size`` times the sensitivity, exact, if its epsilon is in range.
 
-        Shorter differences cost less, see :meth:`~pymc_dp.privacy.mechanisms.mechanism.Mechanism.for_group`.
+        Shorter differences cost less, see :meth:`~pymc_dp.privacy.Mechanism.for_group`.
         """
         epsilon = self.epsilon * size
         return L2Laplace(epsilon, self.n_dim) if epsilon <= self.LARGEST_EPSILON else None
