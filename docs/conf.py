@@ -28,9 +28,9 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are shown with the outputs they are stored with
 
 autosummary_generate = True
-autosummary_context = {"top_level": pymc_dp.__all__}  # these have their page there
-autosummary_ignore_module_all = False  # the pages are those of pymc_dp.__all__
+autodoc_preserve_defaults = True  # as they are written
 autodoc_typehints = "none"  # numpydoc docstrings name the types
+python_maximum_signature_line_length = 88
 numpydoc_show_class_members = False  # the template of a class lists its own
 
 html_theme = "pymc_sphinx_theme"
@@ -66,6 +66,8 @@ def signature_of_steps(app, what, name, obj, options, signature, return_annotati
         own = inspect.signature(obj.__init__)
         parameters = [p.replace(annotation=p.empty) for p in own.parameters.values()][1:]
         return str(own.replace(parameters=parameters, return_annotation=own.empty)), None
+    # What takes names only shows PyMC's users who pass a model by position what to write instead.
+    return (signature or "").replace("*unnamed", "*") or None, return_annotation
 
 
 def setup(app):

@@ -15,7 +15,9 @@ beside this file::
             temperature=experiment.temperature,
             **experiment.settings,
         )
-    reference = experiment.exact(data, 1000, np.random.default_rng(2))  # shape (1000, n_dim)
+    reference = experiment.exact(
+        data, 1000, np.random.default_rng(2)
+    )  # shape (1000, n_dim)
 
 ``python experiments/benchmark_models.py`` prints the table with posterior standard deviations. Vectors
 have the order of ``RecordLikelihood.ravel``, that of the parameters in the model: nothing is

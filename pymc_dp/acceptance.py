@@ -108,6 +108,11 @@ class Penalty(BaseRule):
     Ceperley, Dewing (1999), The penalty method for random walks with uncertain energies,
     https://doi.org/10.1063/1.478034. Yildirim, Ermis (2019), Exact MCMC with differentially private
     moves, https://doi.org/10.1007/s11222-018-9847-x.
+
+    Examples
+    --------
+    >>> round(dp.Penalty(scale=1.0).probability(0.0), 3)
+    0.617
     """
 
     #: Largest noise scale.
@@ -180,7 +185,9 @@ def _log_mills_of_float(x: float) -> float:
 
 @dataclass(frozen=True)
 class Barker(BaseRule):
-    r"""Barker's rule :math:`a(\lambda) = 1 / (1 + e^{-\lambda})`: private with no added noise.
+    r"""Barker's rule, private with no added noise.
+
+    .. math:: a(\lambda) = 1 / (1 + e^{-\lambda})
 
     The log-odds of a decision *are* the log-ratio, so a record that moves ``lambda`` by at most
     ``Delta`` gives pure ``Delta``-DP, and ``Delta**2 / 8``-zCDP (bounded range).
@@ -189,6 +196,11 @@ class Barker(BaseRule):
     ----------
     Barker (1965), Monte Carlo calculations of the radial distribution functions for a
     proton-electron plasma, https://doi.org/10.1071/PH650119.
+
+    Examples
+    --------
+    >>> dp.Barker().probability(0.0)
+    0.5
     """
 
     private: bool = field(default=True, init=False, repr=False, compare=False)
@@ -206,7 +218,9 @@ class Barker(BaseRule):
 
 @dataclass(frozen=True)
 class Metropolis(BaseRule):
-    r"""Metropolis' rule :math:`\min(1, e^\lambda)`. **Not private**: only for runs without a budget.
+    r"""Metropolis' rule, **not private**: only for runs without a budget.
+
+    .. math:: a(\lambda) = \min(1, e^\lambda)
 
     A rejection can be impossible under one data set and have probability ``1 - exp(-Delta)`` under
     its neighbour, so no ``delta`` below that is reached at any ``epsilon``.
@@ -214,6 +228,11 @@ class Metropolis(BaseRule):
     References
     ----------
     Metropolis et al. (1953), https://doi.org/10.1063/1.1699114.
+
+    Examples
+    --------
+    >>> dp.steps.Metropolis().probability(0.0), dp.steps.Metropolis().private
+    (1.0, False)
     """
 
     private: bool = field(default=False, init=False, repr=False, compare=False)
@@ -232,8 +251,9 @@ class Metropolis(BaseRule):
 
 @dataclass(frozen=True)
 class Lazy(BaseRule):
-    r"""Lazy version of another rule: :math:`w\, a(\lambda)`, with :math:`0 < w \le 1`.
+    r"""Lazy version of another rule, which rejects a fixed part of all proposals.
 
+    It accepts with probability :math:`w\, a(\lambda)`, where :math:`0 < w \le 1`.
     With probability ``1 - w`` the proposal is rejected without regard to the data. Such a rejection
     cannot be distinguished from one by the rule: the chain moves less often, and each iteration costs
     less privacy.
@@ -244,6 +264,11 @@ class Lazy(BaseRule):
         The rule to slow down. If it is lazy itself, its inner rule is taken, with the product of the weights.
     weight : float
         Probability ``w`` of using the outcome of ``rule``.
+
+    Examples
+    --------
+    >>> dp.steps.Lazy(dp.Barker(), weight=0.5).probability(0.0)
+    0.25
     """
 
     rule: AcceptanceRule

@@ -116,12 +116,34 @@ def plan(
         Of other steps only: what else the budget is going to pay for, outside of chains.
     simulator : Simulator, optional
         The compiled model, in place of the arguments from `model` to `temperature`.
-    model, data, example, covariates, records, stand_in_records, public, n_records, temperature
-        See :class:`~pymc_dp.Simulator`.
+    model : pm.Model or callable, optional
+        The model, by default the one on the context stack; with `data`, the function of a block that builds it.
+    data : Records, Shards or Sites, optional
+        Records that are read in blocks, here, on a cluster or at several sites.
+    example : mapping of str to array, optional
+        With `data`: made-up columns to compile the model with, if it does not allow the usual ones.
+    covariates : "public", pm.Model or Ranges, optional
+        How records are simulated if the model has covariates: from its own if these are public, from a stand-in
+        with the same parameters, or from ranges (:class:`~pymc_dp.Simulator`). No default for such models.
+    records : array of int, or dict of str to such arrays, optional
+        Privacy unit that each row belongs to; by default each row is one.
+    stand_in_records : array of int, or dict of str to such arrays, optional
+        The same for the rows of a stand-in.
+    public : sequence of str or array
+        Arrays of the model that hold no data of records.
+    n_records : int, optional
+        Public number of records; that of the model by default.
+    temperature : float
+        Power of the likelihood, in (0, 1]; 1 by default.
     random_seed : int or Generator, optional
-        For the simulations.
-    adjacency, accountant, ledger
-        See :class:`~pymc_dp.PrivacyBudget`.
+        For the draw of a ``"prior"`` guess and for simulated records, so that a plan can be repeated. It never
+        decides about noise, or about accept and reject, which take the operating system's secret bits.
+    adjacency : {"substitute", "add_remove"}
+        Which data sets count as neighbours: one record replaced (default), or one added or removed.
+    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+        How costs are composed; the tightest proved one by default.
+    ledger : path-like or Ledger, optional
+        File that keeps the account of the data set across programs; by default a temporary one.
     progressbar : bool
         Show what is being done, and for how long.
 
@@ -152,7 +174,9 @@ def plan(
     >>> y = np.random.default_rng(1).poisson(3.0, size=300)
     >>> with pm.Model() as model:
     ...     _ = pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=y)
-    >>> found = dp.plan(epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1)
+    >>> found = dp.plan(
+    ...     epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1
+    ... )
     >>> bool(1 < found.sd_ratios["rate_log__"][0] < 1.5)
     True
     """

@@ -24,6 +24,7 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
     Parameters
     ----------
     plan : Plan
+        Made by ``dp.plan(step=...)`` for a sampler that pays for each draw.
     ax : matplotlib.axes.Axes, optional
         By default new axes.
 
@@ -39,8 +40,7 @@ def plot_plan(plan: Plan, *, ax: Any = None) -> Any:
 
     Examples
     --------
-    >>> from pymc_dp.plots import plot_plan
-    >>> plot_plan(plan)  # doctest: +SKIP
+    >>> dp.plots.plot_plan(plan)  # doctest: +SKIP
     """
     if not isinstance(plan, Plan):
         raise TypeError(
@@ -72,6 +72,7 @@ def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
     Parameters
     ----------
     ppc : PrivatePPC
+        What :func:`~pymc_dp.private_ppc` has returned.
     axes : sequence of matplotlib.axes.Axes, optional
         One for each statistic; by default new ones.
 
@@ -90,8 +91,7 @@ def plot_ppc(ppc: PrivatePPC, *, axes: Any = None) -> Any:
 
     Examples
     --------
-    >>> from pymc_dp.plots import plot_ppc
-    >>> plot_ppc(ppc)  # doctest: +SKIP
+    >>> dp.plots.plot_ppc(ppc)  # doctest: +SKIP
     """
     if not isinstance(ppc, PrivatePPC):
         raise TypeError(f"plot_ppc() plots what private_ppc() returns, got a {type(ppc).__name__}.")

@@ -66,7 +66,7 @@ def release(
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        As returned by ``pm.sample``; not changed.
+        Result of ``pm.sample``; not changed.
     model : pm.Model
         The model that was sampled.
     budget : PrivacyBudget
@@ -84,7 +84,7 @@ def release(
         Groups ``posterior`` and ``sample_stats``. The report is in the attributes (of the result
         and of both groups) as ``privacy_report`` (JSON), with ``epsilon`` (infinite if nothing is
         protected), ``delta`` and ``adjacency``; they survive netCDF and Zarr. It lists what it
-        covers: :meth:`PrivacyReport.of <pymc_dp.privacy.budget.report.PrivacyReport.of>` names what was
+        covers: :meth:`PrivacyReport.of <pymc_dp.PrivacyReport.of>` names what was
         added later.
 
     Raises
@@ -99,6 +99,18 @@ def release(
     -----
     PrivacyLeakWarning
         If a variable is kept that shows the data.
+
+    Examples
+    --------
+    >>> budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=1)
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     _ = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=5000))
+    ...     step = dp.DPPenalty(budget=budget, clip_bound=3.0, proposal=dp.RandomWalk(0.02))
+    ...     idata = pm.sample(50, step=step, tune=0, callback=budget, chains=1)
+    >>> released = dp.release(idata, model, budget)
+    >>> "observed_data" in released
+    False
     """
     if budget is None and model is None:
         return clean(idata)

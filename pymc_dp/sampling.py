@@ -95,8 +95,14 @@ def sample(
         Draws per chain. :class:`~pymc_dp.DPScore`: 1000 by default. Other steps: by default as many as the
         budget allows, at most `max_draws` of a plan. Fewer do not cost less: a chain claims its whole share.
         More are an error.
-    covariates, guess, noise
-        With `epsilon`: see :func:`~pymc_dp.plan`.
+    covariates : "public", pm.Model or Ranges, optional
+        With `epsilon`: how records are simulated if the model has covariates: from its own if these are public, from a
+        stand-in with the same parameters, or from ranges (:class:`~pymc_dp.Simulator`). No default for such models.
+    guess : dict of str to array or "prior", optional
+        With `epsilon`: public values of parameters, by name, at which records are simulated. By default PyMC's initial
+        point. Must not be computed from the data.
+    noise : {"auto", "l2", "gaussian"}, optional
+        With `epsilon`: law of the noise; by default the one with the smaller standard deviation.
     reproducible : bool
         With a :class:`~pymc_dp.Plan`: draw decisions from ``random_seed``. This breaks the guarantee, and the
         report states it: for tests and public data. The noise of scores is always secret.
@@ -106,8 +112,11 @@ def sample(
     **kwargs
         With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
-        (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` decides about simulations and
-        chains, never about noise. ``progressbar=False`` is silent, but for warnings.
+        (``cores``, ``random_seed``, ``progressbar``, ...). ``random_seed`` reaches the plan, simulations and proposals, and
+        never the secret bits of noise and decisions (but with `reproducible`): one seed gives other draws each time.
+        ``progressbar=False`` is silent, but for warnings. There is no ``tune``: a chain that adapts to private data
+        pays for each draw that it throws away, or reveals the data through its settings. (:class:`~pymc_dp.DPScore`
+        adapts to the released sums, which are public.)
 
     Returns
     -------
@@ -134,6 +143,15 @@ def sample(
         If the fit check rejects the model; if draws are far from the posterior that the scores give in normal
         approximation; if the chains have not mixed, or have not moved, unless
         ``compute_convergence_checks=False``.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     rate = pm.Gamma("rate", 2.0, 1.0)
+    ...     _ = pm.Poisson("y", rate, observed=np.repeat([2, 3, 4], 100))
+    ...     idata = dp.sample(epsilon=1.0, delta=1e-6, cores=1, progressbar=False)
+    >>> idata.posterior["rate"].shape, idata.attrs["epsilon"] <= 1.0
+    ((4, 1000), True)
     """
     check_named("sample", unnamed)
     planning: dict[str, Any] = _given(covariates=covariates, guess=guess, noise=noise)
@@ -173,12 +191,8 @@ def _given(**arguments: Any) -> dict[str, Any]:
 
 
 def _sample_scores(
-    plan: ScorePlan | None,
-    step: DPScore | None,
-    planning: dict[str, Any],
-    is_shown: bool,
-    kwargs: dict[str, Any],
-) -> Any:
+    plan: ScorePlan | None, step: DPScore | None, planning: dict[str, Any], is_shown: bool, kwargs: dict[str, Any]
+) -> Any:  # fmt: skip
     """Release scores, unless there are some, and sample the posterior given these."""
     budget: PrivacyBudget | None = planning.get("budget")
     scores: PrivateScores | None = None
@@ -216,14 +230,9 @@ def _sample_scores(
 
 
 def _sample_by_steps(
-    plan: Plan | None,
-    step: DPStep | None,
-    draws: int | None,
-    reproducible: bool,
-    is_shown: bool,
-    model: pm.Model,
+    plan: Plan | None, step: DPStep | None, draws: int | None, reproducible: bool, is_shown: bool, model: pm.Model,
     kwargs: dict[str, Any],
-) -> Any:
+) -> Any:  # fmt: skip
     """Run a step whose draws access the data."""
     budget: PrivacyBudget = (plan or step).budget  # type: ignore[union-attr, assignment]
     try:
@@ -241,15 +250,8 @@ def _sample_by_steps(
         _check_begin(step, kwargs.get("initvals"), n_draws, model)
         if step.likelihood.is_remote:
             kwargs.setdefault("cores", 1)
-        idata = pm.sample(
-            draws=n_draws,
-            tune=0,
-            chains=budget.chains,
-            step=step,
-            callback=counted(is_shown, n_draws * budget.chains, budget),
-            model=model,
-            **kwargs,
-        )
+        chains, callback = budget.chains, counted(is_shown, n_draws * budget.chains, budget)
+        idata = pm.sample(n_draws, tune=0, chains=chains, step=step, callback=callback, model=model, **kwargs)  # fmt: skip
         released = release(idata, model, budget)
         if kwargs.get("compute_convergence_checks", True):
             warn_of_chains(released, pays=True)
@@ -368,11 +370,8 @@ def _check_draws_are_free(kwargs: Mapping[str, Any], reproducible: bool) -> None
 
 
 def _model(
-    plan: ScorePlan | Plan | None,
-    step: DPScore | DPStep | None,
-    simulator: Any,
-    model: pm.Model | None,
-) -> Any:
+    plan: ScorePlan | Plan | None, step: DPScore | DPStep | None, simulator: Any, model: pm.Model | None
+) -> Any:  # fmt: skip
     """The model to sample, and to read from what may be published."""
     if plan is not None:
         simulator = plan.simulator

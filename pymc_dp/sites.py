@@ -42,7 +42,7 @@ _EXPONENT: dict[str, Callable[[tuple], int]] = {
 
 
 class Site:
-    """Private records of one site, which takes part in sums over several (:class:`Sites`).
+    """Private records of one site, which takes part in sums over several (:class:`~pymc_dp.sites.Sites`).
 
     The site builds the model of its records itself: it runs no code that is sent to it. It answers with shares of sums
     of clipped terms, in whole numbers, and shows no row.
@@ -50,15 +50,20 @@ class Site:
     Parameters
     ----------
     function : callable
-        Builds the model of a block, see :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites and at the
+        Builds the model of a block, from arguments with the names of the columns. The same at all sites and at the
         coordinator.
     records : Records
+        Those of this site.
     peers : mapping of int to connection
         Connections to all other sites, by their numbers.
     number : int
         Of this site: different for all, and none of `peers`.
-    public, example, compile_kwargs
-        As of :class:`~pymc_dp.model.BlockedLikelihood`. The same at all sites.
+    public : sequence of str or array
+        Arrays of the model that hold no data of records. The same at all sites.
+    example : mapping of str to array, optional
+        Made-up columns with which the model is compiled, if it does not allow the usual ones. The same at all sites.
+    compile_kwargs : dict, optional
+        Arguments for ``pytensor.function``; Numba by default. The same at all sites.
     adds_noise : bool
         Whether sites add the Gaussian noise of releases, each the same part of its variance, and refuse to tell sums
         without it. The same at all sites. False by default: then the coordinator adds it.
@@ -83,7 +88,9 @@ class Site:
     --------
     At a site; ``listener.accept()`` of ``multiprocessing.connection`` gives connections to other machines.
 
-    >>> site = Site(model, records, {1: to_site_1, 2: to_site_2}, number=0)  # doctest: +SKIP
+    >>> site = dp.sites.Site(
+    ...     model, records, {1: to_site_1, 2: to_site_2}, number=0
+    ... )  # doctest: +SKIP
     >>> site.serve(to_coordinator)  # doctest: +SKIP
     """
 
@@ -124,6 +131,7 @@ class Site:
         Parameters
         ----------
         coordinator : connection
+            To the process that has the :class:`Sites`.
 
         Raises
         ------

@@ -54,8 +54,9 @@ class CheckedStatistic(Shown):
     Parameters
     ----------
     name : str
+        Name of the statistic, by which ``ppc[name]`` finds it.
     labels : tuple of str
-        Of its values.
+        Labels of its values.
     value : array of shape (size,)
         Released, with noise.
     replicates : array of shape (n, size)
@@ -64,6 +65,13 @@ class CheckedStatistic(Shown):
         Standard deviation of the noise.
     p_value : float
         Two-sided; of all values together if there are several.
+
+    Examples
+    --------
+    >>> value, draws = np.array([13.0]), np.linspace(5.0, 15.0, 101)[:, None]
+    >>> mean = dp.checks.CheckedStatistic("mean", ("",), value, draws, np.ones(1), 0.38)
+    >>> mean.interval(0.8).ravel().tolist()
+    [6.0, 14.0]
     """
 
     name: str
@@ -86,11 +94,17 @@ class PrivatePPC(Shown):
     Parameters
     ----------
     statistics : tuple of CheckedStatistic
+        In the order in which they were asked for.
     noise : NoiseLaw
         Of the released vector.
     n_records : int
+        Public number of privacy units.
     report : PrivacyReport
         What the check cost, in addition to the scores.
+
+    Examples
+    --------
+    >>> ppc["variance"].p_value  # doctest: +SKIP
     """
 
     statistics: tuple[CheckedStatistic, ...]
@@ -169,15 +183,16 @@ def private_ppc(
     budget : PrivacyBudget
         Pays for the release of all statistics, all of it. Its adjacency must be that of the scores.
     covariates : "public", pm.Model or Ranges, optional
-        As for :class:`~pymc_dp.Simulator`.
+        How records are simulated if there are covariates: from the model's own if these are public, a stand-in, or
+        ranges (:class:`~pymc_dp.Simulator`).
     simulator : Simulator, optional
         In place of `model` and `covariates`.
     noise : {"auto", "gaussian", "l2"}
-        As for :func:`~pymc_dp.private_sum`.
+        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
     n_replicates : int
         The smallest p-value is about ``1 / n_replicates``.
     method : {"auto", "records", "normal"}
-        As for :class:`~pymc_dp.DPScore`.
+        How the posterior is sampled: with all latent records, or by the normal law of sums (``"auto"``: above 20 000).
     random_seed : int, optional
         Of the simulations. The noise is always secret.
     progressbar : bool
@@ -216,7 +231,9 @@ def private_ppc(
     ...     log_rate = pm.Normal("log_rate", 0, 2)
     ...     _ = pm.Poisson("y", pm.math.exp(log_rate), observed=y)
     >>> account = dp.Ledger(epsilon=3.0, delta=1e-5)
-    >>> first, budget = (dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2))
+    >>> first, budget = (
+    ...     dp.PrivacyBudget(1.0, 1e-6, chains=1, ledger=account) for _ in range(2)
+    ... )
     >>> with model:
     ...     scores = dp.private_scores(budget=first)
     >>> ppc = dp.private_ppc(

@@ -63,6 +63,12 @@ class GroupMeans(Shown):
         Name of the ``pm.Data``.
     categories : sequence of float
         Public list of its values; a record with another value counts in no group.
+
+    Examples
+    --------
+    Of the outcome in three wards, for ``dp.private_ppc(statistics=statistics, ...)``:
+
+    >>> statistics = {"mean by ward": dp.checks.GroupMeans("ward", categories=[0, 1, 2])}
     """
 
     column: str

@@ -45,12 +45,18 @@ class PrivateComparison(Shown):
         Of the released vector: the pair (``difference / bound``, ``squares / (square_scale * bound**2)``), and the pairs of
         other models that were compared in the same release.
     square_scale : float
+        Unit of `squares` in the released vector, in ``bound**2``.
     clipping : ClipForecast or None
         What clipping does to simulated records; None if `bound` was given, and how to simulate records was not.
     n_records : int or None
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
         What it cost. The report of each posterior states what that cost.
+
+    Examples
+    --------
+    >>> found = dp.private_compare({"t": first, "normal": second}, ...)  # doctest: +SKIP
+    >>> found.difference, found.standard_error, found.is_clear  # doctest: +SKIP
     """
 
     names: tuple[str, str]
@@ -158,6 +164,10 @@ class PrivateComparisons(Shown):
     ----------
     comparisons : tuple of PrivateComparison
         In the order of the models.
+
+    Examples
+    --------
+    >>> found["normal"].difference  # doctest: +SKIP
     """
 
     comparisons: tuple[PrivateComparison, ...]

@@ -48,6 +48,11 @@ class ClipForecast(Shown):
     misfit : float
         Error that is allowed for, as both models may be wrong about what is cut off: a tenth of the sum of its
         absolute values.
+
+    Examples
+    --------
+    >>> dp.comparison.ClipForecast(2.0, 0.01, (-1.0, 3.0), 0.5, 0.25).largest_bias
+    3.25
     """
 
     bound: float

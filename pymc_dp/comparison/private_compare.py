@@ -148,7 +148,6 @@ def private_compare(
     Normal or Student's t errors, fitted to 2000 records and compared on 2000 others:
 
     >>> import numpy as np, pymc as pm, pymc_dp as dp
-    >>> from pymc_dp.comparison import private_compare
     >>> y = np.random.default_rng(1).standard_t(3, size=4000)
     >>> def normal(y):
     ...     with pm.Model() as model:
@@ -165,10 +164,12 @@ def private_compare(
     >>> import warnings
     >>> with warnings.catch_warnings():  # the fit check rejects the normal model
     ...     warnings.simplefilter("ignore")
-    ...     released = {f.__name__: dp.sample(model=f(y[:2000]), **fit) for f in (student, normal)}
+    ...     released = {
+    ...         f.__name__: dp.sample(model=f(y[:2000]), **fit) for f in (student, normal)
+    ...     }
     >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
     >>> held_out = {f.__name__: f(y[2000:]) for f in (student, normal)}
-    >>> found = private_compare(released, held_out, budget=budget, random_seed=3)
+    >>> found = dp.private_compare(released, held_out, budget=budget, random_seed=3)
     >>> found.names, found.difference > 0
     (('student', 'normal'), True)
     """

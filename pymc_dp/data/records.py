@@ -46,7 +46,9 @@ class Records:
     Attributes
     ----------
     n_records : int
+        Number of rows, each of which is a record.
     block_rows : int
+        Largest number of rows of a block.
     layout : dict
         Names of arguments to ``(dtype, trailing shape)``.
 
@@ -69,10 +71,14 @@ class Records:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from pymc_dp import Records
-    >>> columns = {"x1": np.arange(5.0), "x2": np.ones(5), "y": np.arange(5), "note": list("abcde")}
-    >>> records = Records(columns, arguments={"X": ["x1", "x2"], "y": "y"}, block_rows=2)
+    >>> import numpy as np, pymc_dp as dp
+    >>> columns = {
+    ...     "x1": np.arange(5.0),
+    ...     "x2": np.ones(5),
+    ...     "y": np.arange(5),
+    ...     "note": list("abcde"),
+    ... }
+    >>> records = dp.Records(columns, arguments={"X": ["x1", "x2"], "y": "y"}, block_rows=2)
     >>> records
     Records(5 records; X: float64 (2,), y: int64; blocks of 2 rows, in memory)
     >>> [block["X"].shape for block in records.blocks()]
@@ -117,8 +123,13 @@ class Records:
         path : path or sequence of paths
             A local file, several, or a folder of files, which are read in the order of their names. Files of a
             folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
-        arguments, block_rows, single_precision
-            As of :class:`Records`.
+        arguments : mapping of str to str or list of str, optional
+            Names of a function's arguments to the columns that they stand for; a list of columns is a matrix. By
+            default each column is an argument of its own name.
+        block_rows : int, optional
+            Largest number of rows of a block; by default about 2**21 bytes.
+        single_precision : bool
+            Whether floats, and matrices, are rounded to float32 as they are read; False by default.
 
         Returns
         -------

@@ -44,8 +44,12 @@ class Sites:
         Of all sites together. The numbers of single sites are not known here.
     adds_noise : bool
         Whether the sites add the noise of releases (``Site(adds_noise=True)``).
-    layout, width, block_rows
-        As of :class:`~pymc_dp.Records`.
+    layout : dict
+        Names of arguments to ``(dtype, trailing shape)``, the same at all sites.
+    width : int
+        Number of numbers of a record.
+    block_rows : int
+        Largest number of rows that a site reads at once.
 
     Raises
     ------
@@ -69,6 +73,13 @@ class Sites:
 
     Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
     covariates (pass a stand-in model) and runs without clipping.
+
+    Examples
+    --------
+    At the coordinator, with connections to two sites:
+
+    >>> sites = dp.sites.Sites([to_north, to_south])  # doctest: +SKIP
+    >>> dp.sample(model=model, data=sites, epsilon=1.0, delta=1e-6)  # doctest: +SKIP
     """
 
     def __init__(self, connections: Sequence[Connection], *, timeout: float = 600.0) -> None:

@@ -32,7 +32,8 @@ class Shards:
         array), delayed tables (as :class:`~pymc_dp.Records` takes them), or records such as
         ``Records.from_parquet(...).split(64)``, which workers read themselves. Empty parts are left out.
     arguments : mapping of str to str or list of str, optional
-        As of :class:`~pymc_dp.Records`; for tables.
+        For tables: names of a function's arguments to the columns that they stand for; a list of columns is a
+        matrix. By default each column is an argument of its own name.
     load : bool
         Whether workers read the records into memory, once. By default they do for tables; those that are given as
         :class:`~pymc_dp.Records` stay where they are, and are read in each pass.
@@ -41,9 +42,16 @@ class Shards:
 
     Attributes
     ----------
-    n_records, layout, width, block_rows
-        As of :class:`~pymc_dp.Records`.
+    n_records : int
+        Number of rows of all shards.
+    layout : dict
+        Names of arguments to ``(dtype, trailing shape)``.
+    width : int
+        Number of numbers of a record.
+    block_rows : int
+        Largest number of rows of a block of any shard.
     client : distributed.Client
+        Of the cluster that has the shards.
 
     Raises
     ------

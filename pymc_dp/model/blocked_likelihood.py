@@ -52,15 +52,24 @@ class BlockedLikelihood(Reductions):
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
-        For ``pytensor.function``.
+        Arguments for ``pytensor.function``, such as ``{"mode": "JAX"}``; Numba by default.
 
     Attributes
     ----------
     model : pm.Model
         Of the made-up block: it has the parameters, and no data.
     records : Records, Shards or Sites
-    n_records, n_dim, slices, public, data_keys, row_keys
-        As of :class:`~pymc_dp.model.RecordLikelihood`.
+        Those of the argument.
+    n_records : int
+        Number of records, which is public.
+    n_dim : int
+        Length of ``theta``: all parameters on the unconstrained scale.
+    slices : mapping of str to slice
+        Position of each value variable in ``theta``.
+    public : tuple of str
+        Descriptions of the declared public arrays, without values.
+    data_keys, row_keys : tuple of bytes, dict of str to tuple of bytes
+        Keys that identify the columns, and those of each observed variable, without showing values.
 
     Raises
     ------
@@ -70,6 +79,16 @@ class BlockedLikelihood(Reductions):
         If `example` does not fit the columns.
     ModelError
         If the model raises on the data, for instance as an index is out of range.
+
+    Examples
+    --------
+    >>> def model(y):
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     pm.Normal("y", mu, 1.0, observed=y)
+    >>> records = dp.Records({"y": np.zeros(100)}, block_rows=40)
+    >>> likelihood = dp.model.BlockedLikelihood(model, records)
+    >>> likelihood.clipped_grad(np.array([1.0]), bound=0.5).round(6)
+    array([-50.])
     """
 
     def __init__(

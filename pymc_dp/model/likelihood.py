@@ -94,6 +94,14 @@ class RecordLikelihood(CompiledModel, Reductions):
     Assertions on parameters (``sigma > 0``) do not raise. One without data makes the prior ``-inf``
     where it fails; one with data makes the log-likelihood of the affected records ``-inf``: see
     `parameter_checks`.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:
+    ...     _ = pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=np.zeros(100))
+    >>> likelihood = dp.model.RecordLikelihood(model)
+    >>> likelihood.n_records, likelihood.logp(np.zeros(1)).shape
+    (100, (100,))
     """
 
     slices = CompiledModel.slices  # documented with this class
@@ -175,6 +183,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
 
         Returns
         -------
@@ -201,8 +210,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
         index : array of int, shape (n,), optional
-            As in `clipped_grad_steps`.
+            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
 
         Returns
         -------

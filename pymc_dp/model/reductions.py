@@ -30,6 +30,13 @@ class Reductions(ABC):
         Number of privacy units.
     n_dim : int
         Length of ``theta``.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:
+    ...     _ = pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=np.zeros(100))
+    >>> dp.model.RecordLikelihood(model).clipped_grad(np.array([1.0]), bound=0.5).round(6)
+    array([-50.])
     """
 
     n_records: int
@@ -45,15 +52,16 @@ class Reductions(ABC):
         Parameters
         ----------
         new, old : array of float64, shape (n_dim,)
+            The two positions, on the unconstrained scale.
         bound : float
-            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum without
-            clipping, for runs that are not private.
+            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum without clipping, for runs
+            that are not private.
 
         Returns
         -------
         float
-            Sum of ``clip(l(new) - l(old), -bound, bound)``, on a dyadic grid. Differences that are not numbers
-            (of two infinities) count as 0, infinite ones as the bound.
+            Sum of ``clip(l(new) - l(old), -bound, bound)``, on a dyadic grid. Differences that are not numbers (of
+            two infinities) count as 0, infinite ones as the bound.
 
         Raises
         ------
@@ -62,16 +70,15 @@ class Reductions(ABC):
 
         Notes
         -----
-        A floating-point sum rounds after every addition, so that one record can change it by more
-        than its own term, and by an amount that depends on the order of the others (Casacuberta et
-        al. 2022, CCS '22, https://doi.org/10.1145/3548606.3560708). Here each
-        term is first rounded to a multiple of :math:`g = 2^k`, at most ``bound`` in size, with
-        2**30 to 2**31 steps within the bound. The steps are added as integers, whose sum stays
-        below 2**62. So the result does not depend on the order; replacing a record changes it by at
-        most ``2 * bound``, removing one by at most ``bound``; and exchanging `new` and `old` only
-        changes its sign, as detailed balance requires. (The final conversion rounds once if the sum
-        exceeds ``2**22 * bound``.) The grid depends on ``bound`` alone: if it depended on the number
-        of records, adding one record could change the terms of all others.
+        A floating-point sum rounds after every addition, so that one record can change it by more than its own term,
+        and by an amount that depends on the order of the others (Casacuberta et al. 2022, CCS '22,
+        https://doi.org/10.1145/3548606.3560708). Here each term is first rounded to a multiple of :math:`g = 2^k`, at
+        most ``bound`` in size, with 2**30 to 2**31 steps within the bound. The steps are added as integers, whose sum
+        stays below 2**62. So the result does not depend on the order; replacing a record changes it by at most
+        ``2 * bound``, removing one by at most ``bound``; and exchanging `new` and `old` only changes its sign, as
+        detailed balance requires. (The final conversion rounds once if the sum exceeds ``2**22 * bound``.) The grid
+        depends on ``bound`` alone: if it depended on the number of records, adding one record could change the terms
+        of all others.
         """
         new, old = self._checked(new), self._checked(old)
         if not bound >= 0:
@@ -85,32 +92,27 @@ class Reductions(ABC):
         return math.ldexp(float(steps), exponent)
 
     def clipped_grad_steps(
-        self,
-        theta: np.ndarray,
-        bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-        keeps_logp: bool = False,
-    ) -> tuple[np.ndarray, int]:
+        self, theta: np.ndarray, bound: float, index: np.ndarray | None = None,
+        *, directions: np.ndarray | None = None, keeps_logp: bool = False,
+    ) -> tuple[np.ndarray, int]:  # fmt: skip
         r"""Sum over records of clipped gradients of their log-likelihoods, in integer steps of a grid.
 
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
         bound : float
             Largest Euclidean norm of a record's vector, finite, at least 0.
         index : array of int, shape (n,), optional
-            Records from 0 to ``n_records - 1``, in any order; repeated records count repeatedly.
-            All records by default.
+            Records from 0 to ``n_records - 1``, in any order; repeated records count repeatedly. All records by
+            default.
         directions : array of float64, shape (n_dim, k) or (n_dim,), optional
-            A record's vector is ``directions.T @ gradient``: the columns are directions in the
-            space of ``theta``, along which derivatives are taken. A vector means a diagonal matrix,
-            None the identity (then ``k = n_dim``). Must be a function of public quantities and of
-            private releases.
+            A record's vector is ``directions.T @ gradient``: the columns are directions in the space of ``theta``,
+            along which derivatives are taken. A vector means a diagonal matrix, None the identity (then
+            ``k = n_dim``). Must be a function of public quantities and of private releases.
         keeps_logp : bool
-            Whether to compute log-likelihoods along with the gradients, which read the same data, and to
-            keep them for `clipped_change`. False by default.
+            Whether to compute log-likelihoods along with the gradients, which read the same data, and to keep them
+            for `clipped_change`. False by default.
 
         Returns
         -------
@@ -129,19 +131,18 @@ class Reductions(ABC):
 
         Notes
         -----
-        As in `clipped_change`, the sum must not round. A vector longer than `bound` is scaled to
-        that length. Each coordinate is then truncated, towards zero, to a multiple of
-        :math:`g = 2^{exponent}`, with 2**30 to 2**31 steps within the bound, so vectors only become
-        shorter, by less than ``g`` per coordinate. The bound is reduced by a margin for rounding
-        errors of the norm: the norm of a record's integers is at most ``bound / g``, exactly.
-        Integers are added without rounding. So replacing a record changes the sum by at most
-        ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order of addition
-        does not matter. A vector that is not finite, or too long to be squared (1e154, or as many
-        steps), counts as zero: a rule that depends on one record alone.
+        As in `clipped_change`, the sum must not round. A vector longer than `bound` is scaled to that length. Each
+        coordinate is then truncated, towards zero, to a multiple of :math:`g = 2^{exponent}`, with 2**30 to 2**31
+        steps within the bound, so vectors only become shorter, by less than ``g`` per coordinate. The bound is
+        reduced by a margin for rounding errors of the norm: the norm of a record's integers is at most ``bound / g``,
+        exactly. Integers are added without rounding. So replacing a record changes the sum by at most ``2 * bound``
+        in Euclidean norm, removing one by at most ``bound``, and the order of addition does not matter. A vector that
+        is not finite, or too long to be squared (1e154, or as many steps), counts as zero: a rule that depends on one
+        record alone.
 
-        The vector of a record is computed with the same roundings in any place, in a batch of any
-        length and for any number of threads (in Numba, and as far as was observed in JAX, see
-        `RowFunction`): sums over the parts of a data set add up to the sum over all of it.
+        The vector of a record is computed with the same roundings in any place, in a batch of any length and for any
+        number of threads (in Numba, and as far as was observed in JAX, see `RowFunction`): sums over the parts of a
+        data set add up to the sum over all of it.
         """
         arguments = self._arguments(theta, index, directions)
         check_bound(bound)
@@ -159,17 +160,21 @@ class Reductions(ABC):
 
         Parameters
         ----------
-        theta, index, directions
-            As in `clipped_grad_steps`.
+        theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
+        index : array of int, shape (n,), optional
+            Records from 0 to ``n_records - 1``; repeated records count repeatedly. All records by default.
+        directions : array of float64, shape (n_dim, k) or (n_dim,), optional
+            A record's vector is ``directions.T @ gradient``; a vector means a diagonal matrix, None the identity.
         bound : float
-            Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum
-            without clipping, of vectors that are finite, for runs that are not private.
+            Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum without clipping,
+            of vectors that are finite, for runs that are not private.
 
         Returns
         -------
         array of float64, shape (k,)
-            ``steps * 2.0**exponent`` of `clipped_grad_steps`, with one rounding if a coordinate of
-            the sum exceeds ``2**22 * bound``.
+            ``steps * 2.0**exponent`` of `clipped_grad_steps`, with one rounding if a coordinate of the sum exceeds
+            ``2**22 * bound``.
 
         Raises
         ------
@@ -191,15 +196,17 @@ class Reductions(ABC):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
         directions : array of float64, shape (n_dim, k)
+            Columns along which derivatives are taken.
         edges : array of float64, shape (n_bins - 1,)
             Between the bins, ascending.
 
         Returns
         -------
         array of int64, shape (n_bins,)
-            A record's bin depends on that record alone; norms that are not finite count in the last bin. So
-            replacing a record changes two counts by 1, and the L2 norm by sqrt(2); removing one changes it by 1.
+            A record's bin depends on that record alone; norms that are not finite count in the last bin. So replacing
+            a record changes two counts by 1, and the L2 norm by sqrt(2); removing one changes it by 1.
         """
         theta, _, matrix = self._arguments(theta, None, directions)
         assert matrix is not None
@@ -213,6 +220,7 @@ class Reductions(ABC):
         Parameters
         ----------
         theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
         directions : array of float64, shape (n_dim, k)
             A record's vector is ``directions.T @ gradient``.
         bound : float
@@ -221,8 +229,8 @@ class Reductions(ABC):
         Returns
         -------
         steps : array of int64, shape (k * (k + 1) / 2,)
-            Of the products of coordinates ``(1, 1), (1, 2), ..., (k, k)``, those of different ones times the root
-            of 2. A record's products have a norm of at most ``bound**2``.
+            Of the products of coordinates ``(1, 1), (1, 2), ..., (k, k)``, those of different ones times the root of
+            2. A record's products have a norm of at most ``bound**2``.
         exponent : int
             The sum is ``steps * 2.0**exponent``.
         """
@@ -248,9 +256,11 @@ class Reductions(ABC):
         law : NoiseLaw
             Of the noise on the vector.
         bits : BitSource
+            Of the noise: the operating system's secret ones, except in tests.
         reduction : {"clipped_grad_steps", "norm_counts", "product_steps"}
+            Name of the method that sums.
         *arguments, **options
-            Of the reduction.
+            Arguments of that method.
 
         Returns
         -------
@@ -366,13 +376,9 @@ class Reductions(ABC):
 
     @abstractmethod
     def _grad_steps(
-        self,
-        bound: float,
-        theta: np.ndarray,
-        index: np.ndarray | None,
-        directions: np.ndarray | None,
+        self, bound: float, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None,
         keeps_logp: bool = False,
-    ) -> np.ndarray:
+    ) -> np.ndarray:  # fmt: skip
         """See `clipped_grad_steps`; arguments are checked."""
 
     @abstractmethod

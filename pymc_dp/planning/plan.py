@@ -54,6 +54,12 @@ class Forecast(Shown):
         Fraction of the records that are clipped.
     bias : float
         Error of a posterior mean caused by clipping.
+
+    Examples
+    --------
+    >>> forecast = dp.planning.Forecast(500.0, 100.0, clipped=0.01, bias=0.1)
+    >>> round(forecast.error, 3)
+    0.141
     """
 
     draws: float
@@ -76,6 +82,13 @@ class Candidate(Shown):
     settings : dict
         By name, as the plan's table shows them.
     forecast : Forecast
+        Draws, clipping and errors with these settings.
+
+    Examples
+    --------
+    >>> forecast = dp.planning.Forecast(500.0, 100.0, clipped=0.01, bias=0.0)
+    >>> dp.planning.Candidate({"clip_bound": 3.0, "scale": 0.02}, forecast).forecast.error
+    0.1
     """
 
     settings: dict[str, Any]
@@ -163,8 +176,9 @@ class Plan(Shown):
     candidates : tuple of Candidate
         All possible settings, by expected error. Printing shows the best eight.
     chosen : Candidate
+        The one whose settings the step gets: with the smallest expected error.
     settings : dict
-        Arguments of the step.
+        Arguments of the step's constructor, by name.
     position : dict of str to array
         Where records were drawn.
     summary : str
@@ -175,6 +189,16 @@ class Plan(Shown):
         Builds the step; use :meth:`build`.
     max_draws : int
         Largest number of draws per chain.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     mu = pm.Normal("mu", 0, 10)
+    ...     _ = pm.Normal("y", mu, 1.0, observed=np.random.default_rng(1).normal(size=2000))
+    ...     plan = dp.plan(step=dp.DPPenalty, epsilon=2.0, delta=1e-6, random_seed=1)
+    >>> step = plan.build()  # dp.sample(plan=plan) does it, too
+    >>> type(step).__name__
+    'DPPenalty'
     """
 
     step: type[DPStep]

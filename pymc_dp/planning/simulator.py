@@ -64,10 +64,10 @@ class Simulator(Shown):
         observed values are used only if they cannot be drawn (a ``pm.CustomDist`` without
         ``random``). Ranges of all covariates, which must be ``pm.Data`` with these names: rows of
         the model are made up, uniformly, until :func:`~pymc_dp.private_scores` releases what they
-        are like (:func:`~pymc_dp.queries.private_stand_in`). There is no default for models with
+        are like (:func:`~pymc_dp.private_stand_in`). There is no default for models with
         covariates; others need none.
     records : array of int, or dict of str to such arrays, optional
-        Privacy unit that each row belongs to, see :class:`~pymc_dp.model.RecordLikelihood`.
+        Privacy unit that each row belongs to, an integer label; by default each row is one.
     stand_in_records : array of int, or dict of str to such arrays, optional
         The same for the rows of a stand-in; required if `records` and a stand-in are given.
     public : sequence of str or array
@@ -78,17 +78,20 @@ class Simulator(Shown):
     temperature : float
         Power of the likelihood, in (0, 1].
     compile_kwargs : dict, optional
-        For ``pytensor.function``, see :class:`~pymc_dp.model.RecordLikelihood`.
+        Arguments for ``pytensor.function``, such as ``{"mode": "JAX"}``; Numba by default.
 
     Attributes
     ----------
-    model, covariates, public, temperature
-        As given.
+    model : pm.Model
+        The model that was compiled; with `data`, that of a made-up block.
+    covariates, public, temperature
+        Values of the arguments with these names.
     likelihood : RecordLikelihood or BlockedLikelihood
         Of the private records: for ``likelihood=`` of a step.
     simulated : SimulatedRecords
         Of the model, or of its stand-in.
     n_records : int
+        Public number of privacy units.
 
     Raises
     ------

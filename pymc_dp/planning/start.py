@@ -45,7 +45,7 @@ class PrivateStart(Shown):
     point : dict of str to array
         Values of the model's value variables, for ``initvals`` of ``pm.sample``.
     theta : array of shape (n_dim,)
-        The same as a vector.
+        The point as a vector: all value variables, on the unconstrained scale, in the order of the model.
     precision : array of shape (n_dim, n_dim)
         Precision of the posterior there, estimated from records drawn from the model.
     noise : array of shape (n_dim, n_dim)
@@ -59,6 +59,19 @@ class PrivateStart(Shown):
     budget_id : str or None
         Identity of the budget that paid; no other budget accepts this start. None for a start that is made
         by hand, from public information only.
+
+    Examples
+    --------
+    By hand, from what is known without the data:
+
+    >>> start = dp.planning.PrivateStart(
+    ...     point={"mu": np.array(30.0)},
+    ...     theta=np.array([30.0]),
+    ...     precision=np.eye(1),
+    ...     noise=np.zeros((1, 1)),
+    ...     path=[],
+    ...     noise_multiplier=0.0,
+    ... )
     """
 
     point: dict[str, np.ndarray]

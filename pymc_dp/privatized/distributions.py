@@ -174,7 +174,9 @@ class _DiscreteGaussianRV(_ReleaseRV):
 
 
 class DiscreteGaussian(Discrete):
-    r"""Discrete Gaussian distribution [1]_: a release :math:`k`, any integer, has probability
+    r"""Discrete Gaussian distribution: a release with discrete Gaussian noise.
+
+    A release :math:`k`, any integer, has probability [1]_
 
     .. math:: P(k \mid \mu, \sigma) = \frac{e^{-(k - \mu)^2 / (2 \sigma^2)}}
         {\sum_{j \in \mathbb{Z}} e^{-j^2 / (2 \sigma^2)}}
@@ -182,7 +184,7 @@ class DiscreteGaussian(Discrete):
     Parameters
     ----------
     mu : tensor_like of int
-        True value of the statistic; as in :class:`DiscreteLaplace`.
+        True value of the statistic, usually a function of latent records: integers, of any dtype.
     sigma : tensor_like of float
         Scale of the noise, positive, in units of the statistic; its standard deviation is slightly
         less. The release is zCDP with ``rho = sensitivity**2 / (2 * sigma**2)``.
@@ -196,6 +198,12 @@ class DiscreteGaussian(Discrete):
     ----------
     .. [1] Canonne, C. L., Kamath, G., Steinke, T. (2022). The discrete Gaussian for differential
        privacy. Journal of Privacy and Confidentiality 12(1). doi:10.29012/jpc.784
+
+    Examples
+    --------
+    >>> with pm.Model() as model:  # a count of 100 people, released with rho = 1/8 (zCDP)
+    ...     count = pm.Binomial("count", n=100, p=pm.Beta("p", 1, 1))
+    ...     s_dp = dp.DiscreteGaussian("s_dp", count, sigma=2.0, observed=27)
     """
 
     rv_type = _DiscreteGaussianRV
@@ -268,6 +276,12 @@ class RandomizedResponse(Discrete):
        answer bias. JASA 60(309), 63-69. doi:10.1080/01621459.1965.10480775
     .. [2] Kairouz, P., Oh, S., Viswanath, P. (2016). Extremal mechanisms for local differential
        privacy. Journal of Machine Learning Research 17(17), 1-51.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:  # answers of three people to a yes/no question
+    ...     truth = pm.Bernoulli("truth", pm.Beta("p", 1, 1), shape=3)
+    ...     answers = dp.RandomizedResponse("answers", truth, 1.0, observed=[0, 1, 1])
     """
 
     rv_type = _RandomizedResponseRV

@@ -80,7 +80,7 @@ def sensitivity_of_moments(
     Regression on two covariates. Ju, Gong, Awan, Rao (2022, section 5,
     https://doi.org/10.48550/arXiv.2206.00710) add noise for 13:
 
-    >>> sensitivity_of_moments(3)
+    >>> dp.privatized.sensitivity_of_moments(3)
     9.375
     """
     d = as_integer("n_columns", n_columns, 1)
@@ -122,7 +122,7 @@ def sensitivity_of_table(
     --------
     One count for each of three categories:
 
-    >>> sensitivity_of_table([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
+    >>> dp.privatized.sensitivity_of_table([[1, 0, 0], [0, 1, 0], [0, 0, 1]])
     2.0
     """
     adjacency, order = Adjacency(adjacency), _checked_order(order)

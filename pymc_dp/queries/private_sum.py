@@ -63,6 +63,15 @@ class PrivateSum(Shown):
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
         What it cost.
+
+    Examples
+    --------
+    >>> age, budget = np.full(2000, 40.0), dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    >>> found = dp.private_sum(
+    ...     lambda age: age, {"age": age}, centre=50, bound=50, budget=budget
+    ... )
+    >>> bool(abs(found.mean - 40) < 6 * found.mean_noise_sd)
+    True
     """
 
     total: np.ndarray
@@ -132,6 +141,14 @@ class PrivateCounts(Shown):
     n_records : int or None
         Public number of privacy units; None where it is private (add/remove).
     report : PrivacyReport
+        What it cost.
+
+    Examples
+    --------
+    >>> ill, budget = np.repeat([0, 1], [1500, 500]), dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    >>> found = dp.private_counts(lambda ill: ill, {"ill": ill}, edges=[0.5], budget=budget)
+    >>> bool(abs(found.counts[0][1] - 500) < 6 * found.noise_sd)
+    True
     """
 
     edges: tuple[np.ndarray, ...]
@@ -264,12 +281,23 @@ def private_counts(
 
     Parameters
     ----------
-    function, data, budget, noise, public, records
-        As in :func:`~pymc_dp.private_sum`. Each coordinate of the function's result has bins of its own.
+    function : callable
+        Of one row's data, by name, as for :func:`~pymc_dp.private_sum`. Each coordinate of its result has bins of
+        its own.
+    data : mapping of str to array, or DataFrame
+        Columns of numbers, with the rows on the leading axis.
     edges : array, or sequence of arrays
         Public, ascending edges between the bins, for each coordinate. The first bin is below the first edge, the last
         one has what is on or above the last edge, and what is not a number. For codes from 0 to k - 1 give
         ``np.arange(0.5, k - 1)``.
+    budget : PrivacyBudget
+        Pays for the release, all of it.
+    noise : {"auto", "gaussian", "l2"}
+        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
+    public : mapping of str to array, optional
+        Further arguments of the function, the same for all rows, that hold no data of records.
+    records : array of int, shape (n_rows,), optional
+        The privacy unit that each row belongs to. By default each row is a unit.
 
     Returns
     -------
@@ -290,7 +318,9 @@ def private_counts(
     >>> import numpy as np, pymc_dp as dp
     >>> age = np.random.default_rng(2).uniform(20, 60, size=5000)
     >>> budget = dp.PrivacyBudget(epsilon=0.5, delta=1e-6, chains=1)
-    >>> found = dp.private_counts(lambda age: age, {"age": age}, edges=[30, 40, 50], budget=budget)
+    >>> found = dp.private_counts(
+    ...     lambda age: age, {"age": age}, edges=[30, 40, 50], budget=budget
+    ... )
     >>> len(found.counts[0])
     4
     """

@@ -72,7 +72,9 @@ class Ranges(Mapping[str, Any]):
 
     Examples
     --------
-    >>> ranges = Ranges(age=(18, 100), sex=("f", "m"), smoker=[0, 1], x=[(-3, 3), (-3, 3)])
+    >>> ranges = dp.Ranges(
+    ...     age=(18, 100), sex=("f", "m"), smoker=[0, 1], x=[(-3, 3), (-3, 3)]
+    ... )
     >>> [column.name for column in ranges.columns]
     ['age', 'sex', 'smoker', 'x[0]', 'x[1]']
     """

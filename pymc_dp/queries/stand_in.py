@@ -70,6 +70,7 @@ class StandIn(Shown):
     Parameters
     ----------
     ranges : Ranges
+        Names, and ranges or categories, of the columns.
     probabilities : tuple of arrays
         Of the bins of each column: categories, or equal parts of a range.
     correlations : array of shape (n_columns, n_columns)
@@ -78,6 +79,13 @@ class StandIn(Shown):
         Number of rows that are made up, and the public seed they are made with.
     report : PrivacyReport, optional
         What it cost, if a budget of its own paid for it.
+
+    Examples
+    --------
+    >>> ranges = dp.Ranges(age=(18, 98), ill=[0, 1])
+    >>> shares = np.full(4, 0.25), np.array([0.9, 0.1])
+    >>> dp.queries.StandIn(ranges, shares, np.eye(2), n_rows=500).rows["age"].shape
+    (500,)
     """
 
     ranges: Ranges
@@ -297,14 +305,16 @@ def private_stand_in(
     Examples
     --------
     >>> import numpy as np, pymc_dp as dp
-    >>> from pymc_dp.queries import Ranges, private_stand_in
     >>> rng = np.random.default_rng(3)
     >>> age = rng.uniform(30, 60, size=20_000)
     >>> data = {"age": age, "ill": (rng.random(20_000) < age / 200).astype(int)}
     >>> budget = dp.PrivacyBudget(epsilon=0.5, delta=1e-7, chains=1)
-    >>> found = private_stand_in(data, Ranges(age=(18, 100), ill=[0, 1]), budget=budget)
+    >>> found = dp.private_stand_in(
+    ...     data, dp.Ranges(age=(18, 100), ill=[0, 1]), budget=budget
+    ... )
     >>> bool(
-    ...     abs(found.rows["age"].mean() - 45) < 2 and abs(found.rows["ill"].mean() - 0.225) < 0.05
+    ...     abs(found.rows["age"].mean() - 45) < 2
+    ...     and abs(found.rows["ill"].mean() - 0.225) < 0.05
     ... )
     True
     """

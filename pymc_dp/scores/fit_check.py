@@ -69,6 +69,13 @@ class FitCheck(Shown):
         Probability, if the model is right, of counts that are at least as unlike the expected ones.
     message : str
         The result in words.
+
+    Examples
+    --------
+    >>> edges, counts, expected = np.array([2.0]), np.array([70, 30]), np.array([95, 5])
+    >>> check = dp.scores.FitCheck(edges, counts, 2.0, expected, 0.001, "heavy tails")
+    >>> check.is_rejected
+    True
     """
 
     edges: np.ndarray
@@ -126,6 +133,7 @@ def check_fit(
     Parameters
     ----------
     scores : PrivateScores
+        Released scores, with the histogram of their norms.
     simulator : Simulator
         The model, and how its records are simulated.
     draws : array of shape (n, n_dim), optional
@@ -138,6 +146,16 @@ def check_fit(
     -------
     FitCheck or None
         Of the last release with a histogram; None without one.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     _ = pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=np.full(300, 3))
+    ...     simulator = dp.Simulator()
+    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
+    >>> scores = dp.private_scores(simulator, budget=budget)
+    >>> dp.scores.check_fit(scores, simulator).p_value > 0
+    True
     """
     release = next((r for r in reversed(scores.releases) if r.histogram is not None), None)
     if release is None or release.histogram is None:

@@ -55,7 +55,9 @@ class ScoreHistogram(Shown):
 
 @dataclass(frozen=True, eq=False)
 class ScoreRelease(Shown):
-    r"""One noisy sum of clipped scores: :math:`\sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0))` with noise.
+    r"""One sum of clipped scores, with noise.
+
+    .. math:: \sum_i \operatorname{clip}_b(W' \nabla \ell_i(\theta_0)) + \text{noise}
 
     Parameters
     ----------
@@ -66,6 +68,7 @@ class ScoreRelease(Shown):
     bound : float
         :math:`b`, the largest Euclidean norm of a record's vector.
     noise : {"gaussian", "l2"}
+        Law of the noise on the sum.
     scale : float
         Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise, of density
         proportional to ``exp(-|x| / s)``.
@@ -73,6 +76,13 @@ class ScoreRelease(Shown):
         The noisy sum.
     histogram : ScoreHistogram, optional
         Of the norms of the same scores.
+
+    Examples
+    --------
+    >>> theta, total = np.zeros(1), np.array([35.0])
+    >>> release = dp.scores.ScoreRelease(theta, np.eye(1), 1.0, "gaussian", 20.0, total)
+    >>> release.noise_sd
+    20.0
     """
 
     theta: np.ndarray
@@ -95,11 +105,26 @@ class ScoreMoments(Shown):
 
     Parameters
     ----------
-    theta, directions, bound, noise, scale
-        As for :class:`ScoreRelease`.
+    theta : array of shape (n_dim,)
+        Reference at which scores are taken, on the unconstrained scale.
+    directions : array of shape (n_dim, d)
+        Directions in which derivatives are taken.
+    bound : float
+        Largest Euclidean norm of a record's vector, to which it was clipped.
+    noise : {"gaussian", "l2"}
+        Law of the noise on the sum.
+    scale : float
+        Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise.
     total : array of shape (d * (d + 1) / 2,)
         Upper triangle, row by row, with its entries off the diagonal multiplied by the root of 2: lengths are
         Frobenius norms.
+
+    Examples
+    --------
+    >>> theta, total = np.zeros(1), np.array([80.0])
+    >>> moments = dp.scores.ScoreMoments(theta, np.eye(1), 1.0, "gaussian", 9.0, total)
+    >>> moments.noise_sd
+    9.0
     """
 
     theta: np.ndarray
@@ -125,11 +150,13 @@ class PrivateScores(Shown):
     Parameters
     ----------
     releases : tuple of ScoreRelease
+        The noisy sums, in the order in which they were released.
     shapes : dict of str to tuple of int
         Value variables of the model (on the unconstrained scale), in their order, with their shapes.
     n_records : int
         Public number of privacy units.
     adjacency : {"substitute", "add_remove"}
+        Which data sets count as neighbours.
     reports : tuple of PrivacyReport
         What the releases cost: one for each budget.
     moments : ScoreMoments, optional

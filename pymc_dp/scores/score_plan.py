@@ -64,6 +64,14 @@ class ScorePlan(Shown):
         Of further simulations.
     moments : ScoreMoments, optional
         That have been released.
+
+    Examples
+    --------
+    >>> with pm.Model():
+    ...     _ = pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=np.full(300, 3))
+    ...     plan = dp.plan(epsilon=1.0, delta=1e-6)
+    >>> plan.release().n_records
+    300
     """
 
     budget: PrivacyBudget

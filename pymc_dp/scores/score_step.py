@@ -59,8 +59,8 @@ class DPScore(Shown, BlockedStep):
     simulator : Simulator, optional
         The model and how its records are simulated; by default a new one with `covariates`.
     covariates : "public" or pm.Model, optional
-        See :class:`~pymc_dp.Simulator`. Whoever has no data gives the stand-in as model, with
-        ``covariates="public"``.
+        How records are simulated if the model has covariates: ``"public"`` for its own, or a model of the same
+        parameters with a stand-in for them. Whoever has no data gives the stand-in as model, with ``"public"``.
     method : {"auto", "records", "normal"}
         ``"records"`` augments by all records; an iteration takes about 0.1 to 0.4 microseconds for each of
         them. ``"normal"`` takes the sums without noise to be normally distributed, an error of order

@@ -7,7 +7,7 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Required, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -20,17 +20,15 @@ from pymc_dp.privacy.mechanisms.mechanism import Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost, PerProposalDecision
 from pymc_dp.privacy.randomness.batches import without_replacement
 from pymc_dp.privacy.randomness.bits import decide
-from pymc_dp.steps.base import DPStep, StepOptions
+from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.options import DecisionOptions, ProposalOptions, StepOptions
 from pymc_dp.steps.proposals import Proposal
 
 __all__ = [
     "PLANNING_DRAWS",
     "AcceptRejectStep",
-    "BatchOptions",
     "BatchStep",
-    "DecisionOptions",
     "Move",
-    "ProposalOptions",
     "ProposalStep",
     "State",
     "Uncharged",
@@ -53,6 +51,11 @@ class State(Shown):
         Log-prior.
     gradient : array, optional
         Noisy gradient, which is released: only for samplers that use it.
+
+    Examples
+    --------
+    >>> dp.steps.State(theta=np.zeros(2), prior=-1.5).prior
+    -1.5
     """
 
     theta: np.ndarray
@@ -73,6 +76,12 @@ class Move(Shown):
         densities where these differ. Infinite or NaN where a log-prior is infinite.
     distance : float
         ``M(theta, theta')``, public and symmetric.
+
+    Examples
+    --------
+    >>> old, new = (dp.steps.State(np.full(1, x), prior=-x) for x in (1.0, 3.0))
+    >>> dp.steps.Move(old, new, prior=new.prior - old.prior, distance=2.0).prior
+    -2.0
     """
 
     old: State
@@ -88,38 +97,12 @@ class Uncharged:
     rule: AcceptanceRule | None
 
 
-class DecisionOptions(StepOptions, total=False):
-    """Arguments of :class:`AcceptRejectStep`, which documents them."""
-
-    budget: Required[PrivacyBudget | None]
-    clip_bound: Required[float]
-    laziness: float
-    temperature: float
-
-
-class ProposalOptions(DecisionOptions, total=False):
-    """Arguments of :class:`ProposalStep`, which documents them."""
-
-    proposal: Required[Proposal]
-
-
-class BatchOptions(ProposalOptions, total=False):
-    """Arguments of :class:`BatchStep`, which documents them."""
-
-    batch_size: int | None
-
-
 class AcceptRejectStep(DPStep):
     """Base class of steps that make one accept/reject decision per iteration, from a clipped log-ratio.
 
     A subclass sets :attr:`family`, the cost of a decision at each distance, calls
     :meth:`~pymc_dp.steps.DPStep.register` at the end of its constructor, and writes
-    :meth:`transition` in the order propose, charge, decide::
-
-        move = ...  # a Move that does not depend on the data
-        decision = self.charge_decision(move)  # paid before any record is read
-        log_ratio = self.log_ratio(move)  # from the records
-        return self.choose(move, decision.rule, log_ratio)  # one secret Bernoulli draw
+    :meth:`~pymc_dp.steps.DPStep.transition` in the order propose, charge, decide.
 
     Parameters
     ----------
@@ -134,6 +117,15 @@ class AcceptRejectStep(DPStep):
         ``T`` in (0, 1], public: power of the likelihood. 1 targets the posterior.
     **options
         See :class:`~pymc_dp.steps.DPStep`.
+
+    Examples
+    --------
+    >>> class MyStep(dp.steps.AcceptRejectStep):
+    ...     def transition(self, theta):
+    ...         move = ...  # a dp.steps.Move that does not depend on the data
+    ...         decision = self.charge_decision(move)  # before any record is read
+    ...         log_ratio = self.log_ratio(move)  # from the records
+    ...         return self.choose(move, decision.rule, log_ratio)  # one secret draw
     """
 
     #: Cost of a decision, by the distance of the move; None without a finite cost.
@@ -229,7 +221,7 @@ class AcceptRejectStep(DPStep):
     def choose(
         self, move: Move, rule: AcceptanceRule, log_ratio: float
     ) -> tuple[np.ndarray, bool, float]:
-        """Accept or reject a move: one secret Bernoulli draw. Returns what :meth:`transition` returns."""
+        """Accept or reject a move: one secret Bernoulli draw. Returns what :meth:`~pymc_dp.steps.DPStep.transition` returns."""
         accepted = self.decide(rule, log_ratio)
         if accepted:
             self._current = move.new
@@ -247,6 +239,14 @@ class ProposalStep(AcceptRejectStep):
         :class:`~pymc_dp.GuidedWalk`.
     **options
         See :class:`AcceptRejectStep`.
+
+    Examples
+    --------
+    >>> class MyStep(dp.steps.ProposalStep):
+    ...     def transition(self, theta):
+    ...         move = self.propose(theta)
+    ...         decision = self.charge_decision(move)
+    ...         return self.choose(move, decision.rule, self.log_ratio(move))
     """
 
     def __init__(

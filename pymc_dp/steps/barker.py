@@ -10,8 +10,9 @@ from typing import Any, Unpack
 import numpy as np
 
 from pymc_dp.acceptance import Barker
-from pymc_dp.steps.accept_reject import BatchOptions, BatchStep
+from pymc_dp.steps.accept_reject import BatchStep
 from pymc_dp.steps.corrected_barker import CorrectedBarker, slopes
+from pymc_dp.steps.options import BatchOptions
 
 __all__ = ["DPBarker"]
 
@@ -76,14 +77,15 @@ class DPBarker(BatchStep):
 
     Examples
     --------
-    >>> import pymc as pm, numpy as np
-    >>> from pymc_dp import DPBarker, PrivacyBudget, RandomWalk
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
     >>> y = np.random.default_rng(1).normal(size=5000)
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     step = DPBarker(budget=budget, clip_bound=2.0, proposal=RandomWalk(0.02), laziness=0.5)
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
+    ...     step = dp.DPBarker(
+    ...         budget=budget, clip_bound=2.0, proposal=dp.RandomWalk(0.02), laziness=0.5
+    ...     )
     >>> budget.expected_draws() > 100
     True
     """

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from pymc.util import get_random_generator
 
 from pymc_dp.arguments import check_labels
 from pymc_dp.data_versions import check_data_are_those, note_data
@@ -27,7 +27,13 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits
 from pymc_dp.steps.hosting import CALLS_WITHOUT_CALLBACK, HostedStep
-from pymc_dp.steps.options import StepOptions, check_nothing_is_missing, describe_options
+from pymc_dp.steps.options import (
+    StepOptions,
+    check_likelihood,
+    check_nothing_is_missing,
+    describe_options,
+    value_vars,
+)
 
 __all__ = ["Accesses", "DPStep", "StepOptions"]
 
@@ -55,10 +61,11 @@ class DPStep(HostedStep):
     budget : PrivacyBudget or None
         What may be spent. None, which must be given explicitly, runs without privacy.
     records : array_like of int, or dict of such arrays, optional
-        Privacy units, see :class:`~pymc_dp.model.likelihood.RecordLikelihood`.
+        Privacy unit of each row: an integer label, the same for all rows of a record. One array for all observed
+        variables, or one for each by name. By default every row is a record.
     public : sequence of str or array, optional
-        Arrays of the model that hold no data of records, by name or as they are, see
-        :class:`~pymc_dp.model.likelihood.RecordLikelihood`. The report lists them.
+        Arrays of the model that hold no data of records, by name or as they are
+        (:class:`~pymc_dp.model.RecordLikelihood`). The report lists them.
     reproducible : bool
         Draw decisions from PyMC's ``random_seed`` instead of the operating system's randomness.
         This breaks the guarantee, and the report states it: for tests and public data.
@@ -80,6 +87,22 @@ class DPStep(HostedStep):
         If an argument is missing or unknown, or `budget` is not a PrivacyBudget.
     ValueError
         If ``blocked=False``, or `likelihood` is of another model or shows its errors.
+
+    Examples
+    --------
+    The chain stays where it is, and each iteration is charged for a noisy sum:
+
+    >>> class Still(dp.steps.DPStep):
+    ...     def __init__(self, vars=None, *, budget, **options):
+    ...         super().__init__(vars, budget=budget, **options)
+    ...         self.register()
+    ...
+    ...     def mechanisms(self):
+    ...         return ((dp.privacy.Gaussian(50.0), 1),)
+    ...
+    ...     def transition(self, theta):
+    ...         self.charge(self.mechanisms())  # then the data may be accessed
+    ...         return theta, False, 0.0
     """
 
     name = "dp_step"
@@ -147,8 +170,8 @@ class DPStep(HostedStep):
         check_labels(records)
         check_compile_kwargs(compile_kwargs)
         if likelihood is not None:
-            _check_likelihood(likelihood, model, budget)
-        variables = model.value_vars if vars is None else _value_vars(vars, model)
+            check_likelihood(likelihood, model, budget)
+        variables = model.value_vars if vars is None else value_vars(vars, model)
         self.vars = list(variables)
         self.blocked = True
         self.rng = get_random_generator(rng)
@@ -370,30 +393,3 @@ class DPStep(HostedStep):
                 f"The budget of {self.label} is used up after {self._n_steps} draws, and nothing stops the run: pass callback=budget to "
                 "pm.sample, which ends it in time and keeps all draws. The data were not touched again."
             )
-
-
-def _value_vars(vars: Sequence[Any], model: Any) -> list[Any]:
-    """Value variables of those that a user names; ValueError unless they are of the model."""
-    given = [vars] if isinstance(vars, str) else list(vars)
-    if names := [v for v in given if isinstance(v, str)]:
-        raise TypeError(
-            f"vars must be variables, got the name {names[0]!r}: vars=[model[{names[0]!r}]], or leave out for all."
-        )
-    return get_value_vars_from_user_vars(given, model)
-
-
-def _check_likelihood(likelihood: Any, model: Any, budget: PrivacyBudget | None) -> None:
-    """Raise ValueError if it is of another model, or if its errors could show the data of a private run.
-
-    A copy of a model, pickled or not, has the number of the original.
-    """
-    token = model_token(model)
-    if getattr(likelihood, "model_token", token) != token:
-        raise ValueError(
-            "likelihood= was compiled from another model than the one of this step. Pass the model that it was compiled from, or leave "
-            "out likelihood=."
-        )
-    if budget is not None and not getattr(likelihood, "_private", True):
-        raise ValueError(
-            "likelihood= was compiled with private=False: its errors may show private values. Leave out private=."
-        )

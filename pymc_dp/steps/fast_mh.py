@@ -105,15 +105,17 @@ class DPFastMH(ProposalStep):
 
     Examples
     --------
-    >>> import pymc as pm, numpy as np
-    >>> from pymc_dp import DPFastMH, PrivacyBudget, RandomWalk
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
     >>> y = np.random.default_rng(1).normal(size=5000)
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     step = DPFastMH(
-    ...         budget=budget, clip_bound=2.0, proposal=RandomWalk(0.05), temperature=0.01
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
+    ...     step = dp.DPFastMH(
+    ...         budget=budget,
+    ...         clip_bound=2.0,
+    ...         proposal=dp.RandomWalk(0.05),
+    ...         temperature=0.01,
     ...     )
     >>> bool(step.expected_batch(0.05) < 50)
     True

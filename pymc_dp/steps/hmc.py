@@ -16,12 +16,12 @@ from pymc_dp.privacy.mechanisms.mechanism import Gaussian, Mechanism
 from pymc_dp.steps.accept_reject import (
     PLANNING_DRAWS,
     AcceptRejectStep,
-    DecisionOptions,
     Move,
     State,
     follows_sensitivity,
 )
 from pymc_dp.steps.noisy_gradients import Coordinates, NoisyGradient, check_gradient_noise
+from pymc_dp.steps.options import DecisionOptions
 
 __all__ = ["DPHMC", "Phase", "Trajectory", "leapfrog"]
 
@@ -169,14 +169,13 @@ class DPHMC(AcceptRejectStep):
 
     Examples
     --------
-    >>> import pymc as pm, numpy as np
-    >>> from pymc_dp import DPHMC, PrivacyBudget
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
     >>> y = np.random.default_rng(1).normal(size=(5000, 2))
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10, shape=2)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     step = DPHMC(
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
+    ...     step = dp.DPHMC(
     ...         budget=budget, step_size=0.004, n_leapfrog=5, clip_bound=4.0,
     ...         gradient_clip_bound=4.0, gradient_noise_multiplier=20.0,
     ...     )
@@ -188,8 +187,8 @@ class DPHMC(AcceptRejectStep):
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10, shape=2)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     mala = DPHMC(
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
+    ...     mala = dp.DPHMC(
     ...         budget=budget, mass_matrix=[5000.0, 5000.0], step_size=1.5, n_leapfrog=1,
     ...         clip_bound=0.06, gradient_clip_bound=0.06, gradient_noise_multiplier=20.0,
     ...     )

@@ -1,4 +1,4 @@
-"""Arguments that steps pass on to their base classes, and what a step replies if arguments are missing."""
+"""Arguments that steps pass on to their base classes, and what a step replies if these are missing or wrong."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ import inspect
 import re
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
+from pymc.util import get_value_vars_from_user_vars
+
+from pymc_dp.model.identity import model_token
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.steps.proposals import Proposal
 
-__all__ = ["StepOptions", "check_nothing_is_missing", "describe_options"]
+__all__ = [
+    "BatchOptions", "DecisionOptions", "ProposalOptions", "StepOptions", "check_likelihood", "check_nothing_is_missing",
+    "describe_options", "value_vars",
+]  # fmt: skip
 
 #: Hints for required arguments that are missing.
 _SOURCES = {
@@ -23,7 +31,12 @@ _PLANS = (
 
 
 class StepOptions(TypedDict, total=False):
-    """Arguments that every step passes on to :class:`~pymc_dp.steps.DPStep`, which documents them."""
+    """Arguments that every step passes on to :class:`~pymc_dp.steps.DPStep`, which documents them.
+
+    Examples
+    --------
+    >>> options: dp.steps.StepOptions = {"public": ["weights"], "reproducible": True}
+    """
 
     records: Any
     public: Sequence[Any]
@@ -33,6 +46,27 @@ class StepOptions(TypedDict, total=False):
     blocked: bool
     rng: Any
     compile_kwargs: dict | None
+
+
+class DecisionOptions(StepOptions, total=False):
+    """Arguments of :class:`~pymc_dp.steps.AcceptRejectStep`, which documents them."""
+
+    budget: Required[PrivacyBudget | None]
+    clip_bound: Required[float]
+    laziness: float
+    temperature: float
+
+
+class ProposalOptions(DecisionOptions, total=False):
+    """Arguments of :class:`~pymc_dp.steps.ProposalStep`, which documents them."""
+
+    proposal: Required[Proposal]
+
+
+class BatchOptions(ProposalOptions, total=False):
+    """Arguments of :class:`~pymc_dp.steps.accept_reject.BatchStep`, which documents them."""
+
+    batch_size: int | None
 
 
 def describe_options(step: type) -> None:
@@ -77,3 +111,30 @@ def check_nothing_is_missing(step: type, given: Mapping[str, Any], *, has_plan: 
     if has_plan and not _SOURCES.keys() >= set(missing):
         hints.append(_PLANS.format(step.__name__))
     raise TypeError("; ".join([f"{step.__name__} needs {', '.join(missing)}", *hints]) + ".")
+
+
+def check_likelihood(likelihood: Any, model: Any, budget: PrivacyBudget | None) -> None:
+    """Raise ValueError if it is of another model, or if its errors could show the data of a private run.
+
+    A copy of a model, pickled or not, has the number of the original.
+    """
+    token = model_token(model)
+    if getattr(likelihood, "model_token", token) != token:
+        raise ValueError(
+            "likelihood= was compiled from another model than the one of this step. Pass the model that it was compiled from, or leave "
+            "out likelihood=."
+        )
+    if budget is not None and not getattr(likelihood, "_private", True):
+        raise ValueError(
+            "likelihood= was compiled with private=False: its errors may show private values. Leave out private=."
+        )
+
+
+def value_vars(vars: Sequence[Any], model: Any) -> list[Any]:
+    """Value variables of those that a user names; ValueError unless they are of the model."""
+    given = [vars] if isinstance(vars, str) else list(vars)
+    if names := [v for v in given if isinstance(v, str)]:
+        raise TypeError(
+            f"vars must be variables, got the name {names[0]!r}: vars=[model[{names[0]!r}]], or leave out for all."
+        )
+    return get_value_vars_from_user_vars(given, model)

@@ -8,7 +8,8 @@ from typing import Any, Unpack
 import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule, Metropolis, Penalty
-from pymc_dp.steps.accept_reject import BatchOptions, BatchStep, follows_sensitivity
+from pymc_dp.steps.accept_reject import BatchStep, follows_sensitivity
+from pymc_dp.steps.options import BatchOptions
 
 __all__ = ["DPPenalty"]
 
@@ -81,14 +82,13 @@ class DPPenalty(BatchStep):
 
     Examples
     --------
-    >>> import pymc as pm, numpy as np
-    >>> from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
     >>> y = np.random.default_rng(1).normal(size=5000)
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
-    ...     step = DPPenalty(budget=budget, clip_bound=3.0, proposal=RandomWalk(0.02))
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=2)
+    ...     step = dp.DPPenalty(budget=budget, clip_bound=3.0, proposal=dp.RandomWalk(0.02))
     >>> budget.expected_draws() > 100
     True
     """

@@ -22,7 +22,13 @@ __all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
 
 @runtime_checkable
 class Proposal(Protocol):
-    """Methods that a step needs of a proposal."""
+    """Methods that a step needs of a proposal.
+
+    Examples
+    --------
+    >>> isinstance(dp.RandomWalk(0.1), dp.steps.Proposal)
+    True
+    """
 
     def start(self, n_dim: int) -> Proposal:
         """Check the shapes against the number of parameters; return a proposal with a fresh state for one chain."""
@@ -69,6 +75,15 @@ class RandomWalk(Shown):
     -----
     The proposal is symmetric: the density of a move depends on its length in one fixed metric only,
     with or without the cap.
+
+    Examples
+    --------
+    Steps of 0.1 and 2.0, and moves of at most three of their standard deviations:
+
+    >>> walk = dp.RandomWalk([0.1, 2.0], metric="proposal", max_distance=3.0).start(n_dim=2)
+    >>> theta, distance = walk.propose(np.zeros(2), np.random.default_rng(1))
+    >>> 0 < distance <= 3
+    True
     """
 
     n_dim: int
@@ -147,9 +162,17 @@ class OneComponent(RandomWalk):
     scale : float or array_like of shape (d,)
         Standard deviation of each parameter's step.
     metric : {"euclidean", "proposal"} or array_like of shape (d,)
-        As for :class:`RandomWalk`.
+        Distance ``M``: the size of the step (default), the same in its standard deviations, or divided by public
+        parameter scales.
     max_distance : float, optional
-        Public cap on the length of a move.
+        Public cap: longer moves are drawn again. None by default.
+
+    Examples
+    --------
+    >>> walk = dp.OneComponent([0.1, 2.0]).start(n_dim=2)
+    >>> theta, distance = walk.propose(np.zeros(2), np.random.default_rng(1))
+    >>> int(np.count_nonzero(theta))
+    1
     """
 
     _takes_matrix = False
@@ -186,12 +209,24 @@ class GuidedWalk(OneComponent):
 
     Parameters
     ----------
-    scale, metric, max_distance
-        As for :class:`OneComponent`; steps are half-normal.
+    scale : float or array_like of shape (d,)
+        Scale of each parameter's step, of half-normal size: the root of its mean square.
+    metric : {"euclidean", "proposal"} or array_like of shape (d,)
+        Distance ``M``: the size of the step (default), the same in units of its scale, or divided by public
+        parameter scales.
+    max_distance : float, optional
+        Public cap: longer moves are drawn again. None by default.
 
     References
     ----------
     Gustafson (1998), A guided walk Metropolis algorithm, https://doi.org/10.1023/A:1008880707168.
+
+    Examples
+    --------
+    >>> walk, rng = dp.GuidedWalk(0.1).start(n_dim=1), np.random.default_rng(1)
+    >>> (first, _), (second, _) = (walk.propose(np.zeros(1), rng) for _ in range(2))
+    >>> bool(np.sign(first) == np.sign(second))  # until a proposal is rejected
+    True
     """
 
     #: Drawn with the first proposal.

@@ -196,16 +196,15 @@ class DPSGHMC(DPStep):
 
     Examples
     --------
-    >>> import pymc as pm, numpy as np
-    >>> from pymc_dp import DPSGHMC, PrivacyBudget
+    >>> import numpy as np, pymc as pm, pymc_dp as dp
     >>> y = np.random.default_rng(1).normal(size=5000)
     >>> with pm.Model():
     ...     mu = pm.Normal("mu", 0, 10)
     ...     _ = pm.Normal("y", mu, 1, observed=y)
-    ...     budget = PrivacyBudget(epsilon=4.0, delta=1e-6, chains=1)
-    ...     step = DPSGHMC(
-    ...         budget=budget, step_size=lambda t: 0.002, n_steps=10, gradient_clip_bound=3.0,
-    ...         batch_size=500, friction=50.0,
+    ...     budget = dp.PrivacyBudget(epsilon=4.0, delta=1e-6, chains=1)
+    ...     step = dp.DPSGHMC(
+    ...         budget=budget, step_size=lambda t: 0.002, n_steps=10,
+    ...         gradient_clip_bound=3.0, batch_size=500, friction=50.0,
     ...     )
     >>> float(round(step.noise_multiplier(1), 2))
     3.73

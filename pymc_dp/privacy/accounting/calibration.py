@@ -46,12 +46,39 @@ def epsilon_of(accesses: Accesses, delta: float, accountant: str = "best") -> fl
     -------
     float
         Infinite if the accountant has no finite bound for these mechanisms.
+
+    Examples
+    --------
+    A hundred noisy sums, each with twenty times as much noise as its sensitivity:
+
+    >>> round(dp.privacy.epsilon_of([(dp.privacy.Gaussian(20.0), 100)], delta=1e-6), 2)
+    2.25
     """
     return Cost.of(accesses).epsilon(delta, accountant)
 
 
 def delta_of(accesses: Accesses, epsilon: float, accountant: str = "best") -> float:
-    """Delta of a composition at a given epsilon; arguments as in :func:`epsilon_of`."""
+    """Delta of a composition at a given epsilon.
+
+    Parameters
+    ----------
+    accesses : iterable of (Mechanism, float)
+        What was accessed, and how often.
+    epsilon : float
+        From 0 on.
+    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+        How to compose.
+
+    Returns
+    -------
+    float
+        1 if the accountant has no bound for these mechanisms.
+
+    Examples
+    --------
+    >>> dp.privacy.delta_of([(dp.privacy.Gaussian(20.0), 100)], epsilon=2.3) < 1e-6
+    True
+    """
     return Cost.of(accesses).delta(epsilon, accountant)
 
 
@@ -92,8 +119,9 @@ def max_draws(
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> max_draws([(Gaussian(31.62), 1)], epsilon=1.0, delta=1e-6, chains=4)
+    >>> dp.privacy.max_draws(
+    ...     [(dp.privacy.Gaussian(31.62), 1)], epsilon=1.0, delta=1e-6, chains=4
+    ... )
     14
     """
     epsilon, delta = check_epsilon_delta(epsilon, delta)
@@ -203,19 +231,23 @@ def calibrate(
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> z = calibrate(lambda z: [(Gaussian(z), 100)], epsilon=1.0, delta=1e-6)
-    >>> epsilon_of([(Gaussian(z), 100)], 1e-6) <= 1.0
+    >>> z = dp.privacy.calibrate(
+    ...     lambda z: [(dp.privacy.Gaussian(z), 100)], epsilon=1.0, delta=1e-6
+    ... )
+    >>> dp.privacy.epsilon_of([(dp.privacy.Gaussian(z), 100)], 1e-6) <= 1.0
     True
 
     The largest batch, at noise multiplier 1 and for 1000 iterations:
 
-    >>> from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
     >>> def run(m):
-    ...     release = SampledGaussian(1.0, m / 100_000, "without_replacement", "substitute")
+    ...     release = dp.privacy.SampledGaussian(
+    ...         1.0, m / 100_000, "without_replacement", "substitute"
+    ...     )
     ...     return [(release, 1000)]
-    >>> m = calibrate(run, 1.0, 1e-6, low=1, high=10_000, largest=True, whole=True)
-    >>> epsilon_of(run(m), 1e-6) <= 1.0 < epsilon_of(run(m + 1), 1e-6)
+    >>> m = dp.privacy.calibrate(
+    ...     run, 1.0, 1e-6, low=1, high=10_000, largest=True, whole=True
+    ... )
+    >>> dp.privacy.epsilon_of(run(m), 1e-6) <= 1.0 < dp.privacy.epsilon_of(run(m + 1), 1e-6)
     True
     """
     epsilon, delta = check_epsilon_delta(epsilon, delta)

@@ -61,6 +61,12 @@ class RenyiShare(Share):
     ----------
     Feldman, Zrnic (2021), Individual privacy accounting via a Rényi filter,
     https://arxiv.org/abs/2008.11193.
+
+    Examples
+    --------
+    >>> share = dp.privacy.RenyiShare(order=8.0, rho=0.5)
+    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of 0.5
+    0.04
     """
 
     order: float
@@ -120,9 +126,9 @@ class RenyiShare(Share):
 
 @dataclass(frozen=True)
 class GaussianShare(Share):
-    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses whose ``mu**2`` add up to ``mu**2`` at most.
+    r"""A share of a Gaussian-DP filter: any adaptively chosen accesses that together are ``mu``-GDP.
 
-    All of them together are ``mu``-GDP, as one Gaussian release with this ``mu``.
+    Their squared ``mu`` add up to ``mu**2`` at most: they reveal as much as one Gaussian release with this ``mu``.
 
     Parameters
     ----------
@@ -134,6 +140,12 @@ class GaussianShare(Share):
     Smith, Thakurta (2022), Fully adaptive composition for Gaussian differential privacy,
     https://arxiv.org/abs/2210.17520. Koskela, Tobaben, Honkela (2022), Individual privacy accounting
     with Gaussian differential privacy, https://arxiv.org/abs/2209.15596.
+
+    Examples
+    --------
+    >>> share = dp.privacy.GaussianShare(mu=0.5)
+    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of share.totals, 0.25
+    0.01
     """
 
     mu: float
@@ -231,15 +243,21 @@ class Filter(Shown):
 
 
 class RenyiFilter(Filter):
-    r"""Spends a :class:`RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
+    r"""Spends a :class:`~pymc_dp.privacy.RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
 
-    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021); see :class:`Filter`.
+    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021).
+
+    Parameters
+    ----------
+    share : RenyiShare
+        What may be spent.
+    prices : mapping of Mechanism to tuple of float, optional
+        Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> spending = RenyiFilter(RenyiShare(order=8.0, rho=1.0))
-    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    >>> spending = dp.privacy.RenyiFilter(dp.privacy.RenyiShare(order=8.0, rho=1.0))
+    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
     [True, True, True, True, False]
     """
 
@@ -247,13 +265,19 @@ class RenyiFilter(Filter):
 
 
 class GaussianFilter(Filter):
-    r"""Spends a :class:`GaussianShare`: the sum of ``mu**2`` stays within that of the share; see :class:`Filter`.
+    r"""Spends a :class:`~pymc_dp.privacy.GaussianShare`: the sum of squared ``mu`` stays within that of the share.
+
+    Parameters
+    ----------
+    share : GaussianShare
+        What may be spent.
+    prices : mapping of Mechanism to tuple of float, optional
+        Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples
     --------
-    >>> from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-    >>> spending = GaussianFilter(GaussianShare(mu=0.5))
-    >>> [spending.grant([(Gaussian(4.0), 1)]) for _ in range(5)]
+    >>> spending = dp.privacy.GaussianFilter(dp.privacy.GaussianShare(mu=0.5))
+    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
     [True, True, True, True, False]
     """
 

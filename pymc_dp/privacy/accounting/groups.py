@@ -1,7 +1,7 @@
 r"""Group privacy: the cost for several records that change at once, as those of one person or household.
 
 Data sets that differ in ``k`` records are joined by a chain of neighbours. If every access depends on one
-sensitivity (:meth:`~pymc_dp.privacy.mechanisms.mechanism.Mechanism.for_group`), the cost is that of the same
+sensitivity (:meth:`~pymc_dp.privacy.Mechanism.for_group`), the cost is that of the same
 accesses with ``k`` times the sensitivity. If not, bounds for neighbours give bounds for groups:
 
 * pure epsilon, ``rho`` of zCDP and ``mu`` of Gaussian DP become ``k`` epsilon, ``k**2 rho`` and ``k mu``;

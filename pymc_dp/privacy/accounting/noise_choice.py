@@ -39,7 +39,7 @@ def least_noise(
         Dimension of the vector.
     epsilon, delta : float
         Bound on all accesses together, planned before the first of them and claimed at once
-        (:meth:`PrivacyBudget.spend(..., plan=) <pymc_dp.privacy.budget.budget.PrivacyBudget.spend>`). With
+        (:meth:`PrivacyBudget.spend(..., plan=) <pymc_dp.PrivacyBudget.spend>`). With
         ``delta = 0`` the noise is l2 noise.
     before : iterable of (Mechanism, int)
         Other accesses of the same plan.
@@ -63,9 +63,12 @@ def least_noise(
 
     Examples
     --------
-    >>> least_noise(4, epsilon=1.0, delta=0)
+    >>> dp.privacy.least_noise(4, epsilon=1.0, delta=0)
     L2Laplace(epsilon=1.0, n_dim=4)
-    >>> kinds = [least_noise(4, epsilon=1.0, delta=1e-6, noise=kind) for kind in ("l2", "gaussian")]
+    >>> kinds = [
+    ...     dp.privacy.least_noise(4, epsilon=1.0, delta=1e-6, noise=kind)
+    ...     for kind in ("l2", "gaussian")
+    ... ]
     >>> [round(release.noise_sd, 1) for release in kinds]
     [2.2, 4.2]
     """

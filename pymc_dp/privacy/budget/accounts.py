@@ -11,7 +11,7 @@ Two kinds of claims are admitted, by the account and by the budget that claims, 
    two ways of counting after a release: the first claim decides.
 
 A run's plan that fits the adaptive composition is recorded, but claimed chain by chain, so that others can claim
-the rest of the account. A plan of releases (:meth:`~pymc_dp.privacy.budget.budget.PrivacyBudget.spend` with
+the rest of the account. A plan of releases (:meth:`~pymc_dp.PrivacyBudget.spend` with
 ``plan=``) is always claimed at once, so that none of them can be refused after the first.
 """
 

@@ -27,6 +27,9 @@ __all__ = ["PrivacyBudget"]
 class PrivacyBudget(SpentBudget):
     r"""Privacy budget of one posterior: pass it to every step and, as ``callback``, to ``pm.sample``.
 
+    Pass ``tune=0``, too: private steps do not adapt, since tuning on private data is charged for like any other
+    draws, or would reveal the data through the settings.
+
     Parameters
     ----------
     epsilon : float
@@ -51,7 +54,7 @@ class PrivacyBudget(SpentBudget):
 
     Examples
     --------
-    >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4)
+    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4)
     >>> budget.spent()
     0.0
     """
@@ -217,7 +220,9 @@ class PrivacyBudget(SpentBudget):
 
         Examples
         --------
-        >>> wards = PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).split_by(["north", "south"])
+        >>> wards = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).split_by(
+        ...     ["north", "south"]
+        ... )
         >>> wards["south"].epsilon
         1.0
         """

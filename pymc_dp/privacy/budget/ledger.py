@@ -40,7 +40,7 @@ __all__ = ["Accesses", "Account", "Claim", "Ledger"]
 
 
 class Ledger(LedgerFile):
-    """Account of a data set.
+    """Account of a data set: what may be spent on it, and what was claimed.
 
     Parameters
     ----------
@@ -58,6 +58,13 @@ class Ledger(LedgerFile):
     ------
     LedgerError
         If the file cannot be used, or holds an account with other terms.
+
+    Examples
+    --------
+    >>> account = dp.Ledger(epsilon=3.0, delta=1e-5)  # with a path it is kept
+    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4, ledger=account)
+    >>> account.spent()
+    0.0
     """
 
     def __init__(
@@ -213,11 +220,11 @@ class Ledger(LedgerFile):
         Parameters
         ----------
         epsilon : float, optional
-            Of pure DP.
+            Of pure DP (:class:`~pymc_dp.privacy.PureDP`).
         delta : float
             Must be 0: the account composes at its own delta.
         rho : float, optional
-            Of zero-concentrated DP; not on an account in Gaussian DP.
+            Of zCDP (:class:`~pymc_dp.privacy.ZeroConcentratedDP`); not on an account in Gaussian DP.
         mu : float, optional
             Of Gaussian DP; of Gaussian noise, sensitivity over standard deviation.
         note : str
@@ -230,13 +237,9 @@ class Ledger(LedgerFile):
         ValueError
             If the guarantee is not exactly one of these, or has no price on this account.
 
-        References
-        ----------
-        :class:`~pymc_dp.privacy.PureDP`, :class:`~pymc_dp.privacy.ZeroConcentratedDP`.
-
         Examples
         --------
-        >>> ledger = Ledger(epsilon=2.0, delta=1e-6)
+        >>> ledger = dp.Ledger(epsilon=2.0, delta=1e-6)
         >>> ledger.record(rho=0.02, note="age histogram, OpenDP")
         >>> round(ledger.spent(), 2)
         1.17

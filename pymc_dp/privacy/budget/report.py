@@ -40,7 +40,9 @@ _MAY_BE_INFINITE = (
 
 @dataclass(frozen=True)
 class PrivacyReport(Shown):
-    """Privacy statement: text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
+    """Privacy statement of a result: what was spent, on what, and what is assumed.
+
+    Text by ``str()``, :meth:`to_markdown`, HTML in notebooks, :meth:`to_dict`, :meth:`to_json`.
 
     Parameters
     ----------
@@ -57,6 +59,8 @@ class PrivacyReport(Shown):
     attack_power : dict of str to float
         Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %, on all that the
         budget pays for.
+    adjacency : str
+        Which data sets count as neighbours: ``"substitute"`` or ``"add_remove"``.
     accountant, proved_by : str
         The accountant of the budget, and the one that proves epsilon (see
         :mod:`pymc_dp.privacy.accounting.composition` and :mod:`pymc_dp.privacy.accounting.adaptive`).
@@ -64,12 +68,16 @@ class PrivacyReport(Shown):
         Chains that share the budget; 0 if no chain accesses the data, and draws cost nothing.
     n_records : int or None
         Number of privacy units, if it is public.
+    secret_randomness : bool
+        Whether noise and decisions took the operating system's bits. False with ``reproducible=True``.
     steps : tuple of StepReport
         Claims of each step.
     one_off_accesses : dict of str to tuple of str
         Accesses that belong to no chain, those that were planned but not made included.
     draws : tuple of int
         Draws of each chain so far, as counted by the callback.
+    assumptions : tuple of str
+        What the guarantee rests on, in words.
     ledger : str or None
         Name of the ledger's file; None if it is temporary.
     public, kept : tuple of str
@@ -94,6 +102,12 @@ class PrivacyReport(Shown):
         Whether all was claimed at once, as one plan.
     group : str or None
         Label of the group of records that the budget is for; None if it is for all records.
+
+    Examples
+    --------
+    >>> report = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=4).report()
+    >>> report.epsilon, report.epsilon_budget  # spent, and allowed
+    (0.0, 1.0)
     """
 
     protected: bool
@@ -130,7 +144,7 @@ class PrivacyReport(Shown):
     def for_group(self, size: int) -> tuple[float, float]:
         """Guarantee for several records that change at once, as those of one person or household.
 
-        Of everything that was claimed, as :attr:`epsilon` is, which it equals for one record. Exact where the
+        Of everything that was claimed, as `epsilon` is, which it equals for one record. Exact where the
         sensitivities of all accesses can be multiplied (noise on all records, decisions on all records), else a
         bound: for batches, and for chains that claimed a share of a filter
         (:mod:`pymc_dp.privacy.accounting.groups`).
@@ -159,10 +173,8 @@ class PrivacyReport(Shown):
 
         Examples
         --------
-        >>> from pymc_dp import PrivacyBudget
-        >>> from pymc_dp.privacy import L2Laplace
-        >>> budget = PrivacyBudget(epsilon=0.5, delta=0, chains=1)
-        >>> budget.spend("means", [(L2Laplace(0.5, n_dim=3), 1)])
+        >>> budget = dp.PrivacyBudget(epsilon=0.5, delta=0, chains=1)
+        >>> budget.spend("means", [(dp.privacy.L2Laplace(0.5, n_dim=3), 1)])
         >>> budget.report().for_group(4)
         (2.0, 0.0)
         """
@@ -214,7 +226,7 @@ class PrivacyReport(Shown):
         """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
 
         Later additions (as by ``extend_inferencedata=True``, or by ``pm.compute_log_likelihood``) are listed in
-        :attr:`uncovered`, and the report is then not :attr:`protected`. ``release(released)`` drops them. Names
+        `uncovered`, and the report is then not `protected`. ``release(released)`` drops them. Names
         and lengths are compared, values are not.
 
         Parameters

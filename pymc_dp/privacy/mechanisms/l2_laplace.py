@@ -89,10 +89,17 @@ class L2Laplace(Mechanism):
 
     Examples
     --------
-    >>> from pymc_dp.privacy import Gaussian, L2Laplace, epsilon_of
-    >>> round(epsilon_of([(L2Laplace(1.0, n_dim=4), 1)], delta=1e-6), 2)
+    >>> round(
+    ...     dp.privacy.epsilon_of([(dp.privacy.L2Laplace(1.0, n_dim=4), 1)], delta=1e-6), 2
+    ... )
     0.99
-    >>> round(epsilon_of([(Gaussian(L2Laplace(1.0, n_dim=4).noise_sd), 1)], delta=1e-6), 2)
+    >>> round(
+    ...     dp.privacy.epsilon_of(
+    ...         [(dp.privacy.Gaussian(dp.privacy.L2Laplace(1.0, n_dim=4).noise_sd), 1)],
+    ...         delta=1e-6,
+    ...     ),
+    ...     2,
+    ... )
     1.99
     """
 
@@ -148,7 +155,7 @@ class L2Laplace(Mechanism):
     def for_group(self, size: int) -> L2Laplace | None:
         """Return the release with ``size`` times the sensitivity, exact, if its epsilon is in range.
 
-        Shorter differences cost less, see :meth:`~pymc_dp.privacy.mechanisms.mechanism.Mechanism.for_group`.
+        Shorter differences cost less, see :meth:`~pymc_dp.privacy.Mechanism.for_group`.
         """
         epsilon = self.epsilon * size
         return L2Laplace(epsilon, self.n_dim) if epsilon <= self.LARGEST_EPSILON else None

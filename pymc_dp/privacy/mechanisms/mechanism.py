@@ -61,7 +61,13 @@ ORDERS.flags.writeable = False
 
 
 class Adjacency(StrEnum):
-    """Which data sets count as neighbours."""
+    """Which data sets count as neighbours.
+
+    Examples
+    --------
+    >>> dp.privacy.Adjacency("substitute").sensitivity_factor
+    2.0
+    """
 
     SUBSTITUTE = "substitute"  #: one record replaced by any other; the number of records is public
     ADD_REMOVE = "add_remove"  #: one record added or removed
@@ -77,7 +83,14 @@ class Adjacency(StrEnum):
 
 
 class Mechanism(ABC):
-    """One access to the data. Subclasses are frozen dataclasses whose fields are numbers, names or acceptance rules."""
+    """One access to the data. Subclasses are frozen dataclasses whose fields are numbers, names or acceptance rules.
+
+    Examples
+    --------
+    >>> access: dp.privacy.Mechanism = dp.privacy.Gaussian(noise_multiplier=10.0)
+    >>> round(access.zcdp, 6), access.adjacencies == set(dp.privacy.Adjacency)
+    (0.005, True)
+    """
 
     @property
     @abstractmethod
@@ -189,6 +202,11 @@ class Gaussian(Mechanism):
     ----------
     Dong, Roth, Su (2022), Gaussian differential privacy, https://doi.org/10.1111/rssb.12454.
     Theorem 2.11 of Räisä (2021), Differentially private Metropolis-Hastings algorithms.
+
+    Examples
+    --------
+    >>> dp.privacy.Gaussian(noise_multiplier=20.0).gaussian_mu
+    0.05
     """
 
     noise_multiplier: float
@@ -256,6 +274,11 @@ class Decision(Mechanism):
     ----------
     Bounded range: Dong, Durfee, Rogers (2020), Optimal differential privacy composition for
     exponential mechanisms, https://proceedings.mlr.press/v119/dong20a.html.
+
+    Examples
+    --------
+    >>> round(dp.privacy.Decision(dp.Barker(), sensitivity=0.2).zcdp, 4)
+    0.005
     """
 
     rule: AcceptanceRule

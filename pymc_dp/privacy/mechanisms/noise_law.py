@@ -32,8 +32,8 @@ class NoiseLaw:
 
     Examples
     --------
-    >>> from pymc_dp.privacy import L2Laplace
-    >>> NoiseLaw.of(L2Laplace(0.5, n_dim=3), sensitivity=2.0).sd
+    >>> from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+    >>> NoiseLaw.of(dp.privacy.L2Laplace(0.5, n_dim=3), sensitivity=2.0).sd
     8.0
     """
 

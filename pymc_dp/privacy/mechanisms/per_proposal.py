@@ -101,6 +101,13 @@ class PerProposalDecision(PerProposalCost):
         Sensitivity of the variance that is estimated from a batch.
     sampling_probability : float
         Fraction of the records in a batch drawn without replacement; 1 for all.
+
+    Examples
+    --------
+    >>> barker, law = dp.Barker(), (0.01, 0.02)  # of the distances
+    >>> decision = dp.steps.PerProposalDecision(6.0, barker, None, 1.0, distances=law)
+    >>> [round(decision.at(distance).sensitivity, 2) for distance in law]
+    [0.06, 0.12]
     """
 
     sensitivity_per_distance: float

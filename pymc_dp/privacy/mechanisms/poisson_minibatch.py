@@ -103,6 +103,12 @@ class PoissonMinibatchDecision(Mechanism):
     References
     ----------
     https://arxiv.org/abs/2303.06171, https://arxiv.org/abs/2006.11677
+
+    Examples
+    --------
+    >>> decision = dp.privacy.PoissonMinibatchDecision(dp.Barker(), 0.001, 500, 50_000)
+    >>> decision.name
+    'decision by Barker on a Poisson batch of about 550 of 50000, bound 0.001'
     """
 
     rule: AcceptanceRule

@@ -51,7 +51,7 @@ class PureDP(Mechanism):
 
     Examples
     --------
-    >>> round(PureDP(1.0).gaussian_mu, 4)
+    >>> round(dp.privacy.PureDP(1.0).gaussian_mu, 4)
     1.232
     """
 
@@ -104,9 +104,9 @@ class PureDP(Mechanism):
 
 @dataclass(frozen=True)
 class ZeroConcentratedDP(Mechanism):
-    r"""Any release that is ``rho``-zCDP: its Rényi divergence is at most :math:`\alpha \rho` at every order.
+    r"""Any release that is ``rho``-zCDP.
 
-    No ``mu`` of Gaussian DP and no pure epsilon follow from ``rho``.
+    Its Rényi divergence is at most :math:`\alpha \rho` at every order :math:`\alpha`. No ``mu`` of Gaussian DP and no pure epsilon follow from ``rho``.
 
     Parameters
     ----------
@@ -117,6 +117,12 @@ class ZeroConcentratedDP(Mechanism):
     ----------
     Bun, Steinke (2016), Concentrated differential privacy,
     https://doi.org/10.1007/978-3-662-53641-4_24.
+
+    Examples
+    --------
+    >>> access = dp.privacy.ZeroConcentratedDP(0.01)
+    >>> round(dp.privacy.epsilon_of([(access, 1)], delta=1e-6), 2)
+    0.62
     """
 
     rho: float

@@ -24,7 +24,13 @@ __all__ = ["SampledDecision", "SampledGaussian", "Sampling"]
 
 
 class Sampling(StrEnum):
-    """How a batch is drawn, with secret randomness."""
+    """How a batch is drawn, with secret randomness.
+
+    Examples
+    --------
+    >>> [sampling.value for sampling in dp.privacy.Sampling]
+    ['poisson', 'without_replacement']
+    """
 
     POISSON = "poisson"  #: each record independently, with the same probability
     WITHOUT_REPLACEMENT = "without_replacement"  #: a batch of fixed size, all equally likely
@@ -70,6 +76,14 @@ class SampledGaussian(Mechanism):
     https://proceedings.mlr.press/v151/zhu22c.html. Birrell, Ebrahimi, Behnia, Pacheco (2024),
     https://arxiv.org/abs/2408.10456. On pairs that do not compose: Lebeda, Regehr, Kamath, Steinke (2024),
     https://arxiv.org/abs/2405.20769.
+
+    Examples
+    --------
+    A thousand noisy sums over batches of 1 % of the records:
+
+    >>> access = dp.privacy.SampledGaussian(1.0, 0.01, "poisson", "add_remove")
+    >>> round(dp.privacy.epsilon_of([(access, 1000)], delta=1e-6), 2)
+    2.13
     """
 
     noise_multiplier: float
@@ -179,6 +193,12 @@ class SampledDecision(Mechanism):
         second 2, which is not needed).
     sampling_probability : float
         Batch size divided by the number of records, in (0, 1].
+
+    Examples
+    --------
+    >>> decision = dp.privacy.SampledDecision(dp.Barker(), 0.2, sampling_probability=0.1)
+    >>> bool(decision.renyi(2.0) < dp.privacy.Decision(dp.Barker(), 0.2).renyi(2.0))
+    True
     """
 
     rule: AcceptanceRule
