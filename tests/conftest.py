@@ -29,6 +29,7 @@ def pytest_collection_finish():
 INTERPRETED = {
     "comparison", "planning", "test_hmc_charges.py", "test_hmc_exactness.py", "test_hmc_paths.py",
     "test_step_properties.py", "test_binding.py", "test_beginners_mistakes.py", "test_memory.py", "test_release_allow_list.py",
+    "test_fit_check.py", "test_given_likelihood.py", "test_hmc_hosting.py", "test_leaks.py", "test_sghmc_charges.py", "test_sghmc_law.py",
 }  # fmt: skip
 
 
@@ -89,6 +90,16 @@ def data_are_new():
     memory.forget()
     yield
     memory.forget()
+
+
+@pytest.fixture(scope="module")
+def short_warm_up():
+    """Chains of DPScore warm up for 40 iterations in place of 400: where it does not matter what they draw."""
+    from pymc_dp.scores import score_step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(score_step, "_WARMUP", (10, 10, 20))
+        yield
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Sums over several sites: exact, of shares that are uniform, and nothing else is answered."""
 
 import copy
+import functools
 import multiprocessing
 import pickle
 import threading
@@ -321,18 +322,26 @@ def test_plans_have_noise_that_sites_can_add(noisy_likelihood):
         dp.plan(epsilon=1, delta=1e-5, noise="l2", model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
 
 
+def sampled(records, **how):
+    options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
+    return dp.sample(data=records, epsilon=1000.0, delta=1e-5, chains=2, **options, **how)
+
+
+@functools.cache
+def posterior_of_all():
+    return sampled(Records(COLUMNS))["posterior"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("adds_noise", [False, True])
 def test_a_posterior(connections, noisy_likelihood, adds_noise):
     """That of all records, at a large epsilon."""
     sites = noisy_likelihood.records if adds_noise else Sites(connections)
-    options = {"model": model, "covariates": stand_in(), "draws": 500, "random_seed": 1, "progressbar": False}  # fmt: skip
-    terms = {"epsilon": 1000.0, "delta": 1e-5, "chains": 2}
     how = {"cores": 2, "mp_ctx": "spawn"} if adds_noise else {}
-    released = dp.sample(data=sites, **how, **terms, **options)
+    released = sampled(sites, **how)
     assert sites.assumed in str(dp.PrivacyReport.of(released))
     shared = released["posterior"]
-    alone = dp.sample(data=Records(COLUMNS), **terms, **options)["posterior"]
+    alone = posterior_of_all()
     for name in ("slope", "level"):
         sd = alone[name].std(("chain", "draw"))
         difference = shared[name].mean(("chain", "draw")) - alone[name].mean(("chain", "draw"))

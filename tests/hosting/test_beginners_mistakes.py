@@ -335,7 +335,7 @@ def metropolis():
 
 
 @pytest.fixture(scope="module")
-def world():
+def world(short_warm_up):
     return World()
 
 

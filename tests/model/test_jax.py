@@ -144,8 +144,8 @@ def check_same_but_for_rounding(found, expected):
 @pytest.mark.parametrize("function", MODELS)
 def test_sums_are_those_of_numba_and_do_not_depend_on_places(function):
     pytest.importorskip("jax")
-    found = whole(function, compile_kwargs=JAX)
-    check_same_but_for_rounding(reduced(found), reduced(whole(function)))
+    found, numba = whole(function, compile_kwargs=JAX), whole(function)
+    check_same_but_for_rounding(reduced(found), reduced(numba))
     old, _, matrix, _ = points(found)
     logp, each = found.logp(old), found._gradients.each(old, None, matrix)
     assert logp.dtype == each.dtype == np.float64
@@ -157,9 +157,8 @@ def test_sums_are_those_of_numba_and_do_not_depend_on_places(function):
     parts = np.array_split(order, 7)
     steps = [found.clipped_grad_steps(old, 0.7, part, directions=matrix)[0] for part in parts]
     assert np.array_equal(sum(steps), found.clipped_grad_steps(old, 0.7, directions=matrix)[0])
-    prior = whole(function)
-    np.testing.assert_allclose(found.log_prior(old), prior.log_prior(old), rtol=1e-12)
-    np.testing.assert_allclose(found.grad_log_prior(old), prior.grad_log_prior(old), rtol=1e-12)
+    np.testing.assert_allclose(found.log_prior(old), numba.log_prior(old), rtol=1e-12)
+    np.testing.assert_allclose(found.grad_log_prior(old), numba.grad_log_prior(old), rtol=1e-12)
 
 
 @pytest.mark.jax

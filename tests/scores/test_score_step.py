@@ -12,6 +12,7 @@ import pytest
 
 from pymc_dp import DPScore, PrivateScores
 from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores import score_step
 from pymc_dp.scores.results import warn_of_distance
 from tests.scores.score_models import CASES, public, released, simulator_of, template
 
@@ -44,7 +45,8 @@ def values(idata):
 
 @pytest.mark.slow  # by default tests/test_sampling.py runs chains of records
 @pytest.mark.parametrize("method", ["records", "normal"])
-def test_chains_of_pymc(method):
+def test_chains_of_pymc(method, monkeypatch):
+    monkeypatch.setattr(score_step, "_WARMUP", (10, 10, 20, 40))  # of each of the nine chains
     step = step_of(method=method)
     idata = sample(step)
     found = values(idata)
