@@ -135,7 +135,7 @@ def tables(stored: dict[str, Any]) -> list[str]:
     if "latency" in stored:
         intercept, slope = law(stored)
         shown = ", ".join(f"{1e3 * statistics.median(stored['latency'][str(n)]):.0f}" for n in WORKERS)  # fmt: skip
-        lines.append(f"latency of 20 ms, {', '.join(map(str, WORKERS))} workers: {shown} ms; about 20 {intercept:+.1f} {slope:+.2f} per worker")  # fmt: skip
+        lines.append(f"latency 20 ms, {', '.join(map(str, WORKERS))} workers: {shown} ms; about 20 {intercept:+.1f} {slope:+.2f} per worker")  # fmt: skip
     return lines
 
 

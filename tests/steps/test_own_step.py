@@ -26,7 +26,8 @@ class MyBarker(AcceptRejectStep):
     def __init__(self, vars=None, *, budget, clip_bound, scale, **options):
         super().__init__(vars, budget=budget, clip_bound=clip_bound, **options)
         self.scale = float(scale)
-        lengths = self.scale * np.sqrt(np.random.default_rng(0).chisquare(len(self.part), 2000))
+        chi_square = np.random.default_rng(0).chisquare(len(self.part), size=2000)
+        lengths = self.scale * np.sqrt(chi_square)
         self.family = PerProposalDecision(
             sensitivity_per_distance=self.sensitivity_per_distance,
             rule=dp.Barker(),
@@ -40,7 +41,8 @@ class MyBarker(AcceptRejectStep):
         """Propose, charge, decide."""
         proposed = theta.copy()
         proposed[self.part] += self.scale * self.rng.standard_normal(len(self.part))
-        old, new = self.current(theta), State(proposed, self.likelihood.log_prior(proposed))
+        old = self.current(theta)
+        new = State(proposed, self.likelihood.log_prior(proposed))
         distance = float(np.linalg.norm(proposed - theta))  # public, as the proposal is
         move = Move(old, new, new.prior - old.prior, distance)
         decision = self.charge_decision(move)  # paid before any record is read

@@ -1,0 +1,137 @@
+"""Time and accuracy against the number of records: the figure of docs/benchmarks.md.
+
+    python experiments/overview_figure.py               # draws it, from stored results
+    python experiments/overview_figure.py --forecast    # makes the forecasts anew, in two minutes
+
+Times and measured widths are those that other scripts have stored: ``out_of_core.json``, ``scores_experiments.json``,
+and ``tests/benchmarks/results.json``. Forecasts are those of ``dp.plan`` for the model of ``scores_experiments.py``
+(logistic, four coefficients); they are stored in ``overview_figure.json``.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import hashlib
+import json
+import sys
+
+from pathlib import Path
+
+import numpy as np
+
+import pymc_dp as dp
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scores_experiments import DELTA, SETTINGS, model_of
+
+HERE = Path(__file__).parent
+STORE = Path(__file__).with_suffix(".json")
+PICTURE = HERE.parent / "docs" / "_static" / "overview.png"
+EPSILONS = (0.25, 1.0, 4.0)
+SIZES = (300, 1000, 3000, 10_000, 30_000, 100_000)
+#: Settings of ``scores_experiments.py`` that differ in nothing but the number of records, at epsilon = 1.
+MEASURED = ("logistic_300", "logistic_1000", "logistic_3000", "logistic_20000")
+
+
+def forecast() -> dict[str, list[float]]:
+    """Expected posterior standard deviation, relative to the one without privacy, by epsilon and size."""
+    found: dict[str, list[float]] = {}
+    for n in SIZES:
+        x = np.random.default_rng(n).normal(size=(n, 3))
+        model = model_of("logistic", x, np.zeros(n, dtype=int))
+        for epsilon in EPSILONS:
+            plan = dp.plan(
+                epsilon=epsilon, delta=DELTA, model=model, covariates="public", random_seed=1
+            )
+            found.setdefault(f"{epsilon:g}", []).append(round(float(plan.sd_ratios["b"].mean()), 5))
+    return found
+
+
+def stored() -> dict[str, dict]:
+    """Everything that is drawn, from the files of the experiments."""
+    scores = json.loads((HERE / "scores_experiments.json").read_text())
+    disk = json.loads((HERE / "out_of_core.json").read_text())
+    table = json.loads((HERE.parent / "tests" / "benchmarks" / "results.json").read_text())
+    penalty = table["cost"]["tables"]["microseconds"]["DPPenalty"]
+    return {
+        "sizes": {name: SETTINGS[name].n_records for name in MEASURED},
+        "widths": {name: float(np.mean(scores[name]["ratio"])) for name in MEASURED},
+        "seconds": {name: float(np.median(scores[name]["seconds"])) for name in MEASURED},
+        "disk": {
+            n: sum(disk[n][k] for k in ("build", "release", "sample")) for n in ("1e7", "1e8")
+        },
+        "pass": dict(zip(disk["growth"]["n"], disk["growth"]["seconds"])),
+        "penalty": {n: penalty[f"N = {n}, d = 20"] * 1e-6 for n in ("1e4", "1e5", "1e6")},
+        "forecast": json.loads(STORE.read_text()),
+    }
+
+
+def wider(ratios: list[float]) -> np.ndarray:
+    """By how many per cent a posterior is wider than the one without privacy."""
+    return 100 * (np.asarray(ratios) - 1)
+
+
+def caption(found: dict[str, dict]) -> str:
+    """The numbers that stand below the figure."""
+    ratios = dict(zip(SIZES, wider(found["forecast"]["1"])))
+    few, many = MEASURED[0], MEASURED[-1]
+    small, large = wider([found["widths"][few], found["widths"][many]])
+    return (
+        f"At epsilon = 1 the forecast is {ratios[300]:.0f} % with 300 records, {ratios[10_000]:.1f} % with 10 000 and "
+        f"{ratios[100_000]:.2f} % with 100 000. Measured are {small:.0f} % with 300 and {large:.1f} % with 20 000. "
+        f"An analysis takes {found['seconds'][few]:.0f} s with 300 records, {found['seconds'][many]:.0f} s with 20 000, "
+        f"and {found['disk']['1e8']:.0f} s with 1e8 records on disk."
+    )
+
+
+def digest(found: dict[str, dict]) -> str:
+    """Of all numbers that are drawn; the picture contains it."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def figure(found: dict[str, dict]):
+    """Two panels: seconds, and width, against the number of records."""
+    from matplotlib import pyplot as plt
+
+    fig, (left, right) = plt.subplots(ncols=2, figsize=(10, 4.2), layout="constrained")
+    sizes = list(found["sizes"].values())
+    left.plot(sizes, [*found["seconds"].values()], "o-", color="C0")
+    left.plot([1e7, 1e8], [*found["disk"].values()], "s", color="C0", mfc="white")
+    left.plot([*found["pass"]], [*found["pass"].values()], "^-", color="C2")
+    left.plot([float(n) for n in found["penalty"]], [*found["penalty"].values()], "v-", color="C1")
+    left.annotate("analysis: release and\n1200 draws, 4 coefficients", (250, 40), color="C0")
+    left.annotate("records on disk\n(20, 4 coefficients)", (1.5e6, 200), color="C0")
+    left.annotate("sum of clipped scores,\nrecords on disk", (1.3e6, 4e-3), color="C2")
+    left.annotate("one decision on all\nrecords (20 coefficients)", (3e4, 1.7e-4), color="C1")
+    left.set(xscale="log", yscale="log", ylabel="seconds", title="Time", ylim=(1e-4, 1e3))
+
+    for k, (epsilon, ratios) in enumerate(found["forecast"].items()):
+        right.plot(SIZES, wider(ratios), color=f"C{k + 3}", label=f"forecast, epsilon = {epsilon}")
+    measured = wider([*found["widths"].values()])
+    right.plot(sizes, measured, "o", color="C4", label="measured, epsilon = 1")
+    right.set(xscale="log", yscale="log", ylabel="wider than without privacy, %", title="Accuracy")
+    right.legend(frameon=False)
+    right.yaxis.set_major_formatter("{x:g}")
+    for ax in (left, right):
+        ax.set_xlabel("records")
+        ax.spines[["top", "right"]].set_visible(False)
+    return fig
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--forecast", action="store_true", help="make the forecasts anew")
+    if parser.parse_args().forecast:
+        STORE.write_text(json.dumps(forecast(), indent=1) + "\n")
+    found = stored()
+    figure(found).savefig(PICTURE, dpi=110, metadata={"Comment": digest(found)})
+    print(caption(found))
+
+
+if __name__ == "__main__":
+    main()
