@@ -1,20 +1,13 @@
 """Time and accuracy against the number of records: the figure of docs/benchmarks.md.
 
-    python experiments/overview_figure.py               # draws it, from stored results
-    python experiments/overview_figure.py --forecast    # makes the forecasts anew, in two minutes
+    python experiments/overview_figure.py
 
-Times and measured widths are those that other scripts have stored: ``out_of_core.json``, ``scores_experiments.json``,
-and ``tests/benchmarks/results.json``. Forecasts are those of ``dp.plan`` for the model of ``scores_experiments.py``
-(logistic, four coefficients); they are stored in ``overview_figure.json``.
+It draws what other scripts have stored: ``out_of_core.json``, ``scores_experiments.json``, ``limits.json`` (forecasts
+for the same logistic model with four coefficients), and ``tests/benchmarks/results.json``.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import hashlib
 import json
 import sys
@@ -23,33 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-import pymc_dp as dp
-
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scores_experiments import DELTA, SETTINGS, model_of
+import limits
+
+from scores_experiments import SETTINGS
 
 HERE = Path(__file__).parent
-STORE = Path(__file__).with_suffix(".json")
 PICTURE = HERE.parent / "docs" / "_static" / "overview.png"
-EPSILONS = (0.25, 1.0, 4.0)
-SIZES = (300, 1000, 3000, 10_000, 30_000, 100_000)
 #: Settings of ``scores_experiments.py`` that differ in nothing but the number of records, at epsilon = 1.
 MEASURED = ("logistic_300", "logistic_1000", "logistic_3000", "logistic_20000")
-
-
-def forecast() -> dict[str, list[float]]:
-    """Expected posterior standard deviation, relative to the one without privacy, by epsilon and size."""
-    found: dict[str, list[float]] = {}
-    for n in SIZES:
-        x = np.random.default_rng(n).normal(size=(n, 3))
-        model = model_of("logistic", x, np.zeros(n, dtype=int))
-        for epsilon in EPSILONS:
-            plan = dp.plan(
-                epsilon=epsilon, delta=DELTA, model=model, covariates="public", random_seed=1
-            )
-            found.setdefault(f"{epsilon:g}", []).append(round(float(plan.sd_ratios["b"].mean()), 5))
-    return found
 
 
 def stored() -> dict[str, dict]:
@@ -67,7 +43,7 @@ def stored() -> dict[str, dict]:
         },
         "pass": dict(zip(disk["growth"]["n"], disk["growth"]["seconds"])),
         "penalty": {n: penalty[f"N = {n}, d = 20"] * 1e-6 for n in ("1e4", "1e5", "1e6")},
-        "forecast": json.loads(STORE.read_text()),
+        "forecast": {f"{e:g}": [r for _, r in limits.lines()[4, e]] for e in limits.EPSILONS},
     }
 
 
@@ -78,7 +54,7 @@ def wider(ratios: list[float]) -> np.ndarray:
 
 def caption(found: dict[str, dict]) -> str:
     """The numbers that stand below the figure."""
-    ratios = dict(zip(SIZES, wider(found["forecast"]["1"])))
+    ratios = dict(zip(limits.RECORDS, wider(found["forecast"]["1"])))
     few, many = MEASURED[0], MEASURED[-1]
     small, large = wider([found["widths"][few], found["widths"][many]])
     return (
@@ -111,7 +87,9 @@ def figure(found: dict[str, dict]):
     left.set(xscale="log", yscale="log", ylabel="seconds", title="Time", ylim=(1e-4, 1e3))
 
     for k, (epsilon, ratios) in enumerate(found["forecast"].items()):
-        right.plot(SIZES, wider(ratios), color=f"C{k + 3}", label=f"forecast, epsilon = {epsilon}")
+        right.plot(
+            limits.RECORDS, wider(ratios), color=f"C{k + 3}", label=f"forecast, epsilon = {epsilon}"
+        )
     measured = wider([*found["widths"].values()])
     right.plot(sizes, measured, "o", color="C4", label="measured, epsilon = 1")
     right.set(xscale="log", yscale="log", ylabel="wider than without privacy, %", title="Accuracy")
@@ -124,10 +102,6 @@ def figure(found: dict[str, dict]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--forecast", action="store_true", help="make the forecasts anew")
-    if parser.parse_args().forecast:
-        STORE.write_text(json.dumps(forecast(), indent=1) + "\n")
     found = stored()
     figure(found).savefig(PICTURE, dpi=110, metadata={"Comment": digest(found)})
     print(caption(found))
