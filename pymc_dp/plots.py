@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.checks.predictive_check import PrivatePPC
+from pymc_dp.checks.check_result import PrivatePPC
 from pymc_dp.planning.plan import Plan
 
 __all__ = ["plot_plan", "plot_ppc"]

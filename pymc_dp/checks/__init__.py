@@ -4,7 +4,8 @@
 their predictive law (``predictive_law.py``).
 """
 
-from pymc_dp.checks.predictive_check import CheckedStatistic, PrivatePPC, private_ppc
+from pymc_dp.checks.check_result import CheckedStatistic, PrivatePPC
+from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.checks.statistics_of_records import GroupMeans
 
 __all__ = ["CheckedStatistic", "GroupMeans", "PrivatePPC", "private_ppc"]
