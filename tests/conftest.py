@@ -93,12 +93,16 @@ def data_are_new():
 
 
 @pytest.fixture(scope="module")
-def short_warm_up():
-    """Chains of DPScore warm up for 40 iterations in place of 400: where it does not matter what they draw."""
-    from pymc_dp.scores import score_step
+def quick_scores():
+    """A tenth of the simulated records, and of the warm-up of DPScore: where it does not matter how well chains move."""
+    from pymc_dp.planning import local_information
+    from pymc_dp.scores import fit_check, linearized, score_step
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_step, "_WARMUP", (10, 10, 20))
+        patch.setattr(fit_check, "_LEAST", 10_000)
+        for module in (linearized, local_information):
+            patch.setattr(module, "_N_SIMULATED", 2000)
         yield
 
 

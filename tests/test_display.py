@@ -146,7 +146,7 @@ def light(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def compiled(short_warm_up):
+def compiled(quick_scores):
     """Objects of a compiled model."""
     y = np.append(np.random.default_rng(1).normal(size=299), SECRET)
     model = _normal(y)

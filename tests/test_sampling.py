@@ -21,9 +21,11 @@ from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.publishing import warn_of_chains
 from pymc_dp.scores.results import joint_report
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+    pytest.mark.filterwarnings("ignore:The chains disagree:UserWarning"),
+    pytest.mark.usefixtures("quick_scores"),
+]
 
 N = 400
 X = np.column_stack([np.ones(N), np.random.default_rng(1).normal(size=N)])

@@ -335,7 +335,7 @@ def metropolis():
 
 
 @pytest.fixture(scope="module")
-def world(short_warm_up):
+def world(quick_scores):
     return World()
 
 

@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import DPScore, PrivateScores
+from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import ScoreRelease, linearized, score_step
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -112,7 +113,8 @@ def ranks(name, method="records", seed=1, n_sets=SETS, **options):
     rng = np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_step, "_WARMUP", (25, 25, 50))
-        patch.setattr(linearized, "_N_SIMULATED", 3000)
+        for module in (linearized, local_information):
+            patch.setattr(module, "_N_SIMULATED", 3000)
         return np.array([rank(name, method, rng, **options) for _ in range(n_sets)])
 
 
