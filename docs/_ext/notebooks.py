@@ -22,11 +22,10 @@ CARD = """\
 
 {text}
 
-```{{card-footer}}
-{badges}
-```
+{footer}
 :::
 """
+FOOTER = "```{{card-footer}}\n{badges}\n```"
 
 
 def write(path, content):
@@ -91,9 +90,10 @@ class Notebooks(SphinxDirective):
             self.env.note_dependency(str(path))
             notebook = json.loads(path.read_text())
             heading = title(notebook)
-            badges = " ".join(f"{{bdg-secondary-line}}`{tag}`" for tag in tags(notebook)) or "-"
+            badges = " ".join(f"{{bdg-secondary-line}}`{tag}`" for tag in tags(notebook))
             alt = f"Figure of the notebook {heading}"
-            cards.append(CARD.format(title=heading, name=name, alt=alt, text=text, badges=badges))
+            footer = FOOTER.format(badges=badges) if badges else ""
+            cards.append(CARD.format(title=heading, name=name, alt=alt, text=text, footer=footer))
         grid = "::::{grid} 1 2 3 3\n:gutter: 3\n\n" + "\n".join(cards) + "::::"
         return self.parse_text_to_nodes(grid)
 
