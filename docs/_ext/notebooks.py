@@ -43,7 +43,10 @@ def title(notebook):
 
 def tags(notebook):
     """What a notebook is about, from its metadata."""
-    return notebook["metadata"].get("pymc_dp", {}).get("tags", [])
+    found = notebook["metadata"].get("pymc_dp", {}).get("tags")
+    if not found:
+        raise ValueError(f"the notebook {title(notebook)!r} has no tags: metadata, pymc_dp, tags")
+    return found
 
 
 def thumbnail(notebook):
@@ -91,7 +94,7 @@ class Notebooks(SphinxDirective):
             self.env.note_dependency(str(path))
             notebook = json.loads(path.read_text())
             heading = title(notebook)
-            badges = " ".join(f"{{bdg-secondary-line}}`{tag}`" for tag in tags(notebook)) or "-"
+            badges = " ".join(f"{{bdg-secondary-line}}`{tag}`" for tag in tags(notebook))
             alt = f"Figure of the notebook {heading}"
             cards.append(CARD.format(title=heading, name=name, alt=alt, text=text, badges=badges))
         grid = "::::{grid} 1 2 3 3\n:gutter: 3\n\n" + "\n".join(cards) + "::::"

@@ -60,7 +60,9 @@ def test_every_notebook_is_in_the_gallery():
 def test_cards_have_pictures_and_tags(extension, path):
     notebook = json.loads(path.read_text())
     assert extension.thumbnail(notebook).startswith(b"\x89PNG")
-    assert all(isinstance(tag, str) and tag for tag in extension.tags(notebook))
+    tags = extension.tags(notebook)
+    assert tags and all(isinstance(tag, str) and tag for tag in tags)
+    assert notebook["metadata"]["pymc_dp"]["authors"]
     assert extension.title(notebook)[0].isupper()
 
 
