@@ -128,7 +128,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_faults_are_found(damage):
-    damaged = copy.deepcopy(NOTEBOOKS["hierarchical"])
+    damaged = copy.deepcopy(NOTEBOOKS["workflow"])
     DAMAGES[damage](damaged)
     assert faults(damaged) != []
 
