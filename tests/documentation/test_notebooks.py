@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WATERMARK = "%load_ext watermark\n%watermark -n -u -v -iv -w -p pymc_dp,pymc,pytensor,arviz"
 #: Code for CI and for the look of figures, which the pages show folded.
 SCAFFOLDING = r"PYMC_DP_SMALL|if (not )?small\b|rcParams|warnings\.(filter|simplefilter)|logging\."
+LOCAL_PATH = r"(?<![\w.])/(?:home|root|work|usr|var|tmp/ipykernel)[\w-]*/\S*"
 #: Does not follow these rules yet.
 EXCEPTIONS = {"quickstart"}
 
@@ -70,6 +71,12 @@ def readable(notebook):
             yield f"scaffolding is not hidden: {cell['id']}"
 
 
+def printed(output):
+    """The text of an output, without figures."""
+    shown = [text for kind, text in output.get("data", {}).items() if kind.startswith("text/")]
+    return "\n".join("".join(text) for text in (output.get("text", ""), *shown))
+
+
 def executed(notebook):
     """Outputs are those of one run from top to bottom; the last names the versions, none a folder."""
     cells = code_cells(notebook)
@@ -78,8 +85,7 @@ def executed(notebook):
     outputs = [output for cell in cells for output in cell["outputs"]]
     if any(output["output_type"] == "error" for output in outputs):
         yield "an output is an error"
-    printed = "".join("".join(o.get("text", [])) + json.dumps(o.get("data", {})) for o in outputs)
-    if folders := re.findall(r"[\s\"'](/(?:home|root|work|usr|var|tmp/ipykernel)\S*)", printed):
+    if folders := [x for o in outputs for x in re.findall(LOCAL_PATH, printed(o))]:
         yield f"an output has a local path: {folders[0]}"
     if source(notebook["cells"][-1]) != WATERMARK or "pymc_dp" not in json.dumps(
         notebook["cells"][-1]["outputs"]
