@@ -49,7 +49,9 @@ def connected():
     connections, processes = [], []
     for number in numbers:
         ours, theirs = context.Pipe()
-        process = context.Process(target=hospital, args=(number, others[number], theirs))
+        process = context.Process(
+            target=hospital, args=(number, others[number], theirs)
+        )
         process.start()
         connections.append(ours)
         processes.append(process)

@@ -49,13 +49,17 @@ def without_privacy(X, owner):
     with pm.Model(coords={"name": NAMES}):
         beta = pm.Normal("beta", 0, 2.5, dims="name")
         owners = np.bincount(which, weights=owner).astype(int)
-        pm.Binomial("owners", n=np.bincount(which), logit_p=groups @ beta, observed=owners)
+        pm.Binomial(
+            "owners", n=np.bincount(which), logit_p=groups @ beta, observed=owners
+        )
         return pm.sample(1000, tune=1000, chains=2, progressbar=False, random_seed=1)
 
 
 def draw(results, n, path):
     """Draw the posteriors beside each other: means, 50 % and 90 % intervals."""
-    figure, axes = plt.subplots(1, 4, figsize=(11, 2.4), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(
+        1, 4, figsize=(11, 2.4), layout="constrained", sharey=True
+    )
     for i, (name, axis) in enumerate(zip(NAMES, axes, strict=True)):
         for height, (label, idata) in enumerate(results.items()):
             draws = np.asarray(idata.posterior["beta"])[..., i].ravel()
@@ -74,13 +78,21 @@ def main():
     """Run everything and draw the picture."""
     X, owner = load()
     private = dp.sample(
-        epsilon=1.0, delta=1e-6, model=ownership(X, owner), covariates="public", progressbar=False
+        epsilon=1.0,
+        delta=1e-6,
+        model=ownership(X, owner),
+        covariates="public",
+        progressbar=False,
     )
     print(az.summary(private, kind="stats", round_to=3)[["mean", "sd"]], "\n")
     print(dp.PrivacyReport.of(private), "\n")
     exact = without_privacy(X, owner)
     print(az.summary(exact, kind="stats", round_to=3)[["mean", "sd"]])
-    draw({"no privacy (NUTS)": exact, "epsilon = 1": private}, len(owner), "quickstart.png")
+    draw(
+        {"no privacy (NUTS)": exact, "epsilon = 1": private},
+        len(owner),
+        "quickstart.png",
+    )
     print("wrote quickstart.png")
 
 

@@ -77,10 +77,10 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that define all names themselves.
 COMPLETE = {
-    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "many_machines", "own_step", "privatized", "several_analyses", "sghmc", "tutorial"
+    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "many_machines", "own_step", "privatized", "several_analyses", "sghmc"
 }  # fmt: skip
 LONG = {
-    "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "larger_than_memory", "many_machines", "noisy_scores", "planning", "private_covariates", "privatized", "sghmc", "tutorial"
+    "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "larger_than_memory", "many_machines", "noisy_scores", "planning", "private_covariates", "privatized", "sghmc"
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def strings():
 
 
 def test_messages_that_are_explained_exist():
-    table = (ROOT / "docs" / "tutorial.md").read_text().split("| message |")[1]
+    table = (ROOT / "docs" / "messages.md").read_text().split("| message |")[1]
     phrases = re.findall(r"\*([^*]+)\*", "".join(re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)))
     messages = strings()
     assert len(phrases) > 10
