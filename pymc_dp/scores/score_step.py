@@ -34,7 +34,8 @@ _WARMUP = (50, 50, 100, 200)
 #: Moves of parameters and records together in each iteration, if they are ever accepted.
 _N_BOTH = 3
 _LEAST_ACCEPTANCE = 0.01
-#: Part of the iterations with a trajectory where more than so many transport moves are accepted.
+#: Part of the iterations with a trajectory where more than so many transport moves are accepted, in models without
+#: hyperparameters.
 _FEW_TRAJECTORIES, _GOOD_ACCEPTANCE = 0.2, 0.4
 #: First states of chains are this much wider than the posterior, so that R-hat can see a failure.
 _OVERDISPERSION = 1.5
@@ -344,7 +345,9 @@ class _SumsChain:
                 accepted.append(stats["transport_acceptance_rate"])
             part = float(np.mean(accepted))  # NaN where no transport was tried
             self._transported = part > _LEAST_ACCEPTANCE
-            self._trajectories = _FEW_TRAJECTORIES if part > _GOOD_ACCEPTANCE else 1.0
+            # Hyperparameters are moved with the trajectories.
+            is_good = part > _GOOD_ACCEPTANCE and not self._target.has_hyperparameters
+            self._trajectories = _FEW_TRAJECTORIES if is_good else 1.0
 
 
 def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:

@@ -233,6 +233,11 @@ class NormalSums(Shown):
         factor = self._temperature
         return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
 
+    @property
+    def has_hyperparameters(self) -> bool:
+        """Whether there are parameters on which no score depends."""
+        return self._noncentring is not None
+
     def update_parameters(
         self, state: SumState, step_size: float, rng: np.random.Generator
     ) -> float:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import pickle
 import warnings
 
+import arviz as az
 import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPScore, PrivateScores
+from pymc_dp import DPScore, PrivacyBudget, PrivateScores, private_scores
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step
 from pymc_dp.scores.results import warn_of_distance
+from pymc_dp.scores.sum_law import NormalSums
 from tests.scores.score_models import CASES, public, released, simulator_of, template
 
 CASE = CASES["location_scale"]
@@ -156,3 +158,38 @@ def test_two_models_are_refused():
         pm.Normal("y", mu, sigma, observed=np.zeros(4))
     with pytest.raises(ValueError, match="model"):
         DPScore(scores(), simulator=simulator(), model=other)
+
+
+def step_of_groups(seed=1):
+    """Method "normal" on six groups whose rates have hyperparameters."""
+    rng, group = np.random.default_rng(seed), np.repeat(np.arange(6), 200)
+    probabilities = 1 / (1 + np.exp(-rng.normal(-1, 0.3, 6)))[group]
+    with pm.Model() as model:
+        theta = pm.Normal("theta", pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), shape=6)
+        y = (rng.random(len(group)) < probabilities).astype(int)
+        pm.Bernoulli("y", logit_p=theta[group], observed=y)
+    simulator = Simulator(model, covariates="public")
+    budget = PrivacyBudget(4.0, 1e-6, chains=1)
+    guess = {"mu": -1.0, "tau": 0.3, "theta": np.full(6, -1.0)}
+    scores = private_scores(simulator, budget=budget, guess=guess, random_seed=seed)
+    return DPScore(scores, simulator=simulator, method="normal")
+
+
+def effective_draws(step, n_draws=300):
+    """The smallest number among the hyperparameters, on average over two chains."""
+    found = []
+    for seed in (1, 2):
+        step.set_rng(np.random.default_rng(seed))
+        points = [step.step({})[0] for _ in range(n_draws)]
+        draws = np.array([[point["mu"], point["tau_log__"]] for point in points])
+        found.append(az.ess(az.convert_to_dataset(draws[None])).x.values.min())
+    return np.mean(found)
+
+
+@pytest.mark.slow
+def test_hyperparameters_move_in_every_iteration(monkeypatch):
+    """Transport moves, which hardly move them, are accepted so often here that trajectories would be rare."""
+    step = step_of_groups()
+    found = effective_draws(step)
+    monkeypatch.setattr(NormalSums, "has_hyperparameters", False)
+    assert found > 75 > effective_draws(step)
