@@ -13,6 +13,7 @@ import pymc as pm
 from pymc_dp.arguments import as_integer, check_named
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.host_arguments import check_seed
+from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
 from pymc_dp.planning.random_walk import plan_random_walk
 from pymc_dp.planning.simulator import (
@@ -284,7 +285,7 @@ def _simulator(
     """The given simulator, or a new one with these options; either may be used with this budget."""
     if simulator is None:
         check_number_is_public(budget, options["covariates"], options["n_records"])
-        return Simulator(**options)
+        return simulator_of(**options)
     unset = {"public": len(options["public"]) == 0, "temperature": options["temperature"] == 1.0}
     given = [n for n, value in options.items() if not unset.get(n, value is None)]
     if given:

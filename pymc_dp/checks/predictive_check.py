@@ -24,6 +24,7 @@ from pymc_dp.checks.statistics_of_records import (
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -204,7 +205,7 @@ def _step(
     if budget.adjacency.value != scores.adjacency:
         raise ValueError(f"The budget's adjacency is {budget.adjacency.value}, that of the scores {scores.adjacency}: they must agree.")  # fmt: skip
     if simulator is None:
-        simulator = Simulator(model, covariates=covariates)
+        simulator = simulator_of(model, covariates=covariates)
     elif covariates is not None or model not in (None, simulator.model):
         raise TypeError("model and covariates are those of the simulator: leave out.")
     simulator.check_budget(budget)

@@ -26,6 +26,7 @@ from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import PredictiveDifference
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -265,7 +266,7 @@ def _compiled(
     covariates = options.pop("covariates")
     if has_bound and covariates is None:
         return model, RecordLikelihood(model, **options), None
-    simulator = Simulator(model, covariates=covariates, **options)
+    simulator = simulator_of(model, covariates=covariates, **options)
     return model, simulator.likelihood, simulator
 
 

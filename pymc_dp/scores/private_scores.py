@@ -11,6 +11,7 @@ import pymc as pm
 from pymc_dp.arguments import as_float
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.host_arguments import check_seed
+from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import (
     Guess,
     Simulator,
@@ -124,7 +125,7 @@ def private_scores(
     """
     with shown(progressbar):
         if simulator is None:
-            simulator = Simulator(
+            simulator = simulator_of(
                 model, covariates=covariates, records=records, stand_in_records=stand_in_records, public=public,
                 n_records=n_records,
             )  # fmt: skip

@@ -14,6 +14,7 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_dp.display import Shown
 from pymc_dp.model.graphs.compiling import quiet_compilers
+from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
 from pymc_dp.scores.clipped_scores import ClippedScores
@@ -139,7 +140,7 @@ class DPScore(Shown, BlockedStep):
         if simulator is not None and model not in (None, simulator.model):
             raise ValueError("model= is another model than that of the simulator: leave out.")
         if simulator is None:
-            simulator = Simulator(modelcontext(model), covariates=covariates)
+            simulator = simulator_of(modelcontext(model), covariates=covariates)
         simulator = corrected(simulator, scores.moments, scores.n_records, scores.stand_in)
         model, likelihood = simulator.model, simulator.likelihood
         self.vars = list(model.value_vars)
