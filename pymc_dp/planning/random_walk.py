@@ -54,6 +54,8 @@ _RULES: dict[type[DPStep], tuple[_Rule, ...]] = {
 }
 #: Draws from the law of a proposal's length, for the price of a typical one.
 _N_DISTANCES = 2000
+#: Errors up to so many times the least are as good: forecasts are not more accurate.
+_EQUAL = 1.05
 #: Fewer effective draws than this are reported.
 _FEW_EFFECTIVE = 30
 
@@ -72,7 +74,7 @@ def plan_random_walk(step: type[DPStep], problem: PlanningProblem) -> Planned:
     ]
     if not candidates:
         raise budget_too_small(problem)
-    best = min(candidates, key=lambda c: c.forecast.error)
+    best = _chosen(candidates)
     settings, family = _step_settings(step, best, posterior, problem)
     draws = affordable_draws(
         problem.remaining, problem.price(family), problem.budget.chains, best.forecast.draws
@@ -93,6 +95,13 @@ def plan_random_walk(step: type[DPStep], problem: PlanningProblem) -> Planned:
         notes=notes,
         builder=functools.partial(_build, step, problem, settings),
     )
+
+
+def _chosen(candidates: list[Candidate]) -> Candidate:
+    """Of the candidates with next to the least error, the one that clips the fewest records: it depends least on the model."""
+    least = min(candidate.forecast.error for candidate in candidates)
+    equal = [c for c in candidates if c.forecast.error <= _EQUAL * least]
+    return min(equal, key=lambda c: (c.forecast.clipped, c.forecast.error))
 
 
 def _build(

@@ -21,6 +21,7 @@ from pymc_dp import (
 )
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.planning import Candidate, Forecast, PrivateStart
+from pymc_dp.planning.random_walk import _chosen
 from pymc_dp.planning.simulated_posterior import SimulatedPosterior
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
 
@@ -233,6 +234,17 @@ def test_the_table_has_the_settings_that_vary(planned):
         assert float(row[1]) == pytest.approx(settings["clip_bound"], rel=1e-3)
     shown = planned._repr_html_()
     assert shown.count("<tr>") == 9 and "<th>clip bound</th>" in shown
+
+
+def test_of_equal_candidates_the_one_that_clips_least_is_chosen():
+    made = [
+        Candidate({"number": k}, Forecast(50.0, 1e12, clipped, bias=error))
+        for k, (clipped, error) in enumerate(
+            [(0.02, 1.0), (0.0, 1.06), (0.01, 1.049), (0.01, 1.04)]
+        )
+    ]
+    assert _chosen(made).settings == {"number": 3}
+    assert _chosen(made[:2]).settings == {"number": 0}
 
 
 def test_errors_of_a_forecast():
