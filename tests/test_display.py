@@ -32,7 +32,10 @@ from pymc_dp.steps.base import DPStep
 from tests import test_sites
 from tests.test_public import PLACES
 
-pytestmark = pytest.mark.filterwarnings("ignore::pymc_dp.errors.PrivacyLeakWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pymc_dp.errors.PrivacyLeakWarning"),
+    pytest.mark.filterwarnings("ignore:fit check"),  # of chains that hardly warm up
+]
 
 #: A report is longer if there are many claims: it states all of them.
 LONGEST_LINE, LONGEST_TEXT, MOST_LINES = 700, 2500, 30

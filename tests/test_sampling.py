@@ -21,11 +21,9 @@ from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.publishing import warn_of_chains
 from pymc_dp.scores.results import joint_report
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
-    pytest.mark.filterwarnings("ignore:The chains disagree:UserWarning"),
-    pytest.mark.usefixtures("quick_scores"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
+)
 
 N = 400
 X = np.column_stack([np.ones(N), np.random.default_rng(1).normal(size=N)])

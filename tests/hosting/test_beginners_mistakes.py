@@ -19,7 +19,10 @@ from pymc_dp.errors import LedgerError, PrivacyLeak
 from pymc_dp.privacy.budget.ledger import main
 from pymc_dp.scores import score_plan
 
-pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
+    pytest.mark.filterwarnings("ignore:fit check"),  # of chains that hardly warm up
+]
 
 N = 40
 RNG = np.random.default_rng(1)
