@@ -22,7 +22,9 @@ from pymc_dp.publishing import warn_of_chains
 from pymc_dp.scores.results import joint_report
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:PyTensor could not link to a BLAS", "ignore:The chains disagree:UserWarning"
+    "ignore:PyTensor could not link to a BLAS",
+    "ignore:The chains disagree:UserWarning",
+    "ignore:fit check",
 )
 
 N = 400
