@@ -94,11 +94,10 @@ def _parts(model: pm.Model, roots: list[Any]) -> Iterator[Any]:
         array = stored(root)
         digest = new_digest(f"{array.dtype.str}{array.shape}")
         digest.update(array.tobytes())
-        yield root
-        yield digest.digest()
+        yield from (root, array, digest.digest())
 
 
 def _roots(model: pm.Model) -> list[Any]:
-    """Arrays that the model depends on, those that decide about shapes included."""
-    variables = [*model.basic_RVs, *model.potentials, *observed_values(model)]
+    """Arrays that the model depends on, those that decide about shapes included, and all that ``pm.set_data`` replaces."""
+    variables = [*model.basic_RVs, *model.potentials, *observed_values(model), *model.data_vars]
     return [v for v in dict.fromkeys(ancestors(variables)) if is_array_root(v)]

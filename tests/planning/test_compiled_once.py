@@ -37,6 +37,7 @@ def model_of(y=None, n=40):
         mu = pm.Normal("mu", 0, pm.Data("scale", 3.0), dims="k")
         x = pm.Data("x", np.linspace(0, 1, len(y)))
         pm.Normal("y", mu[0] + mu[1] * x, 1, observed=y)
+        pm.Data("unused", np.zeros(3))
     return model
 
 
@@ -81,6 +82,8 @@ CHANGES = {
     "observed value": in_place,
     "covariate": lambda model: model.set_data("x", np.linspace(0, 2, 40)),
     "prior": lambda model: model.set_data("scale", 4.0),
+    "unused data": lambda model: model.set_data("unused", np.zeros(3)),
+    "equal covariate": lambda model: model.set_data("x", np.linspace(0, 1, 40)),
     "the same data again": lambda model: None,
 }
 
@@ -156,10 +159,14 @@ def test_settings_of_the_compiler_and_other_threads(fast):
 def test_copies_have_none_and_a_deleted_model_is_freed(fast):
     model = model_of()
     first = weakref.ref(simulator_of(model, covariates="public"))
-    for copied in (copy.copy(model), cloudpickle.loads(cloudpickle.dumps(model))):
+    pickled = cloudpickle.loads(cloudpickle.dumps(model))
+    assert vars(pickled)[compiled_once._NAME].simulator is None
+    shallow = object.__new__(pm.Model)
+    vars(shallow).update(vars(model))
+    for copied in (shallow, copy.copy(model), pickled):
         assert simulator_of(copied, covariates="public") is not first()
     assert simulator_of(model, covariates="public") is first()
-    del model, copied
+    del model, copied, shallow, pickled
     gc.collect()
     assert first() is None
 
@@ -176,8 +183,12 @@ def test_a_second_plan_compiles_nothing_and_new_data_are_seen(monkeypatch):
     terms = {"delta": 1e-6, "model": model, "random_seed": 1, "progressbar": False}
     first, second = (dp.plan(epsilon=epsilon, **terms) for epsilon in (2.0, 4.0))
     assert len(compiled) == 1 and first.simulator is second.simulator
+    pm.set_data(
+        {"data": np.zeros(60)}, model
+    )  # a plan is refused after it, even if values are equal
+    dp.plan(epsilon=2.0, **terms).release(progressbar=False)
     pm.set_data({"data": np.ones(60)}, model)
     third = dp.plan(epsilon=2.0, **terms)
-    assert len(compiled) == 2
+    assert len(compiled) == 3
     at = np.ones(1)
     assert third.simulator.likelihood.logp(at).sum() > first.simulator.likelihood.logp(at).sum()
