@@ -179,7 +179,8 @@ class Simulator(Shown):
             )
         #: With all simulated records, if this one keeps some, which released moments have chosen.
         self.whole: Simulator = self
-        self.moments: object = None
+        #: What was last computed with all of them: releases, and a simulator with rows that have their moments.
+        self.latest: Any = None
         self._given_number = n_records
         self.n_records = n_records or self.likelihood.n_records
 
@@ -188,10 +189,10 @@ class Simulator(Shown):
         covariates = self.covariates if isinstance(self.covariates, str | None) else "stand-in"
         return f"Simulator(n_records={self.n_records}, parameters={names}, covariates={covariates})"
 
-    def keeping(self, rows: np.ndarray, moments: object) -> Simulator:
+    def keeping(self, rows: np.ndarray) -> Simulator:
         """The same with some of the simulated records only, by number, which released moments have chosen."""
         subset = copy.copy(self)
-        subset.simulated, subset.moments = self.simulated.keeping(rows), moments
+        subset.simulated = self.simulated.keeping(rows)
         return subset
 
     def standing_in(self, stand_in: StandIn | None) -> Simulator:
@@ -200,7 +201,7 @@ class Simulator(Shown):
             return self
         if self._latest is None or self._latest.stand_in is not stand_in:
             self._latest = new = copy.copy(self.whole)
-            new.whole, new.stand_in, new.moments = new, stand_in, None
+            new.whole, new.stand_in, new.latest = new, stand_in, None
             new._make_up(stand_in)
         return self._latest
 
@@ -210,6 +211,10 @@ class Simulator(Shown):
             name: np.asarray(row, self.model[name].dtype) for name, row in stand_in.rows.items()
         }
         self.covariates = pm.do(self.model, rows)
+        # pm.do changes the order of the variables, but parameters are vectors in the order of the model.
+        order = [rv.name for rv in self.model.basic_RVs]
+        for variables in (self.covariates.free_RVs, self.covariates.observed_RVs):
+            variables.sort(key=lambda rv: order.index(rv.name))
         self.simulated = SimulatedRecords(self.covariates, public=[*self.public, *rows])
 
     def check_budget(self, budget: PrivacyBudget) -> None:

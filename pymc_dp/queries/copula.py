@@ -8,14 +8,16 @@ from itertools import combinations
 
 import numpy as np
 
-from scipy.special import ndtr
+from scipy import optimize, special
 
-__all__ = ["Margin", "correlations_of", "nearest_probabilities"]
+__all__ = ["Margin", "correlations_of", "nearest_probabilities", "smooth_probabilities"]
 
 #: Standard deviation of a correlation before it is released, and the largest one of a copula.
 _PRIOR_SD, _MOST = 0.5, 0.99
 #: Points and correlations at which the products of a copula's scores are simulated.
 _N_POINTS, _CORRELATIONS = 8192, np.linspace(-_MOST, _MOST, 67)
+#: Weights of the penalty on third differences of log-probabilities, in the order in which they are tried.
+_WEIGHTS = 10.0 ** np.arange(6, -5, -1)
 
 
 def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
@@ -25,6 +27,35 @@ def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
     last = np.flatnonzero(descending > excess)[-1]
     found = np.maximum(vector - excess[last], min(noise_sd, 1 / len(vector)) / 2)
     return found / found.sum()
+
+
+def smooth_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np.ndarray:
+    r"""Probabilities of equal parts of a range that are as smooth as noisy counts allow (Silverman 1982).
+
+    Third differences of the log-probabilities are penalized, so that uniform, exponential and normal laws are
+    not. The weight of the penalty is the largest with which counts differ from their means by no more than the noise
+    does: the mean of the squares is :math:`\sigma^2` (Morozov). If none is small enough, probabilities are the nearest
+    ones.
+    """
+    third = np.diff(np.eye(len(counts)), 3, axis=0)
+    precision = third.T @ third
+
+    def fitted(logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        p = special.softmax(logs)
+        return p, (total * p - counts) / noise_sd
+
+    def loss(logs: np.ndarray, weight: float) -> tuple[float, np.ndarray]:
+        (p, errors), pull = fitted(logs), weight * precision @ logs
+        slope = total / noise_sd * p * (errors - p @ errors)
+        return errors @ errors / 2 + logs @ pull / 2, slope + pull
+
+    logs = np.log(nearest_probabilities(counts / total, noise_sd / total))
+    for weight in _WEIGHTS:
+        logs = optimize.minimize(loss, logs, args=(weight,), jac=True, method="BFGS").x
+        p, errors = fitted(logs)
+        if errors @ errors <= len(counts):
+            return p
+    return nearest_probabilities(counts / total, 0.0)
 
 
 class Margin:
@@ -37,7 +68,7 @@ class Margin:
 
     def places(self, normal: np.ndarray) -> np.ndarray:
         """The position whose rank is that of a standard normal number."""
-        ranks = ndtr(normal)
+        ranks = special.ndtr(normal)
         bins = np.searchsorted(self._below[1:-1], ranks, side="right")
         if self._is_category:
             return bins.astype(float)

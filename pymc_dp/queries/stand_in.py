@@ -1,8 +1,8 @@
 r"""private_stand_in(): made-up rows of private covariates, from their ranges and two noisy sums.
 
 1. **Marginals.** Counts of all columns in public bins (categories, or equal parts of a range): one release of
-   :math:`m` histograms, of L2 sensitivity :math:`\sqrt{2 m}` if a record is replaced. Noisy counts are projected on the
-   simplex.
+   :math:`m` histograms, of L2 sensitivity :math:`\sqrt{2 m}` if a record is replaced. Noisy counts of categories are
+   projected on the simplex; those of parts of a range are smoothed as much as their noise allows.
 2. **Dependence.** With the released distribution function of column ``j``, each value has a score
    :math:`g_j = \sqrt{12}\,(F_j - 1/2)`, its centred rank (the middle one for a category), of absolute value at most
    :math:`\sqrt 3`. The sum of the :math:`M = m (m - 1) / 2` products :math:`g_j g_k` is released. Its
@@ -17,7 +17,8 @@ References
 Xue (2000), Multivariate dispersion models generated from Gaussian copula,
 https://doi.org/10.1111/1467-9469.00201; Asghar, Ding, Rakotoarivelo, Mrabet, Kaafar (2020), Differentially private
 release of datasets using Gaussian copula, https://doi.org/10.29012/jpc.686; Duchi et al. (2008), Efficient projections
-onto the l1-ball, https://doi.org/10.1145/1390156.1390191.
+onto the l1-ball, https://doi.org/10.1145/1390156.1390191; Silverman (1982), On the estimation of a probability density
+function by the maximum penalized likelihood method, https://doi.org/10.1214/aos/1176345872.
 """
 
 from __future__ import annotations
@@ -44,7 +45,12 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
+from pymc_dp.queries.copula import (
+    Margin,
+    correlations_of,
+    nearest_probabilities,
+    smooth_probabilities,
+)
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.whole_budget import NO_PROTECTION, check_unused
 
@@ -239,7 +245,9 @@ def release_stand_in(
     total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
     ends = np.cumsum([len(count) for count in counts])[:-1]
     probabilities = tuple(
-        nearest_probabilities(count / total, law.sd / total if column.categories else 0.0)
+        nearest_probabilities(count / total, law.sd / total)
+        if column.categories
+        else smooth_probabilities(count, total, law.sd)
         for column, count in zip(columns, np.split(noisy, ends), strict=True)
     )
     correlations = np.eye(len(columns))

@@ -133,6 +133,11 @@ class SimulatedScores(Shown):
         return float(squares.sum()), float(np.sqrt(squares.max()))
 
     @property
+    def spread(self) -> np.ndarray:
+        """Covariance of the parameters around the position, as far as scores are nearly linear, shape ``(n_dim, n_dim)``."""
+        return min(self.prior_width, _NEAR) ** 2 * self.directions @ self.directions.T
+
+    @property
     def n_features(self) -> int:
         """Dimension of a release."""
         return self._vectors.shape[1]

@@ -34,7 +34,7 @@ from pymc_dp.scores.design import SimulatedScores
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
-from pymc_dp.scores.second_moments import corrected
+from pymc_dp.scores.second_moments import corrected_by
 
 __all__ = ["FitCheck", "check_fit", "release_histogram"]
 
@@ -160,7 +160,7 @@ def check_fit(
     release = next((r for r in reversed(scores.releases) if r.histogram is not None), None)
     if release is None or release.histogram is None:
         return None
-    simulator = corrected(simulator, scores.moments, scores.n_records, scores.stand_in)
+    simulator = corrected_by(simulator, scores)
     rng = np.random.default_rng(random_seed)
     if draws is None:
         features = ClippedScores(scores, simulator.simulated)

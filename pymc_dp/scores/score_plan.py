@@ -194,7 +194,9 @@ class ScorePlan(Shown):
             self.budget.adjacency.sensitivity_factor, OperatingSystemBits(),
         )  # fmt: skip
         try:
-            simulator = corrected(simulator, moments, simulator.n_records)
+            simulator = corrected(
+                simulator, moments, simulator.n_records, guess.theta, guess.spread
+            )
             simulated = SimulatedScores(simulator, guess.theta, self.rng)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return self

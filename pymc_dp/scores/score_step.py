@@ -23,7 +23,7 @@ from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
 from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
 from pymc_dp.scores.noncentring import PartialNoncentring
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.second_moments import corrected
+from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.sum_law import NormalSums, SumState
 
 __all__ = ["DPScore"]
@@ -141,7 +141,7 @@ class DPScore(Shown, BlockedStep):
             raise ValueError("model= is another model than that of the simulator: leave out.")
         if simulator is None:
             simulator = simulator_of(modelcontext(model), covariates=covariates)
-        simulator = corrected(simulator, scores.moments, scores.n_records, scores.stand_in)
+        simulator = corrected_by(simulator, scores)
         model, likelihood = simulator.model, simulator.likelihood
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):

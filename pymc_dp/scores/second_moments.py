@@ -5,14 +5,20 @@ the data, the information :math:`I` of a record is wrong, and so are the widths 
 the reference shifts it. The information is the second moment of the scores, so a part of the budget pays for
 a noisy sum of :math:`s_i s_i'`, with :math:`s_i = \operatorname{clip}_r(W' \nabla \ell_i(\theta_0))`, and the
 rows of the stand-in are weighted so that simulated scores have these moments: with :math:`g_j` the mean of
-:math:`s s'` for row ``j`` and :math:`\hat g` the noisy mean,
+:math:`s s'` for row ``j``, of outcomes that are drawn at the best estimate :math:`\hat\theta`, and :math:`\hat g`
+the noisy mean,
 
 .. math:: w_j \propto e^{\lambda' g_j}, \qquad
           \lambda = \arg\min \log \frac{1}{n} \sum_j e^{\lambda' (g_j - \hat g)} + \frac{\lambda' V \lambda}{2},
 
-where :math:`V` is the covariance of the noise over ``tau^2``. Without ``V`` these are the weights nearest to equal
-ones (in relative entropy) that have the moments; with it moments are shrunk towards those of the stand-in.
+where :math:`V` is the covariance, over ``tau^2``, of the noise and of what the error of :math:`\hat\theta` does to the
+moments, :math:`J \Sigma J'` with :math:`J = E[(s s') \nabla \ell']`. Without ``V`` these are the weights nearest to
+equal ones (in relative entropy) that have the moments; with it moments are shrunk towards those of the stand-in.
 Then rows are kept at random, with probabilities in proportion to their weights.
+
+Far from the data, the moments are those of residuals rather than of covariates. So :math:`\hat\theta` is the mean of
+the posterior given all sums, and weights and posterior are computed in turn. Before there are sums, it is the guess, and
+:math:`\Sigma` is that of the prior.
 
 **Sensitivity.** :math:`s s'` has Frobenius norm :math:`|s|^2 \le r^2`, and two such matrices have a Frobenius
 inner product of at least 0. So replacing a record changes the sum by at most :math:`\sqrt{2} r^2`, removing one by
@@ -39,12 +45,14 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.queries.stand_in import StandIn
-from pymc_dp.scores.releases import ScoreMoments
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.linearized import normal_posterior
+from pymc_dp.scores.releases import PrivateScores, ScoreMoments
 
 __all__ = [
     "MOST_PRODUCTS",
     "corrected",
+    "corrected_by",
     "moment_sensitivity",
     "n_products",
     "release_moments",
@@ -63,6 +71,8 @@ _N_SETS = 20
 _LARGEST = 0.98
 #: Rows that a stand-in must keep.
 _LEAST_ROWS = 50
+#: Times that weights and posterior are computed in turn.
+_N_TURNS = 3
 
 
 def n_products(d: int) -> int:
@@ -100,23 +110,42 @@ def release_moments(
 
 
 def row_weights(
-    moments: ScoreMoments, simulator: Simulator, n_records: int, rng: np.random.Generator
+    moments: ScoreMoments,
+    simulator: Simulator,
+    n_records: int,
+    theta: np.ndarray,
+    covariance: np.ndarray,
+    rng: np.random.Generator,
 ) -> np.ndarray:
-    """Weights of the simulated records with which their scores have the moments, with sum 1."""
+    """Weights of the simulated records with which their scores have the moments, with sum 1.
+
+    Parameters
+    ----------
+    moments, simulator, n_records
+    theta : array of shape (n_dim,)
+        Best estimate of the parameters, at which outcomes are drawn.
+    covariance : array of shape (n_dim, n_dim)
+        Of its error.
+    rng
+    """
     simulated = simulator.simulated
     means = np.zeros((simulated.n_records, len(moments.total)))
+    slope = np.zeros((len(moments.total), len(theta)))
     for _ in range(_N_SETS):
-        data = simulated.draw(moments.theta, rng)
+        data = simulated.draw(theta, rng)
         scores = simulated.gradients(moments.theta, data, None, moments.directions)
-        means += products(scores, moments.bound) / _N_SETS
+        found = products(scores, moments.bound)
+        means += found / _N_SETS
+        slope += found.T @ simulated.gradients(theta, data) / (len(found) * _N_SETS)
     differences = means - moments.total / n_records
-    penalty = (moments.noise_sd / (n_records * _PRIOR_SD)) ** 2
+    noise = (moments.noise_sd / n_records) ** 2 * np.eye(len(slope))
+    penalty = (noise + slope @ covariance @ slope.T) / _PRIOR_SD**2
 
     def loss(tilt: np.ndarray) -> tuple[float, np.ndarray]:
         powers = differences @ tilt
         weights = np.exp(powers - powers.max())
-        value = powers.max() + np.log(weights.mean()) + penalty * tilt @ tilt / 2
-        return value, weights @ differences / weights.sum() + penalty * tilt
+        value = powers.max() + np.log(weights.mean()) + tilt @ penalty @ tilt / 2
+        return value, weights @ differences / weights.sum() + penalty @ tilt
 
     tilt = optimize.minimize(loss, np.zeros(means.shape[1]), jac=True, method="L-BFGS-B").x
     powers = means @ tilt
@@ -126,21 +155,35 @@ def row_weights(
 
 def corrected(
     simulator: Simulator,
-    moments: ScoreMoments | None,
+    moments: ScoreMoments,
     n_records: int,
-    stand_in: StandIn | None = None,
+    theta: np.ndarray,
+    covariance: np.ndarray,
 ) -> Simulator:
-    """The simulator with the stand-in that was released, and its rows whose scores have the released moments.
+    """The simulator with those rows of its stand-in whose scores have the released moments; see :func:`row_weights`.
 
     The rows are the same in each call: their choice has a public seed.
     """
-    if stand_in is not None:
-        simulator = simulator.standing_in(stand_in)
-    if moments is None or simulator.moments is moments:
-        return simulator
     simulator, rng = simulator.whole, np.random.default_rng(0)
-    weights = row_weights(moments, simulator, n_records, rng)
+    weights = row_weights(moments, simulator, n_records, theta, covariance, rng)
     kept = rng.random(len(weights)) * np.quantile(weights, _LARGEST) < weights
     if kept.sum() < min(_LEAST_ROWS, len(weights)):
         kept[np.argsort(weights)[-_LEAST_ROWS:]] = True
-    return simulator.keeping(np.flatnonzero(kept), moments)
+    return simulator.keeping(np.flatnonzero(kept))
+
+
+def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
+    """The simulator with the stand-in that was released, and its rows whose scores have the released moments."""
+    simulator, moments = simulator.standing_in(scores.stand_in).whole, scores.moments
+    if moments is None:
+        return simulator
+    latest = simulator.latest
+    if latest is None or latest[0] is not scores.releases:
+        theta, found = scores.releases[-1].theta, simulator
+        for _ in range(_N_TURNS):
+            features, rng = ClippedScores(scores, found.simulated), np.random.default_rng(0)
+            posterior = normal_posterior(found, features, theta, scores.n_records, rng)
+            theta, covariance = posterior.mean, posterior.covariance
+            found = corrected(simulator, moments, scores.n_records, theta, covariance)
+        latest = simulator.latest = scores.releases, found
+    return latest[1]

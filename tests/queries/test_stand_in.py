@@ -17,7 +17,12 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries import Ranges, private_stand_in, stand_in
-from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
+from pymc_dp.queries.copula import (
+    Margin,
+    correlations_of,
+    nearest_probabilities,
+    smooth_probabilities,
+)
 from pymc_dp.queries.stand_in import StandIn, design_stand_in, release_stand_in, uniform_stand_in
 from pymc_dp.scores.releases import PrivateScores
 
@@ -292,3 +297,43 @@ def test_a_made_up_simulator_has_no_private_row():
     wanted = uniform_stand_in(COVARIATES, 60).rows
     assert all(np.array_equal(made_up[name], wanted[name]) for name in COVARIATES)
     assert RecordFunction(lambda x: x, {"x": model["x"].get_value()}).n_records == 60
+
+
+def test_parameters_of_simulated_records_have_the_order_of_the_model():
+    """pm.do changes the order of the variables; log-likelihoods and scores are those of the named parameters."""
+    rng = np.random.default_rng(4)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=2)
+        x = pm.Data("x", rng.normal(size=50))
+        tau = pm.Normal("tau")  # a parameter alone, before and after others
+        sigma = pm.HalfNormal("sigma", 2)
+        pm.Normal("z", tau, sigma, observed=rng.normal(size=50))
+        pm.Normal("y", b[0] + b[1] * x, sigma, observed=rng.normal(size=50))
+    simulator = Simulator(model, covariates=Ranges(x=(-4, 4)))
+    simulator = simulator.standing_in(uniform_stand_in(Ranges(x=(-4, 4)), 50))
+    theta = simulator.likelihood.ravel({"b": [3.0, -2.0], "tau": 5.0, "sigma_log__": -1.0})
+    z, y = simulator.simulated.draw(theta, rng)
+    rows = simulator.covariates["x"].get_value()
+    assert np.std(z - 5) == pytest.approx(np.exp(-1), rel=0.5)
+    assert np.std(y - 3 + 2 * rows) == pytest.approx(np.exp(-1), rel=0.5)
+    wanted = stats.norm.logpdf(z, 5, np.exp(-1)) + stats.norm.logpdf(y, 3 - 2 * rows, np.exp(-1))
+    np.testing.assert_allclose(simulator.simulated.logp(theta, [z, y]), wanted)
+
+
+@pytest.mark.parametrize("law", [stats.norm(0.5, 1), stats.expon(-4, 2), stats.uniform(-4, 8)])
+def test_smooth_counts_are_nearer_to_the_data(law):
+    """On average over noise; those without noise are kept, and so is a spike."""
+    edges, rng = np.linspace(-4, 4, 17), np.random.default_rng(5)
+    counts = np.histogram(law.rvs(3000, random_state=rng).clip(-4, 4), edges)[0].astype(float)
+    errors = []
+    for _ in range(20):
+        noisy = counts + 60 * rng.standard_normal(16)
+        found = smooth_probabilities(noisy, 3000, 60.0), nearest_probabilities(noisy / 3000, 0.0)
+        errors.append([np.abs(p - counts / 3000).sum() for p in found])
+    smooth, nearest = np.mean(errors, axis=0)
+    assert smooth < 0.75 * nearest
+    np.testing.assert_allclose(smooth_probabilities(counts, 3000, 1.0), counts / 3000, atol=0.005)
+    counts[3] += 3000
+    spike = smooth_probabilities(counts, 6000, 20.0)
+    assert spike[3] == pytest.approx(counts[3] / 6000, abs=0.03)
+    assert spike.sum() == pytest.approx(1) and (spike >= 0).all()

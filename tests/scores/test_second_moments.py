@@ -21,6 +21,7 @@ from pymc_dp.scores import check_fit, plan_scores, score_plan
 from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.scores.second_moments import (
     corrected,
+    corrected_by,
     moment_sensitivity,
     release_moments,
     row_weights,
@@ -123,10 +124,14 @@ def true_moments():
     return x.T @ x / N
 
 
+def rows_with(moments, start=None) -> Simulator:
+    return corrected(start or simulator(), moments, N, np.zeros(3), np.zeros((3, 3)))
+
+
 @pytest.mark.slow
 def test_weighted_rows_have_the_released_moments():
     moments, rng = moments_of(), np.random.default_rng(8)
-    weights = row_weights(moments, simulator(), N, rng)
+    weights = row_weights(moments, simulator(), N, np.zeros(3), np.zeros((3, 3)), rng)
     simulated = simulator().simulated
     data = simulated.draw(np.zeros(3), rng)
     scores = simulated.gradients(np.zeros(3), data, None, DIRECTIONS)
@@ -144,7 +149,9 @@ def test_noise_shrinks_moments_towards_the_stand_in():
     distances = []
     for noise_sd in (1.0, 0.7 * N, 7.0 * N):
         moments = replace(moments_of(), scale=noise_sd)
-        weights = row_weights(moments, simulator(), N, np.random.default_rng(9))
+        weights = row_weights(
+            moments, simulator(), N, np.zeros(3), np.zeros((3, 3)), np.random.default_rng(9)
+        )
         distances.append(np.abs(second_moments(simulator(), weights) - alone).max())
     assert distances[0] > 1.5 * distances[1] > 6 * distances[2]
     assert distances[2] < 0.05
@@ -153,23 +160,21 @@ def test_noise_shrinks_moments_towards_the_stand_in():
 @pytest.mark.slow
 def test_rows_are_kept_in_proportion_to_their_weights():
     moments = moments_of()
-    found = corrected(simulator(), moments, N)
+    found = rows_with(moments)
     kept = found.simulated.n_records
     assert 300 < kept < 2500
     errors = np.abs(second_moments(found) - true_moments())
     assert errors.max() < 0.12 + 4 * 2.5 / np.sqrt(kept)
     assert second_moments(found)[1, 2] > 0.35 > abs(second_moments(simulator())[1, 2]) + 0.2
-    # The same rows again, also from a simulator that has been corrected before; none without moments.
-    again = corrected(corrected(simulator(), moments_of(seed=1), N), replace(moments), N)
+    # The same rows again, also from a simulator that has been corrected before.
+    again = rows_with(replace(moments), rows_with(moments_of(seed=1)))
     np.testing.assert_array_equal(found.simulated._kept, again.simulated._kept)
-    assert corrected(found, moments, N) is found
-    assert corrected(simulator(), None, N) is simulator()
 
 
 def test_a_stand_in_that_cannot_have_the_moments_keeps_some_rows():
     moments = moments_of()
     impossible = replace(moments, total=-5 * moments.total)
-    found = corrected(simulator(), impossible, N)
+    found = rows_with(impossible)
     assert found.simulated.n_records >= 50
 
 
@@ -219,6 +224,9 @@ def test_a_plan_with_a_stand_in_releases_moments():
     kept = PrivateScores.from_dict(scores.to_dict())
     np.testing.assert_array_equal(kept.moments.total, moments.total)
     one, other = (DPScore(s, simulator=simulator()).simulator for s in (scores, kept))
+    assert corrected_by(one, kept) is other and corrected_by(other, kept) is other
+    without = replace(scores, moments=None)
+    assert corrected_by(one, without) is simulator()
     np.testing.assert_array_equal(one.simulated._kept, other.simulated._kept)
     assert one.simulated.n_records < simulator().simulated.n_records
     fit, again = (check_fit(scores, s) for s in (simulator(), one))
@@ -294,6 +302,37 @@ def test_most_scores_may_be_zero():
     ).simulated
     found = replace_norms(simulated, np.where(np.arange(len(simulated.norms)) % 4, 0, simulated.norms))  # fmt: skip
     assert found.moment_design(L2Laplace(0.5, 6), 2).bound > 0.5
+
+
+def regressions(spread, seed):
+    """Normal regression of scale 1; outcomes are far from what the model says at its initial point."""
+    rng = np.random.default_rng(seed)
+    x = spread * rng.standard_normal((2000, 2))
+    with pm.Model() as found:
+        b, sigma = pm.Normal("b", 0, 2.5, shape=2), pm.HalfNormal("sigma", 2)
+        mean = pm.math.dot(pm.Data("x", x), b)
+        pm.Normal("y", mean, sigma, observed=x @ [1.0, 2.0] + rng.standard_normal(2000))
+    return found
+
+
+@pytest.mark.slow
+def test_moments_far_from_the_data_are_those_of_the_parameters_found():
+    """At the guess, products of scores are those of residuals: rows must not make up for them."""
+    away = Simulator(regressions(1.0, 13), covariates=regressions(1.3, 14))
+    theta, truth, bound = np.array([0.0, 0.0, 0.7]), np.array([1.0, 2.0, 0.0]), 3.0
+    steps, exponent = away.likelihood.product_steps(theta, np.eye(3), bound)
+    total = np.ldexp(steps.astype(float), exponent)
+    moments = ScoreMoments(theta, np.eye(3), bound, "gaussian", 1.0, total)
+    kept = []
+    for at in (theta, truth):
+        found = corrected(away, moments, 2000, at, np.zeros((3, 3)))
+        rows = found.covariates["x"].get_value()[found.simulated.rows]
+        kept.append((len(rows), rows.var()))
+    assert kept[0][0] < 300 < 900 < kept[1][0]
+    assert kept[1][1] < 1.35  # of 1.69, for 1
+    # Where the parameters are not known, products say little about the rows.
+    weights = row_weights(moments, away, 2000, theta, 4 * np.eye(3), np.random.default_rng(15))
+    assert 1 / np.sum(weights**2) > 1000
 
 
 def replace_norms(simulated, norms):

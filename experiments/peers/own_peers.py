@@ -1,0 +1,82 @@
+"""What runs in the environment of pymc_dp: the package itself, and PyMC without privacy."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+from peer_tasks import DELTA, PRIOR_SD, Problem, Task
+
+import pymc_dp as dp
+
+#: Chains and draws of the private posteriors that are measured; one of each is made at the defaults for its time.
+CHAINS, DRAWS = 2, 500
+
+
+def model_of(task: Task, problem: Problem) -> pm.Model:
+    """What a user writes, for any of the tasks."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, PRIOR_SD, shape=task.n_dim)
+        columns = [1.0]
+        for covariate, values in zip(task.covariates, problem.z.T, strict=True):
+            columns += covariate.columns(pm.Data(covariate.name, values), pt.eq)
+        eta = sum(b[k] * column for k, column in enumerate(columns))
+        if task.family == "logistic":
+            pm.Bernoulli("y", logit_p=eta, observed=problem.y)
+        elif task.family == "poisson":
+            pm.Poisson("y", pm.math.exp(eta), observed=problem.y)
+        else:
+            pm.Normal("y", eta, pm.HalfNormal("sigma", 2), observed=problem.y)
+    return model
+
+
+def pymc_dp(
+    task: Task, problem: Problem, epsilon: float, seed: int, public: bool = False, **how: int
+) -> np.ndarray:
+    covariates = "public" if public else dp.Ranges(**{c.name: c.range for c in task.covariates})
+    idata = dp.sample(
+        epsilon=epsilon, delta=DELTA, model=model_of(task, problem), covariates=covariates, random_seed=seed,
+        progressbar=False, **how,
+    )  # fmt: skip
+    return idata.posterior["b"].values.reshape(-1, task.n_dim)
+
+
+def nuts(task: Task, problem: Problem, epsilon: float, seed: int, **how: int) -> np.ndarray:
+    idata = pm.sample(
+        model=model_of(task, problem),
+        random_seed=seed,
+        progressbar=False,
+        compute_convergence_checks=False,
+        **how,
+    )
+    return idata.posterior["b"].values.reshape(-1, task.n_dim)
+
+
+def advi(task: Task, problem: Problem, epsilon: float, seed: int, **how: int) -> np.ndarray:
+    found = pm.fit(
+        model=model_of(task, problem), method="advi", random_seed=seed, progressbar=False
+    )
+    return found.sample(2000, random_seed=seed).posterior["b"].values.reshape(-1, task.n_dim)
+
+
+def run(
+    name: str, task: Task, problem: Problem, epsilon: float, seed: int, **how: int
+) -> tuple[np.ndarray, float]:
+    """Draws of the coefficients, and seconds from the call to the result, with compilation."""
+    method = {
+        "pymc_dp": pymc_dp,
+        "pymc_dp, public covariates": lambda *a, **k: pymc_dp(*a, **k, public=True),
+        "NUTS": nuts,
+        "ADVI": advi,
+    }[name]
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        began = time.perf_counter()
+        draws = method(task, problem, epsilon, seed, **how)
+        return draws, time.perf_counter() - began

@@ -1,0 +1,400 @@
+"""Regressions on which private methods are compared: their data, public ranges, and what is known of the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from peer_data import table
+from scipy import optimize, special
+
+#: Of each coefficient, in all models; and the delta of all private results.
+PRIOR_SD, DELTA = 2.5, 1e-6
+
+
+@dataclass(frozen=True)
+class Covariate:
+    """What is publicly known about a covariate.
+
+    Parameters
+    ----------
+    name : str
+    levels : int, optional
+        Number of categories, coded 0, 1, ...: an indicator of each but the first is a column of the design.
+    low, high : float
+        Public range, if there are no levels. The design has the difference from its middle.
+    scale : float, optional
+        Public number that this difference is divided by; by default half of the range.
+    square : bool
+        Whether the design has its square, too.
+    """
+
+    name: str
+    levels: int | None = None
+    low: float = 0.0
+    high: float = 1.0
+    scale: float | None = None
+    square: bool = False
+
+    @property
+    def range(self) -> Any:
+        """As `pymc_dp.Ranges` takes it."""
+        return list(range(self.levels)) if self.levels else (self.low, self.high)
+
+    def columns(self, values: Any, equal: Callable[..., Any]) -> list[Any]:
+        """Columns of the design, of arrays or of PyTensor variables."""
+        if self.levels:
+            return [equal(values, level) * 1.0 for level in range(1, self.levels)]
+        scale = self.scale or (self.high - self.low) / 2
+        centred = (values - (self.low + self.high) / 2) / scale
+        return [centred, centred**2] if self.square else [centred]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One data set of a task, and one to predict.
+
+    Parameters
+    ----------
+    z, y : ndarray
+        Covariates, shape ``(n_records, n_covariates)``, and outcomes.
+    truth : ndarray
+        Coefficients in the population.
+    z_new, y_new : ndarray
+        Records of the same population that are not in `z`.
+    """
+
+    z: np.ndarray
+    y: np.ndarray
+    truth: np.ndarray
+    z_new: np.ndarray
+    y_new: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """A regression with public ranges.
+
+    Parameters
+    ----------
+    title : str
+    family : str
+        ``"logistic"``, ``"normal"`` or ``"poisson"``.
+    covariates : tuple of Covariate
+    problem : callable
+        A data set, given a random generator.
+    epsilons : tuple of float
+    n_sets : int
+        Data sets at each epsilon.
+    outcome : tuple of float
+        Public range of the outcomes, for methods that need one.
+    """
+
+    title: str
+    family: str
+    covariates: tuple[Covariate, ...]
+    problem: Callable[[np.random.Generator], Problem]
+    epsilons: tuple[float, ...]
+    n_sets: int
+    outcome: tuple[float, float] = (0.0, 1.0)
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coefficients."""
+        return len(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns of the design."""
+        found = ["intercept"]
+        for c in self.covariates:
+            found += [f"{c.name}={k}" for k in range(1, c.levels)] if c.levels else [c.name]
+            found += [f"{c.name}^2"] if c.square else []
+        return found
+
+    @property
+    def largest(self) -> float:
+        """Of the absolute values in the design, by the public ranges."""
+        corners = [[0.0, 1.0] if c.levels else [c.low, c.high] for c in self.covariates]
+        found = [
+            design(self.covariates, np.array(ends)[None]) for ends in zip(*corners, strict=True)
+        ]
+        return float(np.abs(found).max())
+
+    @property
+    def largest_norm(self) -> float:
+        """Of a record's covariates without the intercept, by the public ranges."""
+        squares = 0.0
+        for c in self.covariates:
+            ends = [np.array(float(v)) for v in (range(c.levels) if c.levels else (c.low, c.high))]
+            squares += max(sum(float(x) ** 2 for x in c.columns(v, np.equal)) for v in ends)
+        return squares**0.5
+
+    def design(self, z: np.ndarray) -> np.ndarray:
+        """Columns of the linear predictor, the intercept first."""
+        return design(self.covariates, z)
+
+
+def design(covariates: tuple[Covariate, ...], z: np.ndarray) -> np.ndarray:
+    columns = [np.ones(len(z))]
+    for c, values in zip(covariates, z.T, strict=True):
+        columns += c.columns(values, np.equal)
+    return np.column_stack(columns)
+
+
+def log_likelihood(family: str, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each record, given coefficients and, if the family has one, the logarithm of its scale."""
+    eta = x @ theta[: x.shape[1]]
+    if family == "logistic":
+        return y * eta - np.logaddexp(0, eta)
+    if family == "poisson":
+        return y * eta - np.exp(eta) - special.gammaln(y + 1)
+    log_sd = theta[-1]
+    return -0.5 * ((y - eta) / np.exp(log_sd)) ** 2 - log_sd - 0.5 * np.log(2 * np.pi)
+
+
+def fit(
+    family: str, x: np.ndarray, y: np.ndarray, prior_sd: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mode of the posterior without privacy, and covariance matrix there; of the likelihood if `prior_sd` is infinite.
+
+    The prior of the log scale of a normal likelihood is flat: it is not compared.
+    """
+    d = x.shape[1]
+    n_dim = d + (family == "normal")
+    precision = np.zeros(n_dim)
+    precision[:d] = prior_sd**-2
+
+    def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        eta = x @ theta[:d]
+        if family == "normal":
+            w = np.full(len(y), np.exp(-2 * theta[-1]))
+            r = (y - eta) * w
+        else:
+            mean = special.expit(eta) if family == "logistic" else np.exp(eta)
+            w = mean * (1 - mean) if family == "logistic" else mean
+            r = y - mean
+        g, h = np.zeros(n_dim), np.zeros((n_dim, n_dim))
+        g[:d], h[:d, :d] = x.T @ r, (x * w[:, None]).T @ x
+        if family == "normal":
+            squares = np.sum((y - eta) ** 2) * np.exp(-2 * theta[-1])
+            g[-1], h[-1, -1] = squares - len(y), 2 * squares
+            h[:d, -1] = h[-1, :d] = 2 * x.T @ r
+        return precision * theta - g, h + np.diag(precision)
+
+    def loss(theta: np.ndarray) -> float:
+        return float(0.5 * precision @ theta**2 - log_likelihood(family, theta, x, y).sum())
+
+    start = np.zeros(n_dim)
+    if family == "normal":
+        start[:d] = np.linalg.lstsq(x, y, rcond=None)[0]
+        start[-1] = np.log(np.std(y - x @ start[:d]))
+    if family == "poisson":
+        start[0] = np.log(y.mean())
+    found = optimize.minimize(
+        loss,
+        start,
+        jac=lambda t: gradient_and_hessian(t)[0],
+        hess=lambda t: gradient_and_hessian(t)[1],
+        method="trust-exact",
+        options={"gtol": 1e-6},
+    ).x
+    g, h = gradient_and_hessian(found)
+    covariance = np.linalg.inv(h)
+    move = covariance @ g
+    assert np.all(np.abs(move) < 1e-3 * np.sqrt(np.diag(covariance))), "the mode was not found"
+    return found - move, covariance
+
+
+def resampled(
+    family: str,
+    covariates: tuple[Covariate, ...],
+    z: np.ndarray,
+    y: np.ndarray,
+    held_out: float = 0.2,
+) -> Callable[[np.random.Generator], Problem]:
+    """Data sets of real records: drawn with replacement from those that are not held out.
+
+    The records are the population, so its coefficients, those of maximum likelihood, are known.
+    """
+    own = np.random.default_rng(1).random(len(y)) >= held_out
+    truth, _ = fit(family, design(covariates, z[own]), y[own], np.inf)
+    d = len(Task("", family, covariates, lambda _: None, (), 0).names)  # type: ignore[arg-type, return-value]
+
+    def problem(rng: np.random.Generator) -> Problem:
+        rows = rng.choice(np.flatnonzero(own), size=own.sum())
+        return Problem(z[rows], y[rows], truth[:d], z[~own], y[~own])
+
+    return problem
+
+
+# ------------------------------------------------------------------------------------ tasks
+
+
+def codes(column: pd.Series, order: list[Any]) -> np.ndarray:
+    """Positions in a public list of categories; the last one is that of all others."""
+    return np.array([order.index(v) if v in order else len(order) - 1 for v in column], float)
+
+
+def adult() -> pd.DataFrame:
+    return pd.concat([table("adult"), table("adult_test")], ignore_index=True)
+
+
+RACES = ["White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other"]
+
+
+def adult_reduced() -> Task:
+    """Income on age, race and gender: Räisä et al. 2023 (NAPSU-MQ), doi:10.48550/arXiv.2205.14485."""
+    rows = adult().dropna(subset=["workclass"])
+    # Five parts of equal width of the range 17 to 90.
+    age = np.minimum((rows.age.to_numpy() - 17) // 14.6, 4)
+    z = np.column_stack([age, codes(rows.race, RACES), rows.sex == "Male"])
+    covariates = (Covariate("age", 5), Covariate("race", 5), Covariate("male", 2))
+    y = (rows.income == ">50K").to_numpy(int)
+    return Task(
+        "Adult, income on age, race, gender", "logistic", covariates,
+        resampled("logistic", covariates, z, y, 0.0), (0.1, 0.3, 0.5, 1.0), 20,
+    )  # fmt: skip
+
+
+def adult_income() -> Task:
+    """Income on eight covariates, as DPVI (Jälkö et al. 2017) and NA-DPVI (Alrawajfeh et al. 2025) predict it."""
+    rows = adult().dropna(subset=["workclass"])
+    work = [" ", "Private", "Government", "Self-emp"]
+    kind = rows.workclass.str.replace(r".*-gov", "Government", regex=True)
+    kind = kind.str.replace(r"Self-emp.*", "Self-emp", regex=True)
+    z = np.column_stack([
+        rows.age, rows.education_num, rows.hours, rows.sex == "Male", rows.race == "White",
+        rows.marital_status == "Married-civ-spouse", rows.capital_gain > 0, codes(kind, work[1:]),
+    ]).astype(float)  # fmt: skip
+    covariates = (
+        Covariate("age", low=17, high=90, square=True), Covariate("education", low=1, high=16),
+        Covariate("hours", low=1, high=99), Covariate("male", 2), Covariate("white", 2), Covariate("married", 2),
+        Covariate("gain", 2), Covariate("work", 3),
+    )  # fmt: skip
+    y = (rows.income == ">50K").to_numpy(int)
+    return Task(
+        "Adult, income on eight covariates", "logistic", covariates,
+        resampled("logistic", covariates, z, y), (1.0, 2.0, 4.0, 10.0), 10,
+    )  # fmt: skip
+
+
+def noisy_regression() -> Task:
+    """The simulation of dp-statsmodels: coefficients 0, 1, 2, standard normal covariates and noise."""
+    covariates = (
+        Covariate("x1", low=-5, high=5, scale=1),
+        Covariate("x2", low=-5, high=5, scale=1),
+    )
+    truth = np.array([0.0, 1.0, 2.0])
+
+    def problem(rng: np.random.Generator) -> Problem:
+        z = rng.standard_normal((1200, 2)).clip(-5, 5)
+        y = design(covariates, z) @ truth + rng.standard_normal(1200)
+        return Problem(z[:1000], y[:1000], truth, z[1000:], y[1000:])
+
+    return Task(
+        "Simulated regression", "normal", covariates, problem, (1.0, 2.0, 5.0, 10.0, 20.0), 50, (-20, 20)
+    )  # fmt: skip
+
+
+def wage() -> Task:
+    """Log wages of 3000 men (ISLP)."""
+    rows = table("wage")
+    school = rows.education.str[0].astype(int) - 1
+    z = np.column_stack(
+        [rows.age, school, rows.jobclass.str[0] == "2", rows.health.str[0] == "2"]
+    ).astype(float)
+    covariates = (
+        Covariate("age", low=18, high=80, square=True), Covariate("education", 5),
+        Covariate("information", 2), Covariate("healthy", 2),
+    )  # fmt: skip
+    return Task(
+        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()), (1.0, 4.0), 20,
+        (2.0, 7.0),
+    )  # fmt: skip
+
+
+def default() -> Task:
+    """Default on a credit card, of 10 000 persons (ISLP, simulated): one in thirty."""
+    rows = table("default")
+    z = np.column_stack([rows.balance, rows.income / 1000, rows.student == "Yes"]).astype(float)
+    covariates = (
+        Covariate("balance", low=0, high=3000, scale=500), Covariate("income", low=0, high=80), Covariate("student", 2)
+    )  # fmt: skip
+    y = (rows.default == "Yes").to_numpy(int)
+    return Task(
+        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+    )  # fmt: skip
+
+
+def compas() -> Task:
+    """A new crime within two years, of 6172 defendants (ProPublica)."""
+    rows = table("compas")
+    rows = rows[rows.days_b_screening_arrest.between(-30, 30) & (rows.c_charge_degree != "O")]
+    priors = np.minimum(rows.priors_count, 20)
+    z = np.column_stack([
+        rows.age.clip(18, 80), priors, rows.sex == "Male", rows.race == "African-American", rows.c_charge_degree == "F"
+    ]).astype(float)  # fmt: skip
+    covariates = (
+        Covariate("age", low=18, high=80), Covariate("priors", low=0, high=20), Covariate("male", 2),
+        Covariate("black", 2), Covariate("felony", 2),
+    )  # fmt: skip
+    y = rows.two_year_recid.to_numpy()
+    return Task(
+        "COMPAS", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+    )  # fmt: skip
+
+
+def german() -> Task:
+    """Bad credit of 1000 clients of a bank."""
+    rows = table("german")
+    z = np.column_stack(
+        [rows[1].clip(4, 72), rows[12].clip(18, 80), rows[0] == "A14", rows[7]]
+    ).astype(float)
+    covariates = (
+        Covariate("months", low=4, high=72), Covariate("age", low=18, high=80), Covariate("no account", 2),
+        Covariate("rate", low=1, high=4),
+    )  # fmt: skip
+    y = (rows[20] == 2).to_numpy(int)
+    return Task(
+        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+    )  # fmt: skip
+
+
+def arrests() -> Task:
+    """Arrests of 2725 men in a year (Wooldridge 2020, of Grogger 1991)."""
+    rows = table("arrests")
+    z = np.column_stack([
+        rows.pcnv.clip(0, 1), rows.ptime86, rows.qemp86, rows.inc86.clip(0, 500), rows.black, rows.hispan, rows.born60
+    ]).astype(float)  # fmt: skip
+    covariates = (
+        Covariate("convicted", low=0, high=1), Covariate("prison", low=0, high=12),
+        Covariate("employed", low=0, high=4), Covariate("income", low=0, high=500), Covariate("black", 2),
+        Covariate("hispanic", 2), Covariate("born 1960", 2),
+    )  # fmt: skip
+    return Task(
+        "Arrests", "poisson", covariates,
+        resampled("poisson", covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 20, (0, 12),
+    )  # fmt: skip
+
+
+@cache
+def task(name: str) -> Task:
+    return TASKS[name]()
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "adult_reduced": adult_reduced,
+    "adult_income": adult_income,
+    "noisy_regression": noisy_regression,
+    "wage": wage,
+    "default": default,
+    "compas": compas,
+    "german": german,
+    "arrests": arrests,
+}

@@ -1,0 +1,212 @@
+"""pymc_dp beside what a user could take instead: same data, same guarantee, same machine.
+
+    python experiments/peers/run_peers.py                             # all that is not stored yet
+    python experiments/peers/run_peers.py compas german --peer pymc_dp d3p
+    python experiments/peers/run_peers.py --print                     # the tables of docs/peers.md
+    python experiments/peers/run_peers.py --small                     # two minutes: does it work? nothing is stored
+
+Peers in environments of their own are scripts (``*_peer.py``, which say how to make the environment); a variable names the
+Python of each, for example ``PYMC_DP_D3P=~/d3p/bin/python``. Without it the peer is left out.
+
+Writes ``peers.json`` beside this file. Each entry is one data set: data sets that it has already are not made again, and
+several such commands can run side by side.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import fcntl
+import json
+import subprocess
+import sys
+import tempfile
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scipy import special
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from mmd import mmd  # noqa: E402
+from peer_tasks import DELTA, PRIOR_SD, TASKS, Problem, Task, fit, log_likelihood, task  # noqa: E402
+
+STORE = HERE / "peers.json"
+LEVELS = (0.8, 0.9, 0.95)
+#: Peers with an environment of their own: script, variable that names its Python, tasks.
+LOGISTIC = ("adult_reduced", "adult_income", "default", "compas", "german")
+NORMAL = ("noisy_regression", "wage")
+SCRIPTS = {
+    "d3p": ("d3p_peer.py", "PYMC_DP_D3P", tuple(TASKS)),
+    "NAPSU-MQ": ("napsu_mq_peer.py", "PYMC_DP_TWINIFY", ("adult_reduced",)),
+    "NA-DPVI": ("na_dpvi_peer.py", "PYMC_DP_NA_DPVI", LOGISTIC),
+    "diffprivlib": ("diffprivlib_peer.py", "PYMC_DP_PLAIN", LOGISTIC),
+    "dp-statsmodels": ("dp_statsmodels_peer.py", "PYMC_DP_PLAIN", NORMAL),
+}
+#: Peers in this environment, and those without privacy, which do not depend on epsilon.
+OWN = ("pymc_dp", "pymc_dp, public covariates", "NUTS", "ADVI")
+NOT_PRIVATE = ("NUTS", "ADVI")
+#: Data sets of a peer, if fewer than the task's.
+FEWER = {"NUTS": 2, "ADVI": 2}
+#: Draws of the posterior without privacy, and of each other one in the maximum mean discrepancy.
+N_REFERENCE, N_MMD = 20_000, 1000
+
+
+def external(
+    script: str, python: str, t: Task, p: Problem, epsilon: float, seed: int
+) -> tuple[np.ndarray, float]:
+    """Draws and seconds of a peer in its own environment."""
+    x = t.design(p.z)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [str(Path(folder) / name) for name in ("problem.npz", "result.npz")]
+        np.savez(
+            files[0], x=x, y=p.y, family=t.family, prior_sd=PRIOR_SD, epsilon=epsilon, delta=DELTA, seed=seed, z=p.z,
+            levels=[c.levels or 0 for c in t.covariates], outcome=t.outcome, norm=t.largest_norm, largest=t.largest,
+        )  # fmt: skip
+        subprocess.run([python, str(HERE / script), *files], check=True, stdout=subprocess.DEVNULL)
+        with np.load(files[1]) as found:
+            return found["draws"], float(found["seconds"])
+
+
+def predictive(
+    family: str, draws: np.ndarray, log_sd: float, x: np.ndarray, y: np.ndarray
+) -> float:
+    """Mean log predictive density of new records."""
+    tail = np.full((len(draws), 1), log_sd)
+    densities = [log_likelihood(family, theta, x, y) for theta in np.hstack([draws, tail])]
+    return float(np.mean(special.logsumexp(densities, axis=0) - np.log(len(draws))))
+
+
+def measures(t: Task, p: Problem, draws: np.ndarray, seed: int) -> dict[str, Any]:
+    """One private posterior against the posterior without privacy, and the truth."""
+    rng = np.random.default_rng([seed, 1])
+    mode, covariance = fit(t.family, t.design(p.z), p.y, PRIOR_SD)
+    exact = rng.multivariate_normal(mode, covariance, N_REFERENCE, method="cholesky")
+    log_sd, exact = exact[:, t.n_dim :].mean() if t.family == "normal" else 0.0, exact[:, : t.n_dim]
+    mean, sd = exact.mean(axis=0), exact.std(axis=0)
+    shift = (draws.mean(axis=0) - mean) / sd
+    found: dict[str, Any] = {"shift": float(np.sqrt(np.mean(shift**2)))}
+    some = draws[rng.permutation(len(draws))[:N_MMD]]
+    new = t.design(p.z_new), p.y_new
+    if len(p.y_new):
+        found["lpd"] = predictive(t.family, some[:400], log_sd, *new)
+        found["lpd"] -= predictive(t.family, exact[:400], log_sd, *new)
+    if t.family == "logistic" and len(p.y_new):
+        chance = special.expit(new[0] @ some[:400].T).mean(axis=1)
+        found["accuracy"] = float(np.mean((chance > 0.5) == (new[1] == 1)))
+        found["calibration"] = calibration_error(chance, new[1])
+    if t.family == "normal":
+        found["error"] = float(np.sqrt(np.mean((draws.mean(axis=0)[1:] - p.truth[1:]) ** 2)))
+    if len(draws) == 1:
+        return found  # a point: no interval
+    for level in LEVELS:
+        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        found[f"coverage {level}"] = float(np.mean((low < p.truth) & (p.truth < high)))
+    low, high = np.quantile(exact, [0.05, 0.95], axis=0)
+    found["covers itself"] = float(np.mean((low < p.truth) & (p.truth < high)))
+    widths = np.diff(np.quantile(draws, [0.05, 0.95], axis=0), axis=0)[0] / (high - low)
+    found["width"] = float(np.exp(np.mean(np.log(widths))))
+    found["widest"] = float(widths.max())
+    found["sd ratio"] = float(np.exp(np.mean(np.log(draws.std(axis=0) / sd))))
+    found["mmd"] = mmd(some / sd, exact[:N_MMD] / sd)
+    return found
+
+
+def calibration_error(chance: np.ndarray, y: np.ndarray, n_bins: int = 10) -> float:
+    """Mean absolute difference of predicted and observed frequencies, in bins of equal numbers of records."""
+    parts = np.array_split(np.argsort(chance), n_bins)
+    return float(np.mean([abs(chance[part].mean() - y[part].mean()) for part in parts]))
+
+
+def one(name: str, peer: str, epsilon: float, seed: int, **how: int) -> dict[str, Any]:
+    """The measures of one data set."""
+    t = task(name)
+    p = t.problem(np.random.default_rng([seed, 0]))
+    if peer in SCRIPTS:
+        script, variable, _ = SCRIPTS[peer]
+        draws, seconds = external(script, os.environ[variable], t, p, epsilon, seed)
+    else:
+        from own_peers import run  # imports PyMC
+
+        draws, seconds = run(peer, t, p, epsilon, seed, **how)
+    if not np.all(np.isfinite(draws)):
+        return {"failed": True, "seconds": seconds}
+    found = measures(t, p, draws, seed) | {"seconds": seconds}
+    return {k: float(f"{v:.4g}") for k, v in found.items()}
+
+
+# ----------------------------------------------------------------------------------- storing
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    return json.loads(STORE.read_text()) if STORE.exists() else {}
+
+
+def store(key: str, seed: int, found: dict[str, Any]) -> None:
+    """Add one data set; other processes may do so at the same time."""
+    with open(STORE.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        content = stored()
+        content.setdefault(key, {})[str(seed)] = found
+        lines = (f" {json.dumps(k)}: {json.dumps(content[k])}" for k in sorted(content))
+        STORE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def plan(tasks: list[str], peers: list[str]) -> list[tuple[str, str, float, int]]:
+    """What there is to run: the first data sets of all before the second ones."""
+    found = []
+    for name in tasks:
+        t = task(name)
+        for peer in peers:
+            if peer in SCRIPTS and name not in SCRIPTS[peer][2]:
+                continue
+            for epsilon in (np.inf,) if peer in NOT_PRIVATE else t.epsilons:
+                for seed in range(min(t.n_sets, FEWER.get(peer, t.n_sets))):
+                    found.append((name, peer, float(epsilon), seed))
+    return sorted(found, key=lambda each: each[3])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; by default all")
+    parser.add_argument("--peer", nargs="+", choices=[*OWN, *SCRIPTS], default=[*OWN, *SCRIPTS])
+    parser.add_argument("--small", action="store_true", help="one data set, nothing is stored")
+    parser.add_argument("--print", action="store_true", help="print the tables of what is stored")
+    arguments = parser.parse_args()
+    if arguments.print:
+        from peer_tables import tables  # needs no PyMC
+
+        print("\n".join(tables(stored())))
+        return
+    peers = [p for p in arguments.peer if p not in SCRIPTS or SCRIPTS[p][1] in os.environ]
+    for peer in set(arguments.peer) - set(peers):
+        print(f"{peer} is left out: {SCRIPTS[peer][1]} does not name its Python.")
+    if arguments.small:
+        for peer in peers:
+            name = "noisy_regression"
+            if peer in SCRIPTS and name not in SCRIPTS[peer][2]:
+                continue
+            how = {"draws": 100, "chains": 1} if peer in OWN[:3] else {}
+            print(peer, one(name, peer, 5.0, 0, **how))
+        return
+    for name, peer, epsilon, seed in plan(arguments.tasks or list(TASKS), peers):
+        key = f"{name} | {peer} | {epsilon:g}"
+        if str(seed) in stored().get(key, {}):
+            continue
+        from own_peers import CHAINS, DRAWS
+
+        how = {"draws": DRAWS, "chains": CHAINS} if peer.startswith("pymc_dp") and seed else {}
+        found = one(name, peer, epsilon, seed, **how)
+        print(key, seed, found, flush=True)
+        store(key, seed, found)
+
+
+if __name__ == "__main__":
+    main()
