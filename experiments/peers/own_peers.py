@@ -15,7 +15,7 @@ from peer_tasks import DELTA, PRIOR_SD, Problem, Task
 import pymc_dp as dp
 
 #: Chains and draws of the private posteriors that are measured; one of each is made at the defaults for its time.
-CHAINS, DRAWS = 2, 500
+CHAINS, DRAWS = 2, 300
 
 
 def model_of(task: Task, problem: Problem) -> pm.Model:

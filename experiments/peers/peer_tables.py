@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,11 @@ ORDER = (
 )  # fmt: skip
 #: Intervals that cover so many standard errors less than they say are not valid.
 N_ERRORS = 2.0
-Stored = dict[str, dict[str, dict[str, Any]]]
+#: Methods whose intervals do not compete: they know the covariates, or all data.
+NOT_COMPARED = ("pymc_dp, public covariates", "NUTS", "ADVI")
+#: Data sets of one method, by seed, and all of them.
+Sets = dict[str, dict[str, Any]]
+Stored = dict[str, Sets]
 
 
 def lines_of_code(file: str, name: str) -> int:
@@ -42,7 +47,7 @@ def lines_of_code(file: str, name: str) -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in found)
 
 
-def column(sets: dict[str, dict[str, Any]], name: str) -> np.ndarray:
+def column(sets: Sets, name: str) -> np.ndarray:
     return np.array([s[name] for s in sets.values() if name in s])
 
 
@@ -53,7 +58,7 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(spread / np.sqrt(len(values)))
 
 
-def is_valid(sets: dict[str, dict[str, Any]]) -> bool:
+def is_valid(sets: Sets) -> bool:
     """Whether 90 % intervals cover as often as they say, as far as these data sets tell."""
     covered = column(sets, "coverage 0.9")
     if not len(covered) or len(covered) < len(sets):
@@ -63,48 +68,98 @@ def is_valid(sets: dict[str, dict[str, Any]]) -> bool:
 
 
 def tables(stored: Stored) -> list[str]:
-    """Both tables of the page."""
-    return [*accuracy(stored), "", *effort(stored)]
+    """All tables of the page."""
+    by_task = sorted({k.split(" | ")[0] for k in stored})
+    tables = [at_one(stored, by_task)]
+    if "adult_reduced" in by_task:
+        tables.append(
+            by_epsilon(stored, "adult_reduced", "coverage of 90 % / width", covered_and_width)
+        )
+    if "noisy_regression" in by_task:
+        name = "RMSE of both slopes / coverage of 95 %"
+        tables.append(by_epsilon(stored, "noisy_regression", name, error_and_coverage))
+    if "adult_income" in by_task:
+        name = "accuracy / calibration error / log predictive density"
+        tables.append(by_epsilon(stored, "adult_income", name, prediction))
+    return [line for table in (*tables, effort()) for line in (*table, "")][:-1]
 
 
-def accuracy(stored: Stored) -> list[str]:
-    """Coverage and width at each epsilon; the narrowest valid intervals are bold."""
+def cells(stored: Stored, task: str, peer: str, epsilon: float) -> Sets | None:
+    """Data sets of a peer; those without privacy are at all epsilons."""
+    for e in (epsilon, np.inf):
+        if (found := stored.get(f"{task} | {peer} | {e:g}")) is not None:
+            return found
+    return None
+
+
+def at_one(stored: Stored, tasks: list[str]) -> list[str]:
+    """All tasks at epsilon = 1; of private methods, the narrowest valid intervals are bold."""
     lines = [
-        "| task | epsilon | method | coverage of 80 / 90 / 95 % | width | shift | MMD | prediction | seconds | sets |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | seconds | data sets |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for task, epsilon in groups(stored):
-        rows = {p: stored[key(task, p, epsilon)] for p in ORDER if key(task, p, epsilon) in stored}
-        valid = {
-            p: np.exp(np.log(column(s, "width")).mean()) for p, s in rows.items() if is_valid(s)
-        }
-        private = {p: w for p, w in valid.items() if p != "pymc_dp, public covariates"}
-        best = min(private, key=lambda p: private[p], default="")
-        lines += [row(task, epsilon, p, s, p == best) for p, s in rows.items()]
+    for task in tasks:
+        found = {p: s for p in ORDER if (s := cells(stored, task, p, 1.0)) is not None}
+        widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
+        best = min(widths, key=lambda p: widths[p], default="")
+        for peer, sets in found.items():
+            parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
+            has_interval = len(column(sets, "width")) > 0
+            shown = (
+                [" / ".join(parts), f"{width(sets):.2f}", f"{mean(sets, 'widest'):.2f}"]
+                if has_interval
+                else ["no interval", "", ""]
+            )
+            shift = np.sqrt(np.mean(column(sets, "shift") ** 2))
+            shown += [f"{shift:.2f}", f"{mean(sets, 'mmd'):.2f}" if has_interval else ""]
+            shown += [f"{np.median(column(sets, 'seconds')):.2g}", f"{len(sets)}"]
+            name = f"**{peer}**" if peer == best else peer
+            lines.append(f"| {task} | {name} | " + " | ".join(shown) + " |")
     return lines
 
 
-def row(
-    task: str, epsilon: float, peer: str, sets: dict[str, dict[str, Any]], is_best: bool
-) -> str:
-    covered = [column(sets, f"coverage {level}") for level in (0.8, 0.9, 0.95)]
-    failed = sum("failed" in s for s in sets.values())
-    coverage = " / ".join(f"{c.mean():.2f}" for c in covered) if len(covered[0]) else "no interval"
-    width = column(sets, "width")
-    shown = f"{np.exp(np.log(width).mean()):.2f}" if len(width) else ""
-    shift = np.sqrt(np.mean(column(sets, "shift") ** 2)) if len(column(sets, "shift")) else np.nan
-    others = [
-        f"{column(sets, n).mean():{f}}" if len(column(sets, n)) else ""
-        for n, f in (("mmd", ".2f"), ("lpd", "+.4f"))
+def by_epsilon(stored: Stored, task: str, title: str, shown: Callable[[Sets], str]) -> list[str]:
+    """One task: a row for each method, a column for each epsilon."""
+    epsilons = sorted(
+        {float(k.split(" | ")[2]) for k in stored if k.startswith(f"{task} |")} - {np.inf}
+    )
+    lines = [
+        f"| {title} | " + " | ".join(f"epsilon = {e:g}" for e in epsilons) + " |",
+        "| --- " * (len(epsilons) + 1) + "|",
     ]
-    seconds = f"{np.median(column(sets, 'seconds')):.3g}"
-    number = f"{len(sets)}" + (f", {failed} failed" if failed else "")
-    name, shown = (f"**{peer}**", f"**{shown}**") if is_best else (peer, shown)
-    at = "none" if np.isinf(epsilon) else f"{epsilon:g}"
-    return f"| {task} | {at} | {name} | {coverage} | {shown} | {shift:.2f} | {others[0]} | {others[1]} | {seconds} | {number} |"
+    for peer in ORDER:
+        found = [cells(stored, task, peer, e) for e in epsilons]
+        if any(found):
+            lines.append(f"| {peer} | " + " | ".join(shown(s) if s else "" for s in found) + " |")
+    return lines
 
 
-def effort(stored: Stored) -> list[str]:
+def covered_and_width(sets: Sets) -> str:
+    if not len(column(sets, "width")):
+        return "no interval"
+    return f"{mean(sets, 'coverage 0.9'):.2f} / {width(sets):.2f}"
+
+
+def error_and_coverage(sets: Sets) -> str:
+    return f"{np.sqrt(np.mean(column(sets, 'error') ** 2)):.3f} / {mean(sets, 'coverage 0.95'):.2f}"
+
+
+def prediction(sets: Sets) -> str:
+    return (
+        f"{mean(sets, 'accuracy'):.3f} / {mean(sets, 'calibration'):.3f} / {mean(sets, 'lpd'):+.4f}"
+    )
+
+
+def width(sets: Sets) -> float:
+    """Geometric mean, over coefficients and data sets, of the ratio of interval widths."""
+    return float(np.exp(np.log(column(sets, "width")).mean()))
+
+
+def mean(sets: Sets, name: str) -> float:
+    return float(column(sets, name).mean())
+
+
+def effort() -> list[str]:
     """Lines that a user writes."""
     lines = ["| method | lines of code |", "| --- | --- |"]
     for peer, place in WRITTEN.items():
@@ -113,13 +168,3 @@ def effort(stored: Stored) -> list[str]:
             n += lines_of_code("own_peers.py", "model_of")
         lines.append(f"| {peer} | {n} |")
     return lines
-
-
-def key(task: str, peer: str, epsilon: float) -> str:
-    return f"{task} | {peer} | {epsilon:g}"
-
-
-def groups(stored: Stored) -> list[tuple[str, float]]:
-    """Tasks and epsilons, in order."""
-    found = {(k.split(" | ")[0], float(k.split(" | ")[2])) for k in stored}
-    return sorted(found)

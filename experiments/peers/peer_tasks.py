@@ -333,21 +333,26 @@ def default() -> Task:
 
 
 def compas() -> Task:
-    """A new crime within two years, of 6172 defendants (ProPublica)."""
+    """A new crime within two years, of 6172 defendants (ProPublica), all covariates in categories."""
     rows = table("compas")
     rows = rows[rows.days_b_screening_arrest.between(-30, 30) & (rows.c_charge_degree != "O")]
-    priors = np.minimum(rows.priors_count, 20)
     z = np.column_stack([
-        rows.age.clip(18, 80), priors, rows.sex == "Male", rows.race == "African-American", rows.c_charge_degree == "F"
+        np.digitize(rows.age, [25, 46]), np.digitize(rows.priors_count, [1, 2, 4, 9]), rows.sex == "Male",
+        rows.race == "African-American", rows.c_charge_degree == "F",
     ]).astype(float)  # fmt: skip
     covariates = (
-        Covariate("age", low=18, high=80), Covariate("priors", low=0, high=20), Covariate("male", 2),
-        Covariate("black", 2), Covariate("felony", 2),
+        Covariate("age", 3), Covariate("priors", 5), Covariate("male", 2), Covariate("black", 2),
+        Covariate("felony", 2),
     )  # fmt: skip
     y = rows.two_year_recid.to_numpy()
     return Task(
-        "COMPAS", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
-    )  # fmt: skip
+        "COMPAS",
+        "logistic",
+        covariates,
+        resampled("logistic", covariates, z, y),
+        (1.0, 4.0),
+        20,
+    )
 
 
 def german() -> Task:
