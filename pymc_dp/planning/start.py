@@ -6,13 +6,12 @@ import warnings
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.display import Shown
-from pymc_dp.model.simulation import differences
 from pymc_dp.planning.local_information import (
     NewtonStep,
     local_information,
@@ -252,12 +251,10 @@ class NoisyNewton:
             )  # fmt: skip
             prior = coordinates.pull(settings.grad_log_prior(theta))
             mean_gradient = (simulator.temperature * total + prior) / weight
-            noise = (self._noise * settings.bound) ** 2 * settings.newton @ settings.newton
-            newton = _shrinkage(noise, settings, theta, coordinates) @ settings.newton
-            move = newton @ (mean_gradient + settings.clipped_off)
+            move = settings.newton @ (mean_gradient + settings.clipped_off)
             errors = MoveErrors(
-                noise=(self._noise * settings.bound) ** 2 * newton @ newton.T,
-                simulation=newton @ settings.error @ newton.T,
+                noise=(self._noise * settings.bound) ** 2 * settings.newton @ settings.newton,
+                simulation=settings.newton @ settings.error @ settings.newton,
                 negligible=_NEGLIGIBLE**2 / weight,
             )
             move = move * average.weight(move, errors, coordinates)
@@ -284,20 +281,6 @@ class NoisyNewton:
             n_converged_steps=average.length,
             budget_id=budget_id,
         )
-
-
-def _shrinkage(
-    noise: np.ndarray, settings: NewtonStep, theta: np.ndarray, coordinates: Coordinates
-) -> np.ndarray:
-    """Matrix that shrinks a noisy move to its expectation, if it has the covariance of the prior without the noise.
-
-    Else a direction with little information, such as that of a rare category, moves by so much noise that the
-    whole move leaves the trust region.
-    """
-    curvature = -differences(settings.grad_log_prior, theta)
-    values, vectors = np.linalg.eigh(curvature)
-    root = (vectors * np.sqrt(np.maximum(values, 0))).T @ cast(np.ndarray, coordinates.directions)
-    return np.linalg.inv(np.eye(len(noise)) + noise @ root.T @ root)
 
 
 def _trusted_move(
