@@ -1,4 +1,4 @@
-"""Width of intervals against epsilon, of private regressions on Adult: a figure of docs/peers.md and the README.
+"""Width of intervals against epsilon, of private regressions on Adult, as a figure.
 
     python experiments/peers/peer_figure.py
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))
 
 from peer_tables import cells, is_valid, width  # noqa: E402
 
-PICTURE = HERE.parents[1] / "docs" / "_static" / "peers.png"
+PICTURE = HERE / "peers.png"
 EPSILONS = (0.1, 0.3, 0.5, 1.0)
 COLOURS = {"pymc_dp": "C0", "NAPSU-MQ": "C1", "d3p": "C2"}
 
@@ -48,8 +48,9 @@ def draw(found: dict[str, list[tuple[float, float, bool]]]) -> None:
 
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     for peer, points in found.items():
-        epsilons, widths, _ = zip(*points, strict=True)
-        axes.loglog(epsilons, widths, color=COLOURS[peer], label=peer)
+        axes.loglog(
+            [e for e, _, _ in points], [w for _, w, _ in points], color=COLOURS[peer], label=peer
+        )
         for e, w, is_covered in points:
             axes.plot(e, w, "o", color=COLOURS[peer], mfc=COLOURS[peer] if is_covered else "white")
     axes.axhline(1, color="grey", lw=0.8, ls="--")

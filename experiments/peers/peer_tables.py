@@ -1,4 +1,4 @@
-"""Tables of docs/peers.md, from what run_peers.py stored."""
+"""Tables of what run_peers.py has stored."""
 
 from __future__ import annotations
 
@@ -103,13 +103,11 @@ def at_one(stored: Stored, tasks: list[str]) -> list[str]:
         widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
         best = min(widths, key=lambda p: widths[p], default="")
         for peer, sets in found.items():
-            parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
             has_interval = len(column(sets, "width")) > 0
-            shown = (
-                [" / ".join(parts), f"{width(sets):.2f}", f"{mean(sets, 'widest'):.2f}"]
-                if has_interval
-                else ["no interval", "", ""]
-            )
+            shown = ["no interval", "", ""]
+            if has_interval:
+                parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
+                shown = [" / ".join(parts), f"{width(sets):.2f}", f"{mean(sets, 'widest'):.2f}"]
             shift = np.sqrt(np.mean(column(sets, "shift") ** 2))
             shown += [f"{shift:.2f}", f"{mean(sets, 'mmd'):.2f}" if has_interval else ""]
             shown += [f"{np.median(column(sets, 'seconds')):.2g}", f"{len(sets)}"]

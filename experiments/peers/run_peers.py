@@ -2,7 +2,7 @@
 
     python experiments/peers/run_peers.py                             # all that is not stored yet
     python experiments/peers/run_peers.py compas german --peer pymc_dp d3p
-    python experiments/peers/run_peers.py --print                     # the tables of docs/peers.md
+    python experiments/peers/run_peers.py --print                     # tables of what is stored
     python experiments/peers/run_peers.py --small                     # two minutes: does it work? nothing is stored
 
 Peers in environments of their own are scripts (``*_peer.py``, which say how to make the environment); a variable names the
@@ -151,7 +151,7 @@ def stored() -> dict[str, dict[str, Any]]:
 
 def store(key: str, seed: int, found: dict[str, Any]) -> None:
     """Add one data set; other processes may do so at the same time."""
-    with open(STORE.with_suffix(".lock"), "w") as lock:
+    with open(Path(tempfile.gettempdir()) / "pymc_dp_peers.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         content = stored()
         content.setdefault(key, {})[str(seed)] = found

@@ -174,9 +174,11 @@ def corrected(
 
 def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
     """The simulator with the stand-in that was released, and its rows whose scores have the released moments."""
-    simulator, moments = simulator.standing_in(scores.stand_in).whole, scores.moments
-    if moments is None:
+    if scores.stand_in is not None:
+        simulator = simulator.standing_in(scores.stand_in)
+    if (moments := scores.moments) is None:
         return simulator
+    simulator = simulator.whole
     latest = simulator.latest
     if latest is None or latest[0] is not scores.releases:
         theta, found = scores.releases[-1].theta, simulator

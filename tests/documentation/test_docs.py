@@ -33,7 +33,6 @@ ROOT = Path(__file__).resolve().parents[2]
         ("noisy_scores", "experiments/scores_experiments.py --print", []),
         ("noisy_scores", "experiments/scores_mortgages.py --print", []),
         ("private_covariates", "experiments/stand_in_experiments.py --print", []),
-        ("peers", "experiments/peers/run_peers.py --print", []),
         ("comparing_models", "experiments/private_compare_experiments.py --print", []),
         ("checking_models", "experiments/ppc_experiments.py --print", []),
         ("after_the_release", "experiments/synthetic_experiments.py --print", []),
