@@ -43,8 +43,6 @@ _NEAR, _LEAST_STEPS, _STEPS_PART = 2.0, 4, 0.5
 _MOST_NOISE = 0.3
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
-#: Part of the distance that is left by a Newton step, as scores are not linear.
-_NONLINEAR = 0.5
 #: Part of several steps that is expected in their final average.
 _AVERAGED = 1 / 3
 #: Relative error of a stand-in's information that is allowed for: that part of the distance from the reference
@@ -338,9 +336,7 @@ def _start_design(
     if not steps or length * steps[0][0].noise_sd < _MOST_NOISE:  # else they do not arrive
         for mechanism, number in (*steps, *sums):
             noise = (design.bound * length * mechanism.noise_sd) ** 2
-            # The law of a sum is that of far parameters, too; a step is linear.
-            left = max(wrong, _NONLINEAR) if steps and wrong else wrong
-            error = noise / max(1.0, _AVERAGED * number) + error * left ** (2 * number)
+            error = noise / max(1.0, _AVERAGED * number) + error * wrong ** (2 * number)
     cost = design.cost + min(error, _LARGEST_ERROR) + wrong**2 * n_records * error / d
     return StartDesign(moments, steps, sums, alone, None, design, error, cost)
 
