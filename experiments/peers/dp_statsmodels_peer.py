@@ -22,9 +22,11 @@ import dp_statsmodels.api as dpsm
 import numpy as np
 
 
-def posterior(x, y, epsilon, delta, bounds_x, bounds_y):
+def posterior(x, y, epsilon, delta, bounds_x, bounds_y, seed):
     """Estimates and standard errors, the intercept first."""
-    session = dpsm.Session(epsilon=epsilon, delta=delta, bounds_X=bounds_x, bounds_y=bounds_y)
+    session = dpsm.Session(
+        epsilon=epsilon, delta=delta, bounds_X=bounds_x, bounds_y=bounds_y, random_state=seed
+    )
     found = session.OLS(y, x, epsilon=epsilon)
     return found.params, found.bse
 
@@ -34,13 +36,12 @@ def main() -> None:
     warnings.simplefilter("ignore")
     p = np.load(problem)
     epsilon = float(p["epsilon"])
-    rng = np.random.default_rng(int(p["seed"]))
-    np.random.seed(int(p["seed"]))  # the package's noise is drawn from NumPy's global generator
+    rng = np.random.default_rng([int(p["seed"]), 1])  # another one than the noise has
     largest = float(p["largest"])
     began = time.perf_counter()
     mean, sd = posterior(
         p["x"][:, 1:], p["y"], epsilon / 2, float(p["delta"]) / (1 + math.exp(epsilon / 2)), (-largest, largest),
-        tuple(p["outcome"]),
+        tuple(p["outcome"]), int(p["seed"]),
     )  # fmt: skip
     seconds = time.perf_counter() - began
     np.savez(result, draws=mean + sd * rng.standard_normal((2000, len(mean))), seconds=seconds)

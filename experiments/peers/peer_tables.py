@@ -68,7 +68,7 @@ def is_valid(sets: Sets) -> bool:
 
 
 def tables(stored: Stored) -> list[str]:
-    """All tables of the page."""
+    """All tables."""
     by_task = sorted({k.split(" | ")[0] for k in stored})
     tables = [at_one(stored, by_task)]
     if "adult_reduced" in by_task:

@@ -179,7 +179,7 @@ class Simulator(Shown):
             )
         #: With all simulated records, if this one keeps some, which released moments have chosen.
         self.whole: Simulator = self
-        #: What was last computed with all of them: releases, and a simulator with rows that have their moments.
+        #: What was last computed with all of them: releases, moments, and a simulator with rows that have these.
         self.latest: Any = None
         self._given_number = n_records
         self.n_records = n_records or self.likelihood.n_records

@@ -180,12 +180,12 @@ def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
         return simulator
     simulator = simulator.whole
     latest = simulator.latest
-    if latest is None or latest[0] is not scores.releases:
+    if latest is None or latest[0] is not scores.releases or latest[1] is not moments:
         theta, found = scores.releases[-1].theta, simulator
         for _ in range(_N_TURNS):
             features, rng = ClippedScores(scores, found.simulated), np.random.default_rng(0)
             posterior = normal_posterior(found, features, theta, scores.n_records, rng)
             theta, covariance = posterior.mean, posterior.covariance
             found = corrected(simulator, moments, scores.n_records, theta, covariance)
-        latest = simulator.latest = scores.releases, found
-    return latest[1]
+        latest = simulator.latest = scores.releases, moments, found
+    return latest[2]

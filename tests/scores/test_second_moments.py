@@ -225,6 +225,9 @@ def test_a_plan_with_a_stand_in_releases_moments():
     np.testing.assert_array_equal(kept.moments.total, moments.total)
     one, other = (DPScore(s, simulator=simulator()).simulator for s in (scores, kept))
     assert corrected_by(one, kept) is other and corrected_by(other, kept) is other
+    noisier = replace(kept, moments=replace(kept.moments, scale=50 * kept.moments.scale))
+    fewer = corrected_by(one, noisier).simulated
+    assert fewer.n_records > other.simulated.n_records  # nearer to equal weights
     assert corrected_by(simulator(), replace(scores, moments=None)) is simulator()
     np.testing.assert_array_equal(one.simulated._kept, other.simulated._kept)
     assert one.simulated.n_records < simulator().simulated.n_records
