@@ -216,6 +216,7 @@ class Simulator(Shown):
         for variables in (self.covariates.free_RVs, self.covariates.observed_RVs):
             variables.sort(key=lambda rv: order.index(rv.name))
         self.simulated = SimulatedRecords(self.covariates, public=[*self.public, *rows])
+        self.simulated.strata = stand_in.strata
 
     def check_budget(self, budget: PrivacyBudget) -> None:
         """Raise ValueError if a plan on this budget would use the number of records, and that is private."""

@@ -10,7 +10,10 @@ r"""private_stand_in(): made-up rows of private covariates, from their ranges an
 3. **Rows** are drawn from a Gaussian copula with the released marginals. Its correlations are those with which
    simulated products of scores have the released means, shrunk towards independence by the noise.
 
-Nothing but the two releases depends on the data: the number of rows is free.
+If all columns are categories with few combinations, one histogram of these is released in place of 1 and 2, of
+sensitivity :math:`\sqrt 2` whatever their number, and nothing is assumed about dependence.
+
+Nothing but the releases depends on the data: the number of rows is free.
 
 References
 ----------
@@ -23,6 +26,7 @@ function by the maximum penalized likelihood method, https://doi.org/10.1214/aos
 
 from __future__ import annotations
 
+import functools
 import math
 
 from collections.abc import Mapping, Sequence
@@ -49,6 +53,7 @@ from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
     nearest_probabilities,
+    positive_counts,
     smooth_probabilities,
 )
 from pymc_dp.queries.ranges import Ranges
@@ -65,6 +70,9 @@ __all__ = [
 
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
 _N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
+#: Largest noise on the counts of all combinations of categories, in units of the number of records, with which these are
+#: counted.
+_MOST_CELL_NOISE = 0.5
 #: Allowance for rounding errors.
 _ROUNDING = 1 + 1e-9
 
@@ -83,6 +91,9 @@ class StandIn(Shown):
         Of the Gaussian copula.
     n_rows, seed : int
         Number of rows that are made up, and the public seed they are made with.
+    cells, cell_errors : array, optional
+        Probability of each combination of categories, the last column changing fastest, and its standard error; in
+        place of a copula.
     report : PrivacyReport, optional
         What it cost, if a budget of its own paid for it.
 
@@ -99,6 +110,8 @@ class StandIn(Shown):
     correlations: np.ndarray
     n_rows: int
     seed: int = 0
+    cells: np.ndarray | None = field(default=None, repr=False)
+    cell_errors: np.ndarray | None = field(default=None, repr=False)
     report: PrivacyReport | None = field(default=None, repr=False)
 
     @cached_property
@@ -106,9 +119,23 @@ class StandIn(Shown):
         """Made-up rows, by the names of the ranges: for a model of the same parameters, passed as ``covariates=``."""
         return self.draw(self.n_rows, self.seed)
 
+    @property
+    def strata(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Number of the combination in each row, and standard errors of the probabilities; None for a copula."""
+        if self.cells is None or self.cell_errors is None:
+            return None
+        sizes = [len(column.categories) for column in self.ranges.columns]
+        places = self.ranges.places(self.rows).astype(int)
+        return np.ravel_multi_index(tuple(places.T), sizes), self.cell_errors
+
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
         rng = np.random.default_rng(random_seed)
+        if self.cells is not None:
+            # Systematic sampling: the number of each combination is its mean, rounded up or down.
+            ends = n_rows * self.cells.cumsum() / self.cells.sum()
+            numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
+            return self.ranges.rows(_combinations(self.ranges)[rng.permutation(numbers)])
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
@@ -124,6 +151,10 @@ class StandIn(Shown):
             "correlations": self.correlations.tolist(),
             "n_rows": self.n_rows,
             "seed": self.seed,
+        } | {
+            name: value.tolist()
+            for name in ("cells", "cell_errors")
+            if (value := getattr(self, name)) is not None
         }
 
     @classmethod
@@ -132,7 +163,9 @@ class StandIn(Shown):
         probabilities = tuple(np.array(p) for p in contents["probabilities"])
         correlations = np.array(contents["correlations"])
         ranges = Ranges.from_dict(contents["ranges"])
-        return cls(ranges, probabilities, correlations, contents["n_rows"], contents["seed"])
+        cells = (np.array(contents[k]) if k in contents else None for k in ("cells", "cell_errors"))
+        numbers = contents["n_rows"], contents["seed"]
+        return cls(ranges, probabilities, correlations, *numbers, *cells)
 
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
@@ -167,14 +200,17 @@ class StandInDesign(Shown):
     n_bins : int
         Equal parts of each range.
     counts : Gaussian or L2Laplace
-        Of the counts in the bins of all columns.
+        Of the counts in the bins of all columns, or of all combinations of categories.
     products : Gaussian or L2Laplace, optional
         Of the products of scores; None for a single column.
+    is_joint : bool
+        Whether the counts are those of combinations.
     """
 
     n_bins: int
     counts: Gaussian | L2Laplace
     products: Gaussian | L2Laplace | None
+    is_joint: bool = False
 
     @property
     def accesses(self) -> Accesses:
@@ -183,7 +219,8 @@ class StandInDesign(Shown):
 
     def count_noise(self, adjacency: Adjacency, n_columns: int) -> float:
         """Standard deviation of the noise on each count."""
-        return self.counts.noise_sd * math.sqrt(adjacency.sensitivity_factor * n_columns)
+        n_histograms = 1 if self.is_joint else n_columns
+        return self.counts.noise_sd * math.sqrt(adjacency.sensitivity_factor * n_histograms)
 
 
 def design_stand_in(
@@ -191,13 +228,13 @@ def design_stand_in(
 ) -> StandInDesign:
     """Bins and noise of a stand-in, for a share of a budget: Gaussian noise, or l2 noise with ``delta = 0``.
 
-    The share is that of the squared ``mu``, or of epsilon; counts and products get half of it each.
+    The share is that of the squared ``mu``, or of epsilon; counts and products get half of it each. Combinations of
+    categories are counted, with all of it, if the noise on all of them is a small part of the number of records.
     """
-    columns = ranges.columns
+    columns, sizes = ranges.columns, [len(column.categories) for column in ranges.columns]
     n_pairs = len(columns) * (len(columns) - 1) // 2
-    part = share / 2 if n_pairs else share
 
-    def noise(n_dim: int) -> Gaussian | L2Laplace:
+    def noise(n_dim: int, part: float) -> Gaussian | L2Laplace:
         if budget.epsilon == math.inf:
             return NO_PROTECTION
         if budget.delta == 0:
@@ -206,9 +243,14 @@ def design_stand_in(
         alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
         return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
 
-    products = noise(n_pairs) if n_pairs else None
+    if all(sizes) and (n_cells := math.prod(sizes)) <= n_records:
+        joint = StandInDesign(0, noise(n_cells, share), None, is_joint=True)
+        if n_cells * joint.count_noise(budget.adjacency, 1) <= _MOST_CELL_NOISE * n_records:
+            return joint
+    part = share / 2 if n_pairs else share
+    products = noise(n_pairs, part) if n_pairs else None
     for n_bins in _N_BINS:
-        counts = noise(sum(len(c.categories) or n_bins for c in columns))
+        counts = noise(sum(size or n_bins for size in sizes), part)
         found = StandInDesign(n_bins, counts, products)
         most = _MOST_NOISE * n_records / n_bins
         if found.count_noise(budget.adjacency, len(columns)) <= most:
@@ -237,11 +279,20 @@ def release_stand_in(
         Of the made-up rows.
     """
     columns, factor = ranges.columns, adjacency.sensitivity_factor
+    is_public = adjacency is Adjacency.SUBSTITUTE
+    if design.is_joint:
+        sizes = [len(column.categories) for column in columns]
+        numbers = np.ravel_multi_index(places.astype(int).T, sizes)
+        cells = RecordFunction(lambda number: [number], {"number": numbers})
+        (counts,) = cells.counts([np.arange(0.5, math.prod(sizes) - 1)])
+        law = NoiseLaw.of(design.counts, math.sqrt(factor), len(counts))
+        noisy = law.add(counts, 0, OperatingSystemBits())
+        total = len(places) if is_public else max(noisy.sum(), 1.0)
+        return _joint(ranges, noisy, total, law.sd, n_rows, seed)
     edges = [_edges(len(c.categories), design.n_bins) for c in columns]
     counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
     law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
     noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
-    is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
     ends = np.cumsum([len(count) for count in counts])[:-1]
     probabilities = tuple(
@@ -340,6 +391,35 @@ def private_stand_in(
     budget.spend("stand-in", design.accesses, keys, len(places), plan=design.accesses)
     made = release_stand_in(places, ranges, design, budget.adjacency, n_rows, random_seed)
     return replace(made, report=budget.report())
+
+
+def _joint(
+    ranges: Ranges, noisy: np.ndarray, total: float, noise_sd: float, n_rows: int, seed: int
+) -> StandIn:
+    """A stand-in from noisy numbers of combinations; with much noise they are those of independent columns."""
+    sizes = [len(column.categories) for column in ranges.columns]
+    axes = range(len(sizes))
+    marginal = []
+    for j in axes:
+        counts = noisy.reshape(sizes).sum(axis=tuple(k for k in axes if k != j))
+        error = noise_sd * math.sqrt(len(noisy) / sizes[j])
+        marginal.append(nearest_probabilities(counts / total, error / total))
+    independent = total * functools.reduce(np.multiply.outer, marginal).ravel()
+    counts, errors = positive_counts(noisy, independent, noise_sd)
+    table = counts.reshape(sizes) / total
+    laws = tuple(table.sum(axis=tuple(k for k in axes if k != j)) for j in axes)
+    places = zip(_margins(laws, ranges), _combinations(ranges).T, strict=True)
+    scores = np.column_stack([margin.scores(place) for margin, place in places])
+    covariance = np.atleast_2d(np.cov(scores, rowvar=False, aweights=counts))
+    scale = np.sqrt(np.diag(covariance))
+    correlations = covariance / np.outer(scale, scale)
+    return StandIn(ranges, laws, correlations, n_rows, seed, counts / total, errors / total)
+
+
+def _combinations(ranges: Ranges) -> np.ndarray:
+    """Positions of all combinations of categories, the last column changing fastest."""
+    sizes = [len(column.categories) for column in ranges.columns]
+    return np.indices(sizes).reshape(len(sizes), -1).T.astype(float)
 
 
 def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges) -> list[Margin]:

@@ -11,6 +11,9 @@ from pymc_dp.scores.releases import PrivateScores
 
 __all__ = ["ClippedScores", "clip_rows"]
 
+#: Records that are simulated for each of two estimates of the mean features in strata.
+_N_PER_HALF = 50_000
+
 
 def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
     """Shorten rows to a Euclidean norm of at most `bound`; rows that are not finite become zero.
@@ -71,6 +74,34 @@ class ClippedScores(Shown):
                 vectors = self._simulated.gradients(r.theta, data, None, r.directions)
                 parts.append(clip_rows(vectors, r.bound))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
+
+    def stand_in_error(
+        self, theta: np.ndarray, n_records: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        r"""Covariance of the sums that is due to errors of the stand-in's strata, shape ``(width, width)``.
+
+        With :math:`m_c` the mean of the features of a record in stratum ``c``, and :math:`v_c` the variance of the
+        number of records there, these have the covariance :math:`\sum_c v_c (m_c - \bar m)(m_c - \bar m)'`, where
+        :math:`\bar m` is the mean with weights :math:`v_c`: the number of all records has no error. Products of
+        means are those of two independent simulations.
+        """
+        width = len(self.total)
+        if self._simulated.strata is None:
+            return np.zeros((width, width))
+        labels, errors = self._simulated.strata
+        order = np.argsort(labels, kind="stable")
+        found, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
+        n_sets = -(-_N_PER_HALF // len(labels))
+        halves = []
+        for _ in range(2):
+            total = sum(self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
+            means = np.add.reduceat(total[order], starts) / (n_sets * sizes[:, None])
+            halves.append(means)
+        weights = (n_records * errors[found]) ** 2
+        one, two = (half - weights @ half / weights.sum() for half in halves)
+        product = one.T @ (weights[:, None] * two)
+        values, vectors = np.linalg.eigh((product + product.T) / 2)
+        return (vectors * np.maximum(values, 0)) @ vectors.T
 
     def release_variances(self) -> np.ndarray:
         """Variance of each coordinate of the noise, for each release."""

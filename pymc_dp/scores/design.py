@@ -180,7 +180,7 @@ class SimulatedScores(Shown):
     def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """What is expected with a clip bound."""
         features = clip_rows(self._vectors.copy(), bound)
-        noise = np.full(self.n_features, (noise_sd * bound) ** 2)
+        noise = (noise_sd * bound) ** 2 * np.eye(self.n_features)
         information, pull = information_of(self._scores, features, noise, self._n)
         covariance = np.linalg.inv(
             floored(self._prior + self._temperature * information, self._whole)
@@ -292,6 +292,8 @@ def best_design(
         alone: Gaussian | L2Laplace = Gaussian(_MIN_NOISE)
     else:
         alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
+    if stand_in is not None and stand_in.is_joint:
+        simulated.information_error = 0.0
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
     if simulated.information_error:

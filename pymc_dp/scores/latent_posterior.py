@@ -20,6 +20,10 @@ Each of three moves leaves it invariant:
 
 Clipping is part of the model of the release, so it costs information and causes no bias.
 
+If covariates are those of a stand-in with errors that are known (:meth:`ClippedScores.stand_in_error`, a covariance
+:math:`R R'`), the sum is :math:`\sum_i f_i + R z` with a standard normal ``z``: drawn afresh in move 3, and moved by
+itself by preconditioned Crank-Nicolson moves.
+
 References
 ----------
 Ju, Awan, Gong, Rao (2022), Data augmentation MCMC for Bayesian inference from privatized data,
@@ -45,7 +49,7 @@ from pymc_dp.scores.record_sweep import sweep
 
 __all__ = ["LatentPosterior", "LatentState", "Walk"]
 
-#: Autoregressive coefficients of the proposals of move 3 (Cotter, Roberts, Stuart, White 2013,
+#: Autoregressive coefficients of the proposals of move 3, and of errors of a stand-in (Cotter, Roberts, Stuart, White 2013,
 #: https://doi.org/10.1214/13-STS421).
 _COEFFICIENTS = (0.0, 0.7, 0.95)
 
@@ -62,13 +66,16 @@ class LatentState(Shown):
     features : list of array of shape (n, width)
         Of each block; zero for records that do not count.
     residual : array of shape (width,)
-        Noisy sums minus the sums of the features.
+        Noisy sums minus the sums of the features, and minus the error of the stand-in.
+    error : array of shape (n_errors,)
+        ``z``, the error of the stand-in in standard units; empty if there is none.
     """
 
     theta: np.ndarray
     data: list[list[np.ndarray]]
     features: list[np.ndarray] = field(repr=False)
     residual: np.ndarray
+    error: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 
 class LatentPosterior(Shown):
@@ -87,6 +94,8 @@ class LatentPosterior(Shown):
         Root of the covariance of the posterior without privacy: scales of the trajectories.
     noncentring : PartialNoncentring, optional
         Moves of hyperparameters.
+    error_root : array of shape (width, n_errors), optional
+        ``R``: root of the covariance of the sums that is due to errors of the stand-in.
     """
 
     def __init__(
@@ -97,8 +106,10 @@ class LatentPosterior(Shown):
         n_records: int,
         root: np.ndarray,
         noncentring: PartialNoncentring | None = None,
+        error_root: np.ndarray | None = None,
     ) -> None:
         self._noncentring = noncentring
+        self._error_root = np.zeros((len(features.total), 0)) if error_root is None else error_root
         self._features, self._simulated, self._prior = features, simulated, prior
         self._root = root
         m = simulated.n_records
@@ -133,7 +144,9 @@ class LatentPosterior(Shown):
             data.append(block)
             features.append(self._features.of(block) * weights[:, None])
         residual = self._features.total - np.sum([f.sum(axis=0) for f in features], axis=0)
-        return LatentState(theta, data, features, residual)
+        error = rng.standard_normal(self._error_root.shape[1])
+        residual -= self._error_root @ error
+        return LatentState(theta, data, features, residual, error)
 
     def _drawn(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray] | None:
         try:
@@ -143,7 +156,9 @@ class LatentPosterior(Shown):
             return None
 
     def update_records(self, state: LatentState, rng: np.random.Generator) -> float:
-        """Move 1, in place; mean acceptance probability."""
+        """Move 1, and the error of the stand-in, in place; mean acceptance probability of records."""
+        if len(state.error):
+            self._update_error(state, rng)
         rates = []
         for data, features, never in zip(state.data, state.features, self._never, strict=True):
             proposed = self._drawn(state.theta, rng)
@@ -159,6 +174,17 @@ class LatentPosterior(Shown):
                 mask = accepted[label]
                 data[i] = np.where(mask.reshape(-1, *[1] * (values.ndim - 1)), new, values)
         return float(np.mean(rates))
+
+    def _update_error(self, state: LatentState, rng: np.random.Generator) -> None:
+        for coefficient in _COEFFICIENTS:
+            move = math.sqrt(1 - coefficient**2) * rng.standard_normal(len(state.error))
+            error = coefficient * state.error + move
+            residual = state.residual - self._error_root @ (error - state.error)
+            log_ratio = self._features.log_noise(residual) - self._features.log_noise(
+                state.residual
+            )
+            if np.log(rng.random()) < log_ratio:
+                state.error, state.residual = error, residual
 
     def log_density(self, theta: np.ndarray, state: LatentState) -> tuple[float, np.ndarray]:
         """Log-density of parameters given the records of a state, and its gradient."""

@@ -114,7 +114,8 @@ def _linearized(
         scores.append(simulated.gradients(theta, data))
         values.append(features.of(data))
     score, value = np.vstack(scores), np.vstack(values)
-    information, pull = information_of(score, value, features.noise_variances(), n_records)
+    noise = np.diag(features.noise_variances()) + features.stand_in_error(theta, n_records, rng)
+    information, pull = information_of(score, value, noise, n_records)
     # The mean score is zero where records are drawn: a control variate.
     slope = np.linalg.lstsq(score.T @ score, score.T @ value, rcond=_SINGULAR)[0]
     excess = features.total - n_records * (value - score @ slope).mean(axis=0)
@@ -137,13 +138,13 @@ def information_of(
         Of simulated records.
     features : array of shape (n, width)
         Of the same records.
-    noise : array of shape (width,)
-        Variances of the noise.
+    noise : array of shape (width, width)
+        Covariance of the noise.
     n_records : int
     """
     centred = features - features.mean(axis=0)
     slope = n_records * centred.T @ scores / len(scores)
-    covariance = n_records * centred.T @ centred / len(scores) + np.diag(noise)
+    covariance = n_records * centred.T @ centred / len(scores) + noise
     pull = np.linalg.solve(covariance, slope).T
     return pull @ slope, pull
 

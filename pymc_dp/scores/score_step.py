@@ -167,6 +167,8 @@ class DPScore(Shown, BlockedStep):
         noncentring = _noncentring(simulator, approximation)
         if self.method == "records":
             root = np.linalg.cholesky(np.linalg.inv(approximation.precision))
+            error = self._features.stand_in_error(approximation.mean, self.scores.n_records, rng)
+            values, vectors = np.linalg.eigh(error)
             target = LatentPosterior(
                 self._features,
                 simulator.simulated,
@@ -174,6 +176,7 @@ class DPScore(Shown, BlockedStep):
                 self.scores.n_records,
                 root,
                 noncentring,
+                (vectors * np.sqrt(np.maximum(values, 0)))[:, values > 0],
             )
             target.compile(approximation.mean)
             return target

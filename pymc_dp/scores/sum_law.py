@@ -2,9 +2,10 @@ r"""Posterior given noisy sums of many records: the sums without noise are norma
 
 For a sum ``S`` of the features of ``N`` records, with ``m`` and ``V`` mean and covariance of a record's,
 
-.. math:: S \mid \theta \sim N\{N m(\theta),\; N V + N^2 V_m + \Sigma\},
+.. math:: S \mid \theta \sim N\{N m(\theta),\; N V + N^2 V_m + E + \Sigma\},
 
-where :math:`\Sigma` is the covariance of the noise and :math:`V_m` that of the simulation error of ``m``. The
+where :math:`\Sigma` is the covariance of the noise, :math:`V_m` that of the simulation error of ``m``, and ``E``
+that of the error of a stand-in (:meth:`ClippedScores.stand_in_error`). The
 mean at a centre :math:`\theta_c` is that of many simulated records, with their scores, whose mean is known
 to be zero, as control variates; elsewhere
 
@@ -166,6 +167,7 @@ class NormalSums(Shown):
         self._centre = centre
         simulation_error = moments.unexplained / moments.n
         self._spread = self._n * moments.covariance + self._n**2 * simulation_error
+        self._spread += self._features.stand_in_error(centre, self._n, rng)
         self._transport = self._make_transport(centre)
 
     def first(self, theta: np.ndarray) -> SumState:
