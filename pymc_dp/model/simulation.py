@@ -99,8 +99,8 @@ class SimulatedRecords(CompiledModel):
         self._loaded: list[Sequence[np.ndarray] | None] = [None]
         self._n_all = self.n_records
         self._kept: np.ndarray | None = None
-        #: Number of the stratum of each record, and standard error of the share of each stratum in all records: of a
-        #: stand-in whose numbers of records are estimates.
+        #: Number of the stratum of each record, and covariance of the errors of the strata's shares in all records: of a
+        #: stand-in whose shares are estimates.
         self.strata: tuple[np.ndarray, np.ndarray] | None = None
         #: For each observed variable the record of each row.
         self.labels = labels

@@ -10,7 +10,7 @@ import numpy as np
 
 from scipy import optimize, special
 
-__all__ = ["Margin", "correlations_of", "nearest_probabilities", "positive_counts", "smooth_probabilities"]
+__all__ = ["Margin", "correlations_of", "nearest_probabilities", "smooth_probabilities"]
 
 #: Standard deviation of a correlation before it is released, and the largest one of a copula.
 _PRIOR_SD, _MOST = 0.5, 0.99
@@ -27,27 +27,6 @@ def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
     last = np.flatnonzero(descending > excess)[-1]
     found = np.maximum(vector - excess[last], min(noise_sd, 1 / len(vector)) / 2)
     return found / found.sum()
-
-
-def positive_counts(
-    noisy: np.ndarray, expected: np.ndarray, noise_sd: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means and standard deviations of counts, given noisy ones: the prior of each is exponential with the expected mean.
-
-    So each is a normal variable, truncated at 0. All are shifted by the same number, so that their sum is the expected
-    one.
-    """
-    tilted = noisy - noise_sd**2 / expected
-
-    def law(shift: float) -> tuple[np.ndarray, np.ndarray]:
-        a = (tilted - shift) / noise_sd
-        hazard = np.exp(-(a**2) / 2 - special.log_ndtr(a)) / math.sqrt(2 * math.pi)
-        excess = np.maximum(a + hazard, 1e-12)
-        return noise_sd * excess, noise_sd * np.sqrt(np.maximum(1 - hazard * excess, 1e-12))
-
-    total = expected.sum()
-    ends = tilted.min() - total - noise_sd, tilted.max() + 10 * noise_sd
-    return law(optimize.brentq(lambda shift: law(shift)[0].sum() - total, *ends))
 
 
 def smooth_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np.ndarray:

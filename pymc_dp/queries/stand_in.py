@@ -26,7 +26,6 @@ function by the maximum penalized likelihood method, https://doi.org/10.1214/aos
 
 from __future__ import annotations
 
-import functools
 import math
 
 from collections.abc import Mapping, Sequence
@@ -49,11 +48,11 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
+from pymc_dp.queries.cells import cell_covariance, cell_probabilities
 from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
     nearest_probabilities,
-    positive_counts,
     smooth_probabilities,
 )
 from pymc_dp.queries.ranges import Ranges
@@ -70,9 +69,9 @@ __all__ = [
 
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
 _N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
-#: Largest noise on the counts of all combinations of categories, in units of the number of records, with which these are
-#: counted.
-_MOST_CELL_NOISE = 0.5
+#: Combinations of categories are counted if they are at most so many, and if the sum of the standard deviations of the noise
+#: on all counts is at most this part of the number of records.
+_MOST_CELLS, _MOST_CELL_NOISE = 500, 0.5
 #: Allowance for rounding errors.
 _ROUNDING = 1 + 1e-9
 
@@ -91,9 +90,10 @@ class StandIn(Shown):
         Of the Gaussian copula.
     n_rows, seed : int
         Number of rows that are made up, and the public seed they are made with.
-    cells, cell_errors : array, optional
-        Probability of each combination of categories, the last column changing fastest, and its standard error; in
-        place of a copula.
+    cells : array, optional
+        Probability of each combination of categories, the last column changing fastest, in place of a copula.
+    cell_noise : float
+        Standard deviation of the noise on the share of each combination.
     report : PrivacyReport, optional
         What it cost, if a budget of its own paid for it.
 
@@ -111,7 +111,7 @@ class StandIn(Shown):
     n_rows: int
     seed: int = 0
     cells: np.ndarray | None = field(default=None, repr=False)
-    cell_errors: np.ndarray | None = field(default=None, repr=False)
+    cell_noise: float = 0.0
     report: PrivacyReport | None = field(default=None, repr=False)
 
     @cached_property
@@ -121,12 +121,12 @@ class StandIn(Shown):
 
     @property
     def strata(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Number of the combination in each row, and standard errors of the probabilities; None for a copula."""
-        if self.cells is None or self.cell_errors is None:
+        """Number of the combination in each row, and covariance of the probabilities' errors; None for a copula."""
+        if self.cells is None:
             return None
-        sizes = [len(column.categories) for column in self.ranges.columns]
-        places = self.ranges.places(self.rows).astype(int)
-        return np.ravel_multi_index(tuple(places.T), sizes), self.cell_errors
+        sizes, places = _sizes(self.ranges), self.ranges.places(self.rows).astype(int)
+        covariance = cell_covariance(self.cells, sizes, self.cell_noise)
+        return np.ravel_multi_index(tuple(places.T), sizes), covariance
 
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
@@ -135,7 +135,7 @@ class StandIn(Shown):
             # Systematic sampling: the number of each combination is its mean, rounded up or down.
             ends = n_rows * self.cells.cumsum() / self.cells.sum()
             numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
-            return self.ranges.rows(_combinations(self.ranges)[rng.permutation(numbers)])
+            return self.ranges.rows(_combinations(_sizes(self.ranges))[rng.permutation(numbers)])
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
@@ -151,11 +151,11 @@ class StandIn(Shown):
             "correlations": self.correlations.tolist(),
             "n_rows": self.n_rows,
             "seed": self.seed,
-        } | {
-            name: value.tolist()
-            for name in ("cells", "cell_errors")
-            if (value := getattr(self, name)) is not None
-        }
+        } | (
+            {}
+            if self.cells is None
+            else {"cells": self.cells.tolist(), "cell_noise": self.cell_noise}
+        )
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:
@@ -163,9 +163,11 @@ class StandIn(Shown):
         probabilities = tuple(np.array(p) for p in contents["probabilities"])
         correlations = np.array(contents["correlations"])
         ranges = Ranges.from_dict(contents["ranges"])
-        cells = (np.array(contents[k]) if k in contents else None for k in ("cells", "cell_errors"))
-        numbers = contents["n_rows"], contents["seed"]
-        return cls(ranges, probabilities, correlations, *numbers, *cells)
+        found = cls(ranges, probabilities, correlations, contents["n_rows"], contents["seed"])
+        if "cells" not in contents:
+            return found
+        cells = np.array(contents["cells"])
+        return replace(found, cells=cells, cell_noise=contents["cell_noise"])
 
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
@@ -231,7 +233,7 @@ def design_stand_in(
     The share is that of the squared ``mu``, or of epsilon; counts and products get half of it each. Combinations of
     categories are counted, with all of it, if the noise on all of them is a small part of the number of records.
     """
-    columns, sizes = ranges.columns, [len(column.categories) for column in ranges.columns]
+    columns, sizes = ranges.columns, _sizes(ranges)
     n_pairs = len(columns) * (len(columns) - 1) // 2
 
     def noise(n_dim: int, part: float) -> Gaussian | L2Laplace:
@@ -243,7 +245,7 @@ def design_stand_in(
         alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
         return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
 
-    if all(sizes) and (n_cells := math.prod(sizes)) <= n_records:
+    if all(sizes) and (n_cells := math.prod(sizes)) <= _MOST_CELLS:
         joint = StandInDesign(0, noise(n_cells, share), None, is_joint=True)
         if n_cells * joint.count_noise(budget.adjacency, 1) <= _MOST_CELL_NOISE * n_records:
             return joint
@@ -281,14 +283,14 @@ def release_stand_in(
     columns, factor = ranges.columns, adjacency.sensitivity_factor
     is_public = adjacency is Adjacency.SUBSTITUTE
     if design.is_joint:
-        sizes = [len(column.categories) for column in columns]
-        numbers = np.ravel_multi_index(places.astype(int).T, sizes)
+        sizes = _sizes(ranges)
+        numbers = np.ravel_multi_index(tuple(places.astype(int).T), sizes)
         cells = RecordFunction(lambda number: [number], {"number": numbers})
         (counts,) = cells.counts([np.arange(0.5, math.prod(sizes) - 1)])
         law = NoiseLaw.of(design.counts, math.sqrt(factor), len(counts))
         noisy = law.add(counts, 0, OperatingSystemBits())
         total = len(places) if is_public else max(noisy.sum(), 1.0)
-        return _joint(ranges, noisy, total, law.sd, n_rows, seed)
+        return _joint(ranges, noisy / total, law.sd / total, n_rows, seed)
     edges = [_edges(len(c.categories), design.n_bins) for c in columns]
     counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
     law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
@@ -393,32 +395,27 @@ def private_stand_in(
     return replace(made, report=budget.report())
 
 
-def _joint(
-    ranges: Ranges, noisy: np.ndarray, total: float, noise_sd: float, n_rows: int, seed: int
-) -> StandIn:
-    """A stand-in from noisy numbers of combinations; with much noise they are those of independent columns."""
-    sizes = [len(column.categories) for column in ranges.columns]
+def _joint(ranges: Ranges, noisy: np.ndarray, noise_sd: float, n_rows: int, seed: int) -> StandIn:
+    """A stand-in from noisy shares of combinations."""
+    sizes = _sizes(ranges)
+    cells = cell_probabilities(noisy, sizes, noise_sd)
     axes = range(len(sizes))
-    marginal = []
-    for j in axes:
-        counts = noisy.reshape(sizes).sum(axis=tuple(k for k in axes if k != j))
-        error = noise_sd * math.sqrt(len(noisy) / sizes[j])
-        marginal.append(nearest_probabilities(counts / total, error / total))
-    independent = total * functools.reduce(np.multiply.outer, marginal).ravel()
-    counts, errors = positive_counts(noisy, independent, noise_sd)
-    table = counts.reshape(sizes) / total
-    laws = tuple(table.sum(axis=tuple(k for k in axes if k != j)) for j in axes)
-    places = zip(_margins(laws, ranges), _combinations(ranges).T, strict=True)
+    laws = tuple(cells.reshape(sizes).sum(axis=tuple(k for k in axes if k != j)) for j in axes)
+    places = zip(_margins(laws, ranges), _combinations(sizes).T, strict=True)
     scores = np.column_stack([margin.scores(place) for margin, place in places])
-    covariance = np.atleast_2d(np.cov(scores, rowvar=False, aweights=counts))
+    covariance = np.atleast_2d(np.cov(scores, rowvar=False, aweights=cells))
     scale = np.sqrt(np.diag(covariance))
     correlations = covariance / np.outer(scale, scale)
-    return StandIn(ranges, laws, correlations, n_rows, seed, counts / total, errors / total)
+    return StandIn(ranges, laws, correlations, n_rows, seed, cells, noise_sd)
 
 
-def _combinations(ranges: Ranges) -> np.ndarray:
+def _sizes(ranges: Ranges) -> list[int]:
+    """Numbers of categories; 0 for a range."""
+    return [len(column.categories) for column in ranges.columns]
+
+
+def _combinations(sizes: Sequence[int]) -> np.ndarray:
     """Positions of all combinations of categories, the last column changing fastest."""
-    sizes = [len(column.categories) for column in ranges.columns]
     return np.indices(sizes).reshape(len(sizes), -1).T.astype(float)
 
 

@@ -80,26 +80,25 @@ class ClippedScores(Shown):
     ) -> np.ndarray:
         r"""Covariance of the sums that is due to errors of the stand-in's strata, shape ``(width, width)``.
 
-        With :math:`m_c` the mean of the features of a record in stratum ``c``, and :math:`v_c` the variance of the
-        number of records there, these have the covariance :math:`\sum_c v_c (m_c - \bar m)(m_c - \bar m)'`, where
-        :math:`\bar m` is the mean with weights :math:`v_c`: the number of all records has no error. Products of
-        means are those of two independent simulations.
+        With :math:`m_c` the mean of the features of a record in stratum ``c``, and ``V`` the covariance of the errors
+        of the numbers of records in the strata, :math:`\sum_{c, c'} V_{c c'} m_c m_{c'}'`. The means in a product are
+        those of two independent simulations.
         """
         width = len(self.total)
         if self._simulated.strata is None:
             return np.zeros((width, width))
-        labels, errors = self._simulated.strata
+        labels, covariance = self._simulated.strata
         order = np.argsort(labels, kind="stable")
         found, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
         n_sets = -(-_N_PER_HALF // len(labels))
         halves = []
         for _ in range(2):
             total = sum(self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
-            means = np.add.reduceat(total[order], starts) / (n_sets * sizes[:, None])
+            # Strata without rows have the mean of all.
+            means = np.tile(total.mean(axis=0) / n_sets, (len(covariance), 1))
+            means[found] = np.add.reduceat(total[order], starts) / (n_sets * sizes[:, None])
             halves.append(means)
-        weights = (n_records * errors[found]) ** 2
-        one, two = (half - weights @ half / weights.sum() for half in halves)
-        product = one.T @ (weights[:, None] * two)
+        product = n_records**2 * halves[0].T @ covariance @ halves[1]
         values, vectors = np.linalg.eigh((product + product.T) / 2)
         return (vectors * np.maximum(values, 0)) @ vectors.T
 
