@@ -212,8 +212,10 @@ def plan_scores(
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:
-    """With the smallest part of the budget that gives accurate counts."""
+    """With the smallest part of the budget that gives accurate counts; the largest one if combinations are counted."""
     designs = [design_stand_in(ranges, budget, n_records, share) for share in _STAND_IN_SHARES]
+    if designs[-1].is_joint:
+        return designs[-1]
     most = _COUNT_NOISE * n_records
     accurate = [d for d in designs if d.count_noise(budget.adjacency, len(ranges.columns)) <= most]
     return (accurate or designs[-1:])[0]
