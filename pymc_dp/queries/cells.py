@@ -1,9 +1,10 @@
-r"""Probabilities of all combinations of categories, from noisy counts: a log-linear model with a prior.
+r"""Probabilities of all combinations of categories, and of parts of ranges, from noisy counts: a log-linear model with a prior.
 
 .. math:: \log p = B \beta - \log \sum_c e^{(B \beta)_c}, \qquad \beta_k \sim N(0, \tau_{o(k)}^2),
 
-where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of the categorical variables: main effects, and
-interactions of two, three and more. The model is saturated, so that with little noise probabilities are the shares
+where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of the variables: main effects, and
+interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
+deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
 that were counted. The prior of interactions is the narrower the more variables they have, so that with much noise it is
 these that go to zero, and not the margins. Estimates are the mode, and their errors those of the law linearized there.
 
@@ -26,13 +27,19 @@ from scipy import optimize, special
 
 from pymc_dp.queries.copula import nearest_probabilities
 
-__all__ = ["cell_covariance", "cell_probabilities"]
+__all__ = ["cell_covariance", "cell_probabilities", "margins_of"]
 
 #: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1.
 _PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
 
+#: Variances are this much larger with ranges: the law within their parts is interpolated, and their ends are shrunk. Errors
+#: of sums of scores were 0.6 to 2.5 times those of the linearized law, 1.2 in the median (Default and Wage, ISLP).
+_RANGE_FACTOR = 2.0
 
-def cell_probabilities(noisy: np.ndarray, sizes: Sequence[int], noise_sd: float) -> np.ndarray:
+
+def cell_probabilities(
+    noisy: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
+) -> np.ndarray:
     """Probabilities of combinations.
 
     Parameters
@@ -40,7 +47,9 @@ def cell_probabilities(noisy: np.ndarray, sizes: Sequence[int], noise_sd: float)
     noisy : array of shape (n_cells,)
         Noisy shares; the last variable changes fastest.
     sizes : sequence of int
-        Numbers of categories.
+        Numbers of categories, or of parts of a range.
+    ordered : sequence of bool
+        Whether they are parts of a range.
     noise_sd : float
         Standard deviation of their noise.
 
@@ -48,7 +57,7 @@ def cell_probabilities(noisy: np.ndarray, sizes: Sequence[int], noise_sd: float)
     -------
     array of shape (n_cells,)
     """
-    basis, prior_sd = _basis(sizes)
+    basis, prior_sd = _basis(sizes, ordered)
 
     def residuals(effects: np.ndarray) -> np.ndarray:
         return np.concatenate(
@@ -60,23 +69,32 @@ def cell_probabilities(noisy: np.ndarray, sizes: Sequence[int], noise_sd: float)
             [_derivative(special.softmax(basis @ effects), basis) / noise_sd, np.diag(1 / prior_sd)]
         )
 
-    axes = range(len(sizes))
-    margins = []
-    for j in axes:
-        shares = noisy.reshape(sizes).sum(axis=tuple(k for k in axes if k != j))
-        margins.append(nearest_probabilities(shares, noise_sd * (len(noisy) / sizes[j]) ** 0.5))
+    margins = [
+        nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
+        for shares in margins_of(noisy, sizes)
+    ]
     independent = np.log(reduce(np.multiply.outer, margins).ravel())
     first = basis.T @ independent / len(noisy)
     found = optimize.least_squares(residuals, first, slope, method="lm")
     return special.softmax(basis @ found.x)
 
 
-def cell_covariance(probabilities: np.ndarray, sizes: Sequence[int], noise_sd: float) -> np.ndarray:
+def cell_covariance(
+    probabilities: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
+) -> np.ndarray:
     """Covariance of the errors of these probabilities, shape ``(n_cells, n_cells)``."""
-    basis, prior_sd = _basis(sizes)
+    basis, prior_sd = _basis(sizes, ordered)
     slope = _derivative(probabilities, basis)
     precision = slope.T @ slope / noise_sd**2 + np.diag(prior_sd**-2)
-    return slope @ np.linalg.solve(precision, slope.T)
+    factor = _RANGE_FACTOR if any(ordered) else 1.0
+    return factor * slope @ np.linalg.solve(precision, slope.T)
+
+
+def margins_of(cells: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Sums of the values of combinations, for each variable."""
+    axes = range(len(sizes))
+    table = cells.reshape(sizes)
+    return [table.sum(axis=tuple(k for k in axes if k != j)) for j in axes]
 
 
 def _derivative(p: np.ndarray, basis: np.ndarray) -> np.ndarray:
@@ -84,15 +102,18 @@ def _derivative(p: np.ndarray, basis: np.ndarray) -> np.ndarray:
     return p[:, None] * (basis - p @ basis)
 
 
-def _basis(sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def _basis(sizes: Sequence[int], ordered: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
     """Contrasts of all effects, shape ``(n_cells, n_cells - 1)``, and the prior's standard deviation of each."""
-    # The columns of each are 1 and the contrasts, orthogonal with mean square 1.
-    parts = []
-    for n in sizes:
-        part = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0] * n**0.5
+    parts, degrees = [], []
+    for n, is_ordered in zip(sizes, ordered, strict=True):
+        # 1 and the contrasts, orthogonal with mean square 1: polynomials of parts of a range, else any.
+        columns = np.vander(np.linspace(-1, 1, n), increasing=True) if is_ordered else np.eye(n)
+        columns[:, 0] = 1.0
+        part = np.linalg.qr(columns)[0] * n**0.5
         parts.append(part * np.sign(part[0, 0]))
-    orders = np.array(
-        [sum(index > 0 for index in each) for each in itertools.product(*map(range, sizes))]
-    )
+        degrees.append([1.0, *(np.arange(1, n) if is_ordered else np.ones(n - 1))])
+    indices = list(itertools.product(*map(range, sizes)))
+    orders = np.array([sum(k > 0 for k in index) for index in indices])
     sds = np.array([np.inf, *_PRIOR_SDS])[np.minimum(orders, len(_PRIOR_SDS))]
+    sds /= reduce(np.multiply.outer, degrees).ravel()
     return reduce(np.kron, parts)[:, 1:], sds[1:]

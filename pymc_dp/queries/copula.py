@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from scipy import optimize, special
+from scipy import interpolate, optimize, special
 
 __all__ = ["Margin", "correlations_of", "nearest_probabilities", "smooth_probabilities"]
 
@@ -16,6 +16,8 @@ __all__ = ["Margin", "correlations_of", "nearest_probabilities", "smooth_probabi
 _PRIOR_SD, _MOST = 0.5, 0.99
 #: Points and correlations at which the products of a copula's scores are simulated.
 _N_POINTS, _CORRELATIONS = 8192, np.linspace(-_MOST, _MOST, 67)
+#: Points in each part of a range at which its distribution function is interpolated.
+_N_FINE = 64
 #: Weights of the penalty on third differences of log-probabilities, in the order in which they are tried.
 _WEIGHTS = 10.0 ** np.arange(6, -5, -1)
 
@@ -74,6 +76,16 @@ class Margin:
             return bins.astype(float)
         low, high = self._below[bins], self._below[bins + 1]
         return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
+
+    def within(self, bins: np.ndarray, uniform: np.ndarray) -> np.ndarray:
+        """Positions in given bins: in a range by a smooth distribution function through the released ones."""
+        if self._is_category:
+            return bins.astype(float)
+        edges = np.arange(self._n + 1) / self._n
+        fine = np.linspace(0, 1, _N_FINE * self._n + 1)
+        below = interpolate.PchipInterpolator(edges, self._below)(fine)
+        ranks = self._below[bins] + uniform * np.diff(self._below)[bins]
+        return np.interp(ranks, below, fine)
 
     def scores(self, places: np.ndarray) -> np.ndarray:
         """Centred ranks times the root of 12, each a function of one position."""

@@ -10,8 +10,8 @@ r"""private_stand_in(): made-up rows of private covariates, from their ranges an
 3. **Rows** are drawn from a Gaussian copula with the released marginals. Its correlations are those with which
    simulated products of scores have the released means, shrunk towards independence by the noise.
 
-If all columns are categories with few combinations, one histogram of these is released in place of 1 and 2, of
-sensitivity :math:`\sqrt 2` whatever their number, and nothing is assumed about dependence.
+If the bins of all columns have few combinations, one histogram of these is released in place of 1 and 2, of
+sensitivity :math:`\sqrt 2` whatever their number (:mod:`pymc_dp.queries.cells`).
 
 Nothing but the releases depends on the data: the number of rows is free.
 
@@ -48,7 +48,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.queries.cells import cell_covariance, cell_probabilities
+from pymc_dp.queries.cells import cell_covariance, cell_probabilities, margins_of
 from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
@@ -69,9 +69,9 @@ __all__ = [
 
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
 _N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
-#: Combinations of categories are counted if they are at most so many, and if the sum of the standard deviations of the noise
-#: on all counts is at most this part of the number of records.
-_MOST_CELLS, _MOST_CELL_NOISE = 500, 0.5
+#: Combinations of bins are counted if they are at most so many, and if the sum of the standard deviations of the noise
+#: on all counts is at most this part of the number of records; with the largest of these numbers of parts of a range.
+_MOST_CELLS, _MOST_CELL_NOISE, _N_CELL_BINS = 500, 1.0, (16, 8, 6, 4)
 #: Allowance for rounding errors.
 _ROUNDING = 1 + 1e-9
 
@@ -91,7 +91,7 @@ class StandIn(Shown):
     n_rows, seed : int
         Number of rows that are made up, and the public seed they are made with.
     cells : array, optional
-        Probability of each combination of categories, the last column changing fastest, in place of a copula.
+        Probability of each combination of bins, the last column changing fastest, in place of a copula.
     cell_noise : float
         Standard deviation of the noise on the share of each combination.
     report : PrivacyReport, optional
@@ -121,25 +121,25 @@ class StandIn(Shown):
 
     @property
     def strata(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Number of the combination in each row, and covariance of the probabilities' errors; None for a copula."""
+        """Number of the combination of each row, and covariance of the errors of all probabilities; None for a copula."""
         if self.cells is None:
             return None
-        sizes, places = _sizes(self.ranges), self.ranges.places(self.rows).astype(int)
-        covariance = cell_covariance(self.cells, sizes, self.cell_noise)
-        return np.ravel_multi_index(tuple(places.T), sizes), covariance
+        numbers = _cell_numbers(self.cells, self.n_rows, np.random.default_rng(self.seed))
+        ordered = [not column.categories for column in self.ranges.columns]
+        sizes = [len(p) for p in self.probabilities]
+        return numbers, cell_covariance(self.cells, sizes, ordered, self.cell_noise)
 
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
-        rng = np.random.default_rng(random_seed)
+        rng, margins = np.random.default_rng(random_seed), _margins(self.probabilities, self.ranges)
         if self.cells is not None:
-            # Systematic sampling: the number of each combination is its mean, rounded up or down.
-            ends = n_rows * self.cells.cumsum() / self.cells.sum()
-            numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
-            return self.ranges.rows(_combinations(_sizes(self.ranges))[rng.permutation(numbers)])
+            numbers = _cell_numbers(self.cells, n_rows, rng)
+            bins = np.unravel_index(numbers, [len(p) for p in self.probabilities])
+            places = [m.within(b, rng.random(n_rows)) for m, b in zip(margins, bins, strict=True)]
+            return self.ranges.rows(np.column_stack(places))
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
-        margins = _margins(self.probabilities, self.ranges)
         places = [margin.places(z) for margin, z in zip(margins, normal.T, strict=True)]
         return self.ranges.rows(np.column_stack(places))
 
@@ -202,7 +202,7 @@ class StandInDesign(Shown):
     n_bins : int
         Equal parts of each range.
     counts : Gaussian or L2Laplace
-        Of the counts in the bins of all columns, or of all combinations of categories.
+        Of the counts in the bins of all columns, or of all combinations of bins.
     products : Gaussian or L2Laplace, optional
         Of the products of scores; None for a single column.
     is_joint : bool
@@ -245,9 +245,11 @@ def design_stand_in(
         alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
         return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
 
-    if all(sizes) and (n_cells := math.prod(sizes)) <= _MOST_CELLS:
-        joint = StandInDesign(0, noise(n_cells, share), None, is_joint=True)
-        if n_cells * joint.count_noise(budget.adjacency, 1) <= _MOST_CELL_NOISE * n_records:
+    for n_bins in _N_CELL_BINS:
+        n_cells = math.prod(size or n_bins for size in sizes)
+        joint = StandInDesign(n_bins, noise(n_cells, share), None, is_joint=True)
+        most = _MOST_CELL_NOISE * n_records
+        if n_cells <= _MOST_CELLS and n_cells * joint.count_noise(budget.adjacency, 1) <= most:
             return joint
     part = share / 2 if n_pairs else share
     products = noise(n_pairs, part) if n_pairs else None
@@ -283,14 +285,18 @@ def release_stand_in(
     columns, factor = ranges.columns, adjacency.sensitivity_factor
     is_public = adjacency is Adjacency.SUBSTITUTE
     if design.is_joint:
-        sizes = _sizes(ranges)
-        numbers = np.ravel_multi_index(tuple(places.astype(int).T), sizes)
+        sizes = [len(c.categories) or design.n_bins for c in columns]
+        bins = [
+            place.astype(int) if c.categories else np.minimum(place * n, n - 1).astype(int)
+            for c, place, n in zip(columns, places.T, sizes, strict=True)
+        ]
+        numbers = np.ravel_multi_index(bins, sizes)
         cells = RecordFunction(lambda number: [number], {"number": numbers})
         (counts,) = cells.counts([np.arange(0.5, math.prod(sizes) - 1)])
         law = NoiseLaw.of(design.counts, math.sqrt(factor), len(counts))
         noisy = law.add(counts, 0, OperatingSystemBits())
         total = len(places) if is_public else max(noisy.sum(), 1.0)
-        return _joint(ranges, noisy / total, law.sd / total, n_rows, seed)
+        return _joint(ranges, sizes, noisy / total, law.sd / total, n_rows, seed)
     edges = [_edges(len(c.categories), design.n_bins) for c in columns]
     counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
     law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
@@ -395,28 +401,37 @@ def private_stand_in(
     return replace(made, report=budget.report())
 
 
-def _joint(ranges: Ranges, noisy: np.ndarray, noise_sd: float, n_rows: int, seed: int) -> StandIn:
+def _joint(
+    ranges: Ranges,
+    sizes: list[int],
+    noisy: np.ndarray,
+    noise_sd: float,
+    n_rows: int,
+    seed: int,
+) -> StandIn:
     """A stand-in from noisy shares of combinations."""
-    sizes = _sizes(ranges)
-    cells = cell_probabilities(noisy, sizes, noise_sd)
-    axes = range(len(sizes))
-    laws = tuple(cells.reshape(sizes).sum(axis=tuple(k for k in axes if k != j)) for j in axes)
-    places = zip(_margins(laws, ranges), _combinations(sizes).T, strict=True)
-    scores = np.column_stack([margin.scores(place) for margin, place in places])
-    covariance = np.atleast_2d(np.cov(scores, rowvar=False, aweights=cells))
+    ordered = [not column.categories for column in ranges.columns]
+    cells = cell_probabilities(noisy, sizes, ordered, noise_sd)
+    laws = margins_of(cells, sizes)
+    numbers = np.indices(sizes).reshape(len(sizes), -1)
+    margins = _margins(laws, ranges)
+    scores = [m.scores(m.within(b, 0.5)) for m, b in zip(margins, numbers, strict=True)]
+    covariance = np.atleast_2d(np.cov(scores, aweights=cells))
     scale = np.sqrt(np.diag(covariance))
     correlations = covariance / np.outer(scale, scale)
-    return StandIn(ranges, laws, correlations, n_rows, seed, cells, noise_sd)
+    return StandIn(ranges, tuple(laws), correlations, n_rows, seed, cells, noise_sd)
+
+
+def _cell_numbers(cells: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Numbers of combinations by systematic sampling: how often each is drawn is its mean, rounded up or down."""
+    ends = n_rows * cells.cumsum() / cells.sum()
+    numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
+    return rng.permutation(numbers)
 
 
 def _sizes(ranges: Ranges) -> list[int]:
     """Numbers of categories; 0 for a range."""
     return [len(column.categories) for column in ranges.columns]
-
-
-def _combinations(sizes: Sequence[int]) -> np.ndarray:
-    """Positions of all combinations of categories, the last column changing fastest."""
-    return np.indices(sizes).reshape(len(sizes), -1).T.astype(float)
 
 
 def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges) -> list[Margin]:
