@@ -34,7 +34,7 @@ _PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
 
 #: Variances are this much larger with ranges: the law within their parts is interpolated, and their ends are shrunk. Errors
 #: of sums of scores were 0.6 to 2.5 times those of the linearized law, 1.2 in the median (Default and Wage, ISLP).
-_RANGE_FACTOR = 2.0
+_RANGE_FACTOR = 3.0
 
 
 def cell_probabilities(

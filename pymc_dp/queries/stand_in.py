@@ -70,8 +70,8 @@ __all__ = [
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
 _N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
 #: Combinations of bins are counted if they are at most so many, and if the sum of the standard deviations of the noise
-#: on all counts is at most this part of the number of records; with the largest of these numbers of parts of a range.
-_MOST_CELLS, _MOST_CELL_NOISE, _N_CELL_BINS = 500, 1.0, (16, 8, 6, 4)
+#: on all counts is at most this part of the number of records: with so many parts of a range.
+_MOST_CELLS, _CELL_BINS = 500, ((16, 0.5), (8, 0.5), (6, 0.5), (4, 2.5))
 #: Allowance for rounding errors.
 _ROUNDING = 1 + 1e-9
 
@@ -245,11 +245,11 @@ def design_stand_in(
         alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
         return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
 
-    for n_bins in _N_CELL_BINS:
+    for n_bins, most_noise in _CELL_BINS:
         n_cells = math.prod(size or n_bins for size in sizes)
         joint = StandInDesign(n_bins, noise(n_cells, share), None, is_joint=True)
-        most = _MOST_CELL_NOISE * n_records
-        if n_cells <= _MOST_CELLS and n_cells * joint.count_noise(budget.adjacency, 1) <= most:
+        total_noise = n_cells * joint.count_noise(budget.adjacency, 1)
+        if n_cells <= _MOST_CELLS and total_noise <= most_noise * n_records:
             return joint
     part = share / 2 if n_pairs else share
     products = noise(n_pairs, part) if n_pairs else None
