@@ -50,7 +50,10 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
 # location and scale exchanged.
 _INTERPRETED = Mode(
     VMLinker(use_cloop=False, c_thunks=False),
-    RewriteDatabaseQuery(include=["canonicalize", "random_make_inplace"]),
+    RewriteDatabaseQuery(
+        include=["canonicalize", "random_make_inplace"],
+        exclude=["local_add_canonizer", "local_mul_canonizer"],
+    ),
 )
 
 
