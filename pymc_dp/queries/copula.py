@@ -71,21 +71,27 @@ class Margin:
     def places(self, normal: np.ndarray) -> np.ndarray:
         """The position whose rank is that of a standard normal number."""
         ranks = special.ndtr(normal)
-        bins = np.searchsorted(self._below[1:-1], ranks, side="right")
+        bins = self.bins(ranks)
         if self._is_category:
             return bins.astype(float)
         low, high = self._below[bins], self._below[bins + 1]
         return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
 
-    def within(self, bins: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """Positions in given bins: in a range by a smooth distribution function through the released ones."""
+    def bins(self, ranks: np.ndarray) -> np.ndarray:
+        """Bins of ranks from 0 to 1."""
+        return np.searchsorted(self._below[1:-1], ranks, side="right")
+
+    def ranks(self, bins: np.ndarray, uniform: np.ndarray | float) -> np.ndarray:
+        """Ranks in given bins; `uniform` is from 0 to 1."""
+        return self._below[bins] + uniform * np.diff(self._below)[bins]
+
+    def smooth_places(self, ranks: np.ndarray) -> np.ndarray:
+        """Positions of ranks; in a range by a smooth distribution function through the released ones."""
         if self._is_category:
-            return bins.astype(float)
+            return self.bins(ranks).astype(float)
         edges = np.arange(self._n + 1) / self._n
         fine = np.linspace(0, 1, _N_FINE * self._n + 1)
-        below = interpolate.PchipInterpolator(edges, self._below)(fine)
-        ranks = self._below[bins] + uniform * np.diff(self._below)[bins]
-        return np.interp(ranks, below, fine)
+        return np.interp(ranks, interpolate.PchipInterpolator(edges, self._below)(fine), fine)
 
     def scores(self, places: np.ndarray) -> np.ndarray:
         """Centred ranks times the root of 12, each a function of one position."""

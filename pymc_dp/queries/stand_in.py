@@ -48,7 +48,14 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.queries.cells import cell_covariance, cell_probabilities, margins_of
+from pymc_dp.queries.cells import (
+    cell_correlations,
+    cell_covariance,
+    cell_numbers,
+    cell_places,
+    cell_probabilities,
+    margins_of,
+)
 from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
@@ -124,7 +131,7 @@ class StandIn(Shown):
         """Number of the combination of each row, and covariance of the errors of all probabilities; None for a copula."""
         if self.cells is None:
             return None
-        numbers = _cell_numbers(self.cells, self.n_rows, np.random.default_rng(self.seed))
+        numbers = cell_numbers(self.cells, self.n_rows, np.random.default_rng(self.seed))
         ordered = [not column.categories for column in self.ranges.columns]
         sizes = [len(p) for p in self.probabilities]
         return numbers, cell_covariance(self.cells, sizes, ordered, self.cell_noise)
@@ -133,10 +140,9 @@ class StandIn(Shown):
         """Draw further made-up rows; nothing private is accessed."""
         rng, margins = np.random.default_rng(random_seed), _margins(self.probabilities, self.ranges)
         if self.cells is not None:
-            numbers = _cell_numbers(self.cells, n_rows, rng)
-            bins = np.unravel_index(numbers, [len(p) for p in self.probabilities])
-            places = [m.within(b, rng.random(n_rows)) for m, b in zip(margins, bins, strict=True)]
-            return self.ranges.rows(np.column_stack(places))
+            sizes = [len(p) for p in self.probabilities]
+            places = cell_places(self.cells, margins, sizes, self.correlations, n_rows, rng)
+            return self.ranges.rows(places)
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
@@ -413,20 +419,8 @@ def _joint(
     ordered = [not column.categories for column in ranges.columns]
     cells = cell_probabilities(noisy, sizes, ordered, noise_sd)
     laws = margins_of(cells, sizes)
-    numbers = np.indices(sizes).reshape(len(sizes), -1)
-    margins = _margins(laws, ranges)
-    scores = [m.scores(m.within(b, 0.5)) for m, b in zip(margins, numbers, strict=True)]
-    covariance = np.atleast_2d(np.cov(scores, aweights=cells))
-    scale = np.sqrt(np.diag(covariance))
-    correlations = covariance / np.outer(scale, scale)
+    correlations = cell_correlations(cells, laws)
     return StandIn(ranges, tuple(laws), correlations, n_rows, seed, cells, noise_sd)
-
-
-def _cell_numbers(cells: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Numbers of combinations by systematic sampling: how often each is drawn is its mean, rounded up or down."""
-    ends = n_rows * cells.cumsum() / cells.sum()
-    numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
-    return rng.permutation(numbers)
 
 
 def _sizes(ranges: Ranges) -> list[int]:
