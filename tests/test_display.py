@@ -24,7 +24,8 @@ from pymc_dp.privacy.accounting.filters import Share
 from pymc_dp.privacy.budget.accounts import Plan as ClaimedPlan
 from pymc_dp.privacy.budget.report_parts import StepReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.queries.stand_in import design_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in import uniform_stand_in
+from pymc_dp.queries.stand_in_design import design_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.design import MomentDesign
 from pymc_dp.scores.releases import ScoreMoments

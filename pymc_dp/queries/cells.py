@@ -167,16 +167,16 @@ def _derivative(p: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
 def _basis(sizes: Sequence[int], ordered: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
     """Contrasts of all effects, shape ``(n_cells, n_cells - 1)``, and the prior's standard deviation of each."""
-    parts, degrees = [], []
+    parts, degrees = list[np.ndarray](), list[np.ndarray]()
     for n, is_ordered in zip(sizes, ordered, strict=True):
         # 1 and the contrasts, orthogonal with mean square 1: polynomials of parts of a range, else any.
         columns = np.vander(np.linspace(-1, 1, n), increasing=True) if is_ordered else np.eye(n)
         columns[:, 0] = 1.0
         part = np.linalg.qr(columns)[0] * n**0.5
         parts.append(part * np.sign(part[0, 0]))
-        degrees.append([1.0, *(np.arange(1, n) if is_ordered else np.ones(n - 1))])
+        degrees.append(np.append(1.0, np.arange(1, n) if is_ordered else np.ones(n - 1)))
     indices = list(itertools.product(*map(range, sizes)))
     orders = np.array([sum(k > 0 for k in index) for index in indices])
     sds = np.array([np.inf, *_PRIOR_SDS])[np.minimum(orders, len(_PRIOR_SDS))]
-    sds /= reduce(np.multiply.outer, degrees).ravel()
+    sds /= reduce(np.kron, degrees)
     return reduce(np.kron, parts)[:, 1:], sds[1:]

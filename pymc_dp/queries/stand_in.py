@@ -41,11 +41,9 @@ from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.withheld import evaluate
-from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.queries.cells import (
@@ -63,24 +61,15 @@ from pymc_dp.queries.copula import (
     smooth_probabilities,
 )
 from pymc_dp.queries.ranges import Ranges
-from pymc_dp.queries.whole_budget import NO_PROTECTION, check_unused
+from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
+from pymc_dp.queries.whole_budget import check_unused
 
 __all__ = [
     "StandIn",
-    "StandInDesign",
-    "design_stand_in",
     "private_stand_in",
     "release_stand_in",
     "uniform_stand_in",
 ]
-
-#: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
-_N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
-#: Combinations of bins are counted if they are at most so many, and if the sum of the standard deviations of the noise
-#: on all counts is at most this part of the number of records: with so many parts of a range.
-_MOST_CELLS, _CELL_BINS = 500, ((16, 0.5), (8, 0.5), (6, 0.5), (4, 2.5))
-#: Allowance for rounding errors.
-_ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,22 +116,26 @@ class StandIn(Shown):
         return self.draw(self.n_rows, self.seed)
 
     @property
+    def sizes(self) -> list[int]:
+        """Number of bins of each column."""
+        return [len(p) for p in self.probabilities]
+
+    @property
     def strata(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Number of the combination of each row, and covariance of the errors of all probabilities; None for a copula."""
         if self.cells is None:
             return None
         numbers = cell_numbers(self.cells, self.n_rows, np.random.default_rng(self.seed))
         ordered = [not column.categories for column in self.ranges.columns]
-        sizes = [len(p) for p in self.probabilities]
-        return numbers, cell_covariance(self.cells, sizes, ordered, self.cell_noise)
+        return numbers, cell_covariance(self.cells, self.sizes, ordered, self.cell_noise)
 
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
         rng, margins = np.random.default_rng(random_seed), _margins(self.probabilities, self.ranges)
         if self.cells is not None:
-            sizes = [len(p) for p in self.probabilities]
-            places = cell_places(self.cells, margins, sizes, self.correlations, n_rows, rng)
-            return self.ranges.rows(places)
+            return self.ranges.rows(
+                cell_places(self.cells, margins, self.sizes, self.correlations, n_rows, rng)
+            )
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
@@ -199,75 +192,6 @@ def uniform_stand_in(ranges: Ranges, n_rows: int) -> StandIn:
     return StandIn(ranges, tuple(np.full(k, 1 / k) for k in sizes), np.eye(len(sizes)), n_rows)
 
 
-@dataclass(frozen=True)
-class StandInDesign(Shown):
-    """Both releases of a stand-in.
-
-    Parameters
-    ----------
-    n_bins : int
-        Equal parts of each range.
-    counts : Gaussian or L2Laplace
-        Of the counts in the bins of all columns, or of all combinations of bins.
-    products : Gaussian or L2Laplace, optional
-        Of the products of scores; None for a single column.
-    is_joint : bool
-        Whether the counts are those of combinations.
-    """
-
-    n_bins: int
-    counts: Gaussian | L2Laplace
-    products: Gaussian | L2Laplace | None
-    is_joint: bool = False
-
-    @property
-    def accesses(self) -> Accesses:
-        """All that is claimed."""
-        return ((self.counts, 1), *(((self.products, 1),) if self.products else ()))
-
-    def count_noise(self, adjacency: Adjacency, n_columns: int) -> float:
-        """Standard deviation of the noise on each count."""
-        n_histograms = 1 if self.is_joint else n_columns
-        return self.counts.noise_sd * math.sqrt(adjacency.sensitivity_factor * n_histograms)
-
-
-def design_stand_in(
-    ranges: Ranges, budget: PrivacyBudget, n_records: int, share: float = 1.0
-) -> StandInDesign:
-    """Bins and noise of a stand-in, for a share of a budget: Gaussian noise, or l2 noise with ``delta = 0``.
-
-    The share is that of the squared ``mu``, or of epsilon; counts and products get half of it each. Combinations of
-    categories are counted, with all of it, if the noise on all of them is a small part of the number of records.
-    """
-    columns, sizes = ranges.columns, _sizes(ranges)
-    n_pairs = len(columns) * (len(columns) - 1) // 2
-
-    def noise(n_dim: int, part: float) -> Gaussian | L2Laplace:
-        if budget.epsilon == math.inf:
-            return NO_PROTECTION
-        if budget.delta == 0:
-            return L2Laplace(budget.epsilon * part / _ROUNDING, n_dim)
-        limits = budget.epsilon, budget.delta
-        alone = least_noise(1, *limits, noise="gaussian", accountant=budget.accountant)
-        return Gaussian(alone.noise_sd * _ROUNDING / math.sqrt(part))
-
-    for n_bins, most_noise in _CELL_BINS:
-        n_cells = math.prod(size or n_bins for size in sizes)
-        joint = StandInDesign(n_bins, noise(n_cells, share), None, is_joint=True)
-        total_noise = n_cells * joint.count_noise(budget.adjacency, 1)
-        if n_cells <= _MOST_CELLS and total_noise <= most_noise * n_records:
-            return joint
-    part = share / 2 if n_pairs else share
-    products = noise(n_pairs, part) if n_pairs else None
-    for n_bins in _N_BINS:
-        counts = noise(sum(size or n_bins for size in sizes), part)
-        found = StandInDesign(n_bins, counts, products)
-        most = _MOST_NOISE * n_records / n_bins
-        if found.count_noise(budget.adjacency, len(columns)) <= most:
-            break
-    return found
-
-
 def release_stand_in(
     places: np.ndarray,
     ranges: Ranges,
@@ -289,24 +213,13 @@ def release_stand_in(
         Of the made-up rows.
     """
     columns, factor = ranges.columns, adjacency.sensitivity_factor
-    is_public = adjacency is Adjacency.SUBSTITUTE
     if design.is_joint:
-        sizes = [len(c.categories) or design.n_bins for c in columns]
-        bins = [
-            place.astype(int) if c.categories else np.minimum(place * n, n - 1).astype(int)
-            for c, place, n in zip(columns, places.T, sizes, strict=True)
-        ]
-        numbers = np.ravel_multi_index(bins, sizes)
-        cells = RecordFunction(lambda number: [number], {"number": numbers})
-        (counts,) = cells.counts([np.arange(0.5, math.prod(sizes) - 1)])
-        law = NoiseLaw.of(design.counts, math.sqrt(factor), len(counts))
-        noisy = law.add(counts, 0, OperatingSystemBits())
-        total = len(places) if is_public else max(noisy.sum(), 1.0)
-        return _joint(ranges, sizes, noisy / total, law.sd / total, n_rows, seed)
+        return _release_cells(places, ranges, design, adjacency, n_rows, seed)
     edges = [_edges(len(c.categories), design.n_bins) for c in columns]
     counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
     law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
     noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
+    is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
     ends = np.cumsum([len(count) for count in counts])[:-1]
     probabilities = tuple(
@@ -322,7 +235,7 @@ def release_stand_in(
         scores = np.column_stack([margin.scores(place) for margin, place in pairs])
         n_pairs = len(columns) * (len(columns) - 1) // 2
         # A product is at most 3: nothing is clipped.
-        radius = 3 * math.sqrt(n_pairs) * _ROUNDING
+        radius = 3 * math.sqrt(n_pairs) * ROUNDING
         products = RecordFunction(_products, {"scores": scores})
         steps, exponent = products.ball_steps(np.zeros(n_pairs), radius)
         law = NoiseLaw.of(design.products, factor, n_pairs)
@@ -407,25 +320,32 @@ def private_stand_in(
     return replace(made, report=budget.report())
 
 
-def _joint(
+def _release_cells(
+    places: np.ndarray,
     ranges: Ranges,
-    sizes: list[int],
-    noisy: np.ndarray,
-    noise_sd: float,
+    design: StandInDesign,
+    adjacency: Adjacency,
     n_rows: int,
     seed: int,
 ) -> StandIn:
-    """A stand-in from noisy shares of combinations."""
+    """Release the counts of all combinations of bins, and make a stand-in from them."""
+    sizes = [len(column.categories) or design.n_bins for column in ranges.columns]
+    bins = [
+        place.astype(int) if column.categories else np.minimum(place * n, n - 1).astype(int)
+        for column, place, n in zip(ranges.columns, places.T, sizes, strict=True)
+    ]
+    function = RecordFunction(lambda x: [x], {"x": np.ravel_multi_index(bins, sizes)})
+    (counts,) = function.counts([np.arange(0.5, math.prod(sizes) - 1)])
+    law = NoiseLaw.of(design.counts, math.sqrt(adjacency.sensitivity_factor), len(counts))
+    noisy = law.add(counts, 0, OperatingSystemBits())
+    is_public = adjacency is Adjacency.SUBSTITUTE
+    total = len(places) if is_public else max(noisy.sum(), 1.0)
     ordered = [not column.categories for column in ranges.columns]
-    cells = cell_probabilities(noisy, sizes, ordered, noise_sd)
+    noise_sd = law.sd / total
+    cells = cell_probabilities(noisy / total, sizes, ordered, noise_sd)
     laws = margins_of(cells, sizes)
     correlations = cell_correlations(cells, laws)
     return StandIn(ranges, tuple(laws), correlations, n_rows, seed, cells, noise_sd)
-
-
-def _sizes(ranges: Ranges) -> list[int]:
-    """Numbers of categories; 0 for a range."""
-    return [len(column.categories) for column in ranges.columns]
 
 
 def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges) -> list[Margin]:

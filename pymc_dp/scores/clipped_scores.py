@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numba
 import numpy as np
 
@@ -93,7 +95,8 @@ class ClippedScores(Shown):
         n_sets = -(-_N_PER_HALF // len(labels))
         halves = []
         for _ in range(2):
-            total = sum(self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
+            sets = (self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
+            total = reduce(np.add, sets)
             # Strata without rows have the mean of all.
             means = np.tile(total.mean(axis=0) / n_sets, (len(covariance), 1))
             means[found] = np.add.reduceat(total[order], starts) / (n_sets * sizes[:, None])

@@ -17,7 +17,7 @@ from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
-from pymc_dp.queries.stand_in import StandInDesign
+from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, design_check, tail_misfit
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.linearized import floored, information_of

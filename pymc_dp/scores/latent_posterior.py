@@ -144,7 +144,7 @@ class LatentPosterior(Shown):
             data.append(block)
             features.append(self._features.of(block) * weights[:, None])
         residual = self._features.total - np.sum([f.sum(axis=0) for f in features], axis=0)
-        error = rng.standard_normal(self._error_root.shape[1])
+        error = rng.standard_normal((self._error_root.shape[1],))
         residual -= self._error_root @ error
         return LatentState(theta, data, features, residual, error)
 

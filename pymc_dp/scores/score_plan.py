@@ -20,7 +20,8 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.progress import note, shown
-from pymc_dp.queries.stand_in import StandInDesign, release_stand_in
+from pymc_dp.queries.stand_in import release_stand_in
+from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign

@@ -16,14 +16,15 @@ from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
-from pymc_dp.queries import Ranges, private_stand_in, stand_in
+from pymc_dp.queries import Ranges, private_stand_in
 from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
     nearest_probabilities,
     smooth_probabilities,
 )
-from pymc_dp.queries.stand_in import StandIn, design_stand_in, release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in import StandIn, release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.releases import PrivateScores
 
 RANGES = Ranges(age=(18, 100), sex=("f", "m"), ill=[0, 1], x=[(-4, 4), [1, 2, 3]])
@@ -137,7 +138,7 @@ def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, monkeypatch
 
     monkeypatch.setattr(noise_law.NoiseLaw, "add", add)
     ranges = Ranges(a=(0, 1), b=(0, 1))
-    design = stand_in.StandInDesign(2, Gaussian(3.0), Gaussian(5.0))
+    design = StandInDesign(2, Gaussian(3.0), Gaussian(5.0))
     places = rng.random((1000, 2))
     others = [np.zeros(2), np.ones(2), np.array([0.0, 1.0])]
     for row in others:
