@@ -32,6 +32,8 @@ class Covariate:
         Public number that this difference is divided by; by default half of the range.
     square : bool
         Whether the design has its square, too.
+    whole : bool
+        Whether it is a whole number.
     """
 
     name: str
@@ -40,10 +42,13 @@ class Covariate:
     high: float = 1.0
     scale: float | None = None
     square: bool = False
+    whole: bool = False
 
     @property
     def range(self) -> Any:
         """As `pymc_dp.Ranges` takes it."""
+        if self.whole:
+            return [*range(int(self.low), int(self.high) + 1)]
         return list(range(self.levels)) if self.levels else (self.low, self.high)
 
     def columns(self, values: Any, equal: Callable[..., Any]) -> list[Any]:
@@ -378,8 +383,8 @@ def arrests() -> Task:
         rows.pcnv.clip(0, 1), rows.ptime86, rows.qemp86, rows.inc86.clip(0, 500), rows.black, rows.hispan, rows.born60
     ]).astype(float)  # fmt: skip
     covariates = (
-        Covariate("convicted", low=0, high=1), Covariate("prison", low=0, high=12),
-        Covariate("employed", low=0, high=4), Covariate("income", low=0, high=500), Covariate("black", 2),
+        Covariate("convicted", low=0, high=1), Covariate("prison", low=0, high=12, whole=True),
+        Covariate("employed", low=0, high=4, whole=True), Covariate("income", low=0, high=500), Covariate("black", 2),
         Covariate("hispanic", 2), Covariate("born 1960", 2),
     )  # fmt: skip
     return Task(

@@ -99,8 +99,7 @@ class SimulatedRecords(CompiledModel):
         self._loaded: list[Sequence[np.ndarray] | None] = [None]
         self._n_all = self.n_records
         self._kept: np.ndarray | None = None
-        #: Number of the stratum of each record, and covariance of the errors of the strata's shares in all records: of a
-        #: stand-in whose shares are estimates.
+        #: Stratum of each record, and covariance of the errors of the strata's shares: of a stand-in that was released.
         self.strata: tuple[np.ndarray, np.ndarray] | None = None
         #: For each observed variable the record of each row.
         self.labels = labels
@@ -150,6 +149,8 @@ class SimulatedRecords(CompiledModel):
         subset = copy.copy(self)
         subset._kept = records if self._kept is None else self._kept[records]
         subset.n_records = len(records)
+        if self.strata is not None:
+            subset.strata = self.strata[0][records], self.strata[1]
         places = np.zeros(self.n_records, dtype=np.int64)
         places[records] = np.arange(len(records))
         subset.labels = [places[label] for label in self.labels]

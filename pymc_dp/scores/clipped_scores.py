@@ -42,6 +42,15 @@ def _clip(vectors: np.ndarray, bound: float) -> None:
             vectors[i, j] *= factor
 
 
+def _means_in(strata: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
+    """Means of rows in `n` strata; 0 in those without rows."""
+    order = np.argsort(strata, kind="stable")
+    found, starts, sizes = np.unique(strata[order], return_index=True, return_counts=True)
+    means = np.zeros((n, values.shape[1]))
+    means[found] = np.add.reduceat(values[order], starts) / sizes[:, None]
+    return means
+
+
 class ClippedScores(Shown):
     """Features of records: their clipped scores at the references of all releases, side by side.
 
@@ -80,28 +89,23 @@ class ClippedScores(Shown):
     def stand_in_error(
         self, theta: np.ndarray, n_records: int, rng: np.random.Generator
     ) -> np.ndarray:
-        r"""Covariance of the sums that is due to errors of the stand-in's strata, shape ``(width, width)``.
+        r"""Covariance of the sums that is due to errors of a stand-in's strata, shape ``(width, width)``.
 
         With :math:`m_c` the mean of the features of a record in stratum ``c``, and ``V`` the covariance of the errors
-        of the numbers of records in the strata, :math:`\sum_{c, c'} V_{c c'} m_c m_{c'}'`. The means in a product are
-        those of two independent simulations.
+        of the strata's shares of the ``N`` records, :math:`N^2 \sum_{c, c'} V_{c c'} m_c m_{c'}'`. The means in a
+        product are those of two independent simulations. Zero without strata.
         """
         width = len(self.total)
         if self._simulated.strata is None:
             return np.zeros((width, width))
-        labels, covariance = self._simulated.strata
-        order = np.argsort(labels, kind="stable")
-        found, starts, sizes = np.unique(labels[order], return_index=True, return_counts=True)
-        n_sets = -(-_N_PER_HALF // len(labels))
+        strata, errors = self._simulated.strata
+        n_sets = -(-_N_PER_HALF // len(strata))
         halves = []
         for _ in range(2):
             sets = (self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
-            total = reduce(np.add, sets)
-            # Strata without rows have the mean of all.
-            means = np.tile(total.mean(axis=0) / n_sets, (len(covariance), 1))
-            means[found] = np.add.reduceat(total[order], starts) / (n_sets * sizes[:, None])
-            halves.append(means)
-        product = n_records**2 * halves[0].T @ covariance @ halves[1]
+            means = reduce(np.add, sets) / n_sets
+            halves.append(_means_in(strata, means - means.mean(axis=0), len(errors)))
+        product = n_records**2 * halves[0].T @ errors @ halves[1]
         values, vectors = np.linalg.eigh((product + product.T) / 2)
         return (vectors * np.maximum(values, 0)) @ vectors.T
 
