@@ -195,11 +195,17 @@ def test_it_costs_the_budget(epsilon, delta):
 
 
 def test_a_share_is_a_part_of_the_squared_mu():
-    ranges, budget = Ranges(a=(0, 1), b=(0, 1)), PrivacyBudget(1.0, 1e-6, chains=1)
-    whole, part = (design_stand_in(ranges, budget, 1000, share) for share in (1.0, 0.05))
-    squares = [sum(m.gaussian_mu**2 for m, _ in d.accesses) for d in (whole, part)]
-    assert squares[1] == pytest.approx(0.05 * squares[0])
-    assert [design_stand_in(ranges, budget, n, 0.05).n_bins for n in (200, 800, 10**5)] == [2, 8, 16]  # fmt: skip
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    for n_columns, n_bins in (
+        (2, [4, 6, 16]),
+        (7, [2, 4, 16]),
+    ):  # combinations, or one column by one
+        ranges = Ranges(a=[(0, 1)] * n_columns)
+        whole, part = (design_stand_in(ranges, budget, 1000, share) for share in (1.0, 0.05))
+        squares = [sum(m.gaussian_mu**2 for m, _ in d.accesses) for d in (whole, part)]
+        assert squares[1] == pytest.approx(0.05 * squares[0])
+        found = [design_stand_in(ranges, budget, n, 0.05).n_bins for n in (200, 2500, 10**5)]
+        assert found == n_bins
 
 
 def test_refused_before_anything_is_claimed():

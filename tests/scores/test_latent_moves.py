@@ -38,7 +38,9 @@ def compiled(name):
     simulated = simulator_of(name).simulated
     found = ClippedScores(public(case, releases), simulated)
     root = np.diag(0.5 * case.prior[1])
-    return case, LatentPosterior(found, simulated, simulated, case.n, root), found
+    # One error of a stand-in, as large as the noise, in one of the sums.
+    error = releases[0].noise_sd * np.eye(len(found.total))[:, :1]
+    return case, LatentPosterior(found, simulated, simulated, case.n, root, None, error), found
 
 
 def target_of(name):
@@ -70,11 +72,11 @@ MOVES = {f.__name__: f for f in (records, parameters, both)}
 def functions(case, state):
     """Functions of parameters, records and residuals."""
     theta, r = state.theta, state.residual
-    y = state.data[0][0]
+    y, z = state.data[0][0], state.error
     sums = state.features[0].sum(axis=0)
     return np.array([
         *theta, *theta**2, *r, *r**2, np.linalg.norm(r), *theta[0] * r, *sums, *sums**2, *sums * r, *theta[-1] * sums,
-        y.mean(), y.mean() * theta[0], y.var(),
+        y.mean(), y.mean() * theta[0], y.var(), *z, *z**2, z[0] * r[0], z[0] * theta[0],
     ])  # fmt: skip
 
 
@@ -91,7 +93,7 @@ def replicates(name, move, seed, fault=lambda target, found: None, n=N_REPLICATE
         noise = [noise_of(r.noise, r.scale, (1, len(r.total)), rng)[0] for r in releases]
         sums = state.features[0].sum(axis=0)
         state.residual = np.concatenate(noise)
-        found.total = sums + state.residual
+        found.total = sums + target._error_root @ state.error + state.residual
         before = functions(case, state)
         target._features = found
         fault(target, found)
@@ -145,7 +147,8 @@ def test_records_features_and_residual_belong_together():
         by_hand = case.score(r.theta, values) @ r.directions
         by_hand *= np.minimum(1, r.bound / np.linalg.norm(by_hand, axis=1, keepdims=True))
         np.testing.assert_allclose(state.features[0], by_hand, atol=1e-12)
-        np.testing.assert_allclose(state.residual, found.total - by_hand.sum(axis=0), atol=1e-9)
+        rest = found.total - by_hand.sum(axis=0) - target._error_root @ state.error
+        np.testing.assert_allclose(state.residual, rest, atol=1e-9)
 
 
 # ---------------------------------------------------------------------- planted faults
@@ -224,6 +227,23 @@ def test_a_stale_residual_is_found(monkeypatch):
 
     monkeypatch.setattr(latent_posterior, "sweep", stale)
     z, _ = deviations(*replicates("location_scale", records, seed=7, n=1500))
+    assert z > LARGEST + 1, z
+
+
+@pytest.mark.slow
+def test_an_error_of_the_stand_in_that_forgets_its_law_is_found(monkeypatch):
+    """Moves that leave a wider normal law invariant."""
+    right = LatentPosterior._update_error
+
+    def wider(self, state, rng):
+        state.error = state.error / 1.3
+        self._error_root = self._error_root * 1.3
+        right(self, state, rng)
+        state.error = state.error * 1.3
+        self._error_root = self._error_root / 1.3
+
+    monkeypatch.setattr(LatentPosterior, "_update_error", wider)
+    z, _ = deviations(*replicates("location_scale", records, seed=9, n=1500))
     assert z > LARGEST + 1, z
 
 

@@ -1,0 +1,179 @@
+"""Combinations of bins: probabilities from noisy counts, their errors, rows, and what a record can change."""
+
+import functools
+import json
+import math
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import stats
+
+from pymc_dp import PrivacyBudget, Ranges, Simulator
+from pymc_dp.privacy.mechanisms import noise_law
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries import StandIn, private_stand_in
+from pymc_dp.queries.cells import (
+    cell_correlations,
+    cell_covariance,
+    cell_numbers,
+    cell_probabilities,
+    margins_of,
+)
+from pymc_dp.queries.stand_in import release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
+from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+
+SIZES, ORDERED, N = (4, 3, 2), (False, True, False), 5000
+
+
+@functools.cache
+def law():
+    """Shares of combinations with dependence, one of them rare."""
+    rng = np.random.default_rng(1)
+    shares = np.outer(np.outer([0.5, 0.3, 0.18, 0.02], [0.6, 0.3, 0.1]), [0.7, 0.3]).ravel()
+    shares *= np.exp(0.3 * rng.standard_normal(len(shares)))
+    return shares / shares.sum()
+
+
+def test_shares_without_noise_are_kept():
+    """The model is saturated."""
+    found = cell_probabilities(law(), SIZES, ORDERED, 1e-6)
+    np.testing.assert_allclose(found, law(), atol=1e-5)
+
+
+def test_much_noise_leaves_the_margins():
+    """Interactions go to zero first: margins are nearer to the truth than those of the counts, cells much nearer."""
+    rng, errors = np.random.default_rng(2), []
+    for _ in range(30):
+        noisy = law() + 0.02 * rng.standard_normal(len(law()))
+        found = cell_probabilities(noisy, SIZES, ORDERED, 0.02)
+        errors.append([
+            np.abs(found - law()).sum(), np.abs(noisy - law()).sum(),
+            np.abs(margins_of(found, SIZES)[0] - margins_of(law(), SIZES)[0]).sum(),
+            np.abs(margins_of(noisy, SIZES)[0] - margins_of(law(), SIZES)[0]).sum(),
+        ])  # fmt: skip
+    cells, noisy_cells, margins, noisy_margins = np.mean(errors, axis=0)
+    assert cells < 0.7 * noisy_cells and margins < 1.1 * noisy_margins
+    assert found.sum() == pytest.approx(1) and (found > 0).all()
+
+
+@pytest.mark.parametrize("noise_sd", [0.002, 0.01])
+def test_errors_are_those_of_the_covariance(noise_sd):
+    """Of five sums over cells, one of them the rare category: squares over their expectation, on average over noise."""
+    rng, n_noise = np.random.default_rng(3), 200
+    weights = np.vstack([rng.standard_normal((4, len(law()))), np.arange(len(law())) >= 18])
+    ratios = []
+    for _ in range(n_noise):
+        found = cell_probabilities(
+            law() + noise_sd * rng.standard_normal(len(law())), SIZES, (False,) * 3, noise_sd
+        )
+        covariance = cell_covariance(found, SIZES, (False,) * 3, noise_sd)
+        errors = weights @ (found - law())
+        ratios.append(errors**2 / np.einsum("ij,jk,ik->i", weights, covariance, weights))
+    # Squares of normal variables: a standard error of 0.1, and what the linear law leaves out.
+    assert 0.5 < np.mean(ratios) < 1.5
+    np.testing.assert_allclose(covariance.sum(axis=0), 0, atol=1e-12)
+
+
+def test_systematic_sampling():
+    numbers = cell_numbers(law(), 777, np.random.default_rng(4))
+    counts = np.bincount(numbers, minlength=len(law()))
+    assert np.abs(counts - 777 * law()).max() <= 1 and counts.sum() == 777
+
+
+def test_correlations_are_those_of_the_copula_that_was_cut():
+    """Combinations of two normal variables in four parts each."""
+    rho, cuts = 0.7, [-np.inf, -0.5, 0.2, 1.0, np.inf]
+    joint = stats.multivariate_normal([0, 0], [[1, rho], [rho, 1]])
+    below = np.array([[joint.cdf(np.clip([a, b], -9, 9)) for b in cuts] for a in cuts])
+    cells = np.diff(np.diff(below, axis=0), axis=1).ravel().clip(0)
+    found = cell_correlations(cells / cells.sum(), margins_of(cells, (4, 4)))
+    assert found[0, 1] == pytest.approx(rho, abs=0.03)
+
+
+def test_rows_keep_the_dependence_within_parts():
+    """Ranges much wider than the data, so that most rows are in few parts."""
+    rng = np.random.default_rng(5)
+    z = rng.multivariate_normal([0, 0], [[1, 0.8], [0.8, 1]], size=20_000)
+    ranges, budget = Ranges(a=(-12, 12), b=(-12, 12)), PrivacyBudget(1.0, 1e-6, chains=1)
+    assert design_stand_in(ranges, budget, 20_000).is_joint
+    rows = private_stand_in({"a": z[:, 0], "b": z[:, 1]}, ranges, budget=budget, n_rows=20_000).rows
+    assert stats.spearmanr(rows["a"], rows["b"]).statistic == pytest.approx(0.79, abs=0.05)
+    assert np.std(rows["a"]) == pytest.approx(1, abs=0.15)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_neighbours_change_the_counts_by_their_sensitivity(adjacency, monkeypatch):
+    sums = []
+
+    def add(self, steps, exponent, bits):
+        sums.append((steps * 2.0**exponent, self))
+        return np.full(len(steps), 40.0)
+
+    monkeypatch.setattr(noise_law.NoiseLaw, "add", add)
+    ranges, places = Ranges(a=[0, 1], b=(0, 1)), np.random.default_rng(6).random((200, 2)).round()
+    design = StandInDesign(4, Gaussian(3.0), None, is_joint=True)
+    for row in ([0.0, 0.0], [1.0, 1.0]):
+        release_stand_in(np.vstack([row, places[1:]]), ranges, design, adjacency, 10)
+    release_stand_in(places[1:], ranges, design, adjacency, 10)
+    replaced, removed = (np.linalg.norm(sums[0][0] - sums[k][0]) for k in (1, 2))
+    claimed = sums[0][1].scale / design.counts.noise_multiplier
+    largest = replaced if adjacency is Adjacency.SUBSTITUTE else removed
+    assert largest == pytest.approx(claimed)
+
+
+def test_when_combinations_are_counted():
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    few, many = Ranges(a=[0, 1], b=(0, 1)), Ranges(x=[(0, 1)] * 6)
+    assert [design_stand_in(few, budget, n).is_joint for n in (10, 1000)] == [False, True]
+    assert [design_stand_in(few, budget, n).n_bins for n in (200, 1000, 100_000)] == [8, 16, 16]
+    assert not design_stand_in(many, budget, 10**6).is_joint  # 4096 combinations
+    assert not design_stand_in(Ranges(a=(0, 1)), budget, 1000).is_joint
+    assert design_stand_in(Ranges(a=[0, 1]), budget, 1000).is_joint
+
+
+def test_a_file_has_the_combinations():
+    data = {"a": np.arange(600) % 2, "b": (np.arange(600) % 3 == 0).astype(int)}
+    found = private_stand_in(
+        data, Ranges(a=[0, 1], b=[0, 1]), budget=PrivacyBudget(1.0, 1e-6, chains=1)
+    )
+    again = StandIn.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert found.cells is not None and all(
+        np.array_equal(again.rows[k], found.rows[k]) for k in data
+    )
+    for one, other in zip(again.strata, found.strata, strict=True):
+        np.testing.assert_allclose(one, other)
+
+
+def categories(g, y):
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 10)
+        pm.Normal("y", b * pm.Data("g", g), 1.0, observed=y)
+    return model
+
+
+def test_the_error_of_the_sum_has_its_closed_form():
+    """Scores g y at the reference 0, of mean b g^2 in the stratum of g."""
+    ranges, n = Ranges(g=[0, 1, 3]), 3000
+    model = categories(np.zeros(n), np.zeros(n))
+    simulator = Simulator(model, covariates=ranges)
+    shares, noise_sd = np.array([0.5, 0.3, 0.2]), 0.02
+    stand_in = StandIn(ranges, (shares,), np.eye(1), n, 0, shares, noise_sd)
+    release = ScoreRelease(np.zeros(1), np.eye(1), 1e6, "gaussian", 1.0, np.zeros(1))
+    scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
+    rng, b = np.random.default_rng(7), 2.0
+    without = ClippedScores(scores, simulator.simulated)
+    simulator = simulator.standing_in(stand_in)
+    found = ClippedScores(scores, simulator.simulated)
+    means = b * np.array([0, 1, 9.0])
+    wanted = n**2 * means @ cell_covariance(shares, [3], [False], noise_sd) @ means
+    assert found.stand_in_error(np.array([b]), n, rng)[0, 0] == pytest.approx(wanted, rel=0.05)
+    # Kept rows keep their strata; made-up rows before a release have no errors that are known.
+    few = ClippedScores(scores, simulator.keeping(np.arange(0, n, 2)).simulated)
+    assert few.stand_in_error(np.array([b]), n, rng)[0, 0] == pytest.approx(wanted, rel=0.1)
+    assert uniform_stand_in(ranges, n).strata is None and math.isclose(
+        without.stand_in_error(np.array([b]), n, rng).sum(), 0.0
+    )
