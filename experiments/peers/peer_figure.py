@@ -18,7 +18,7 @@ sys.path.insert(0, str(HERE))
 
 from peer_tables import cells, is_valid, width  # noqa: E402
 
-PICTURE = HERE / "peers.png"
+PICTURE = HERE.parents[1] / "docs" / "_static" / "peers.png"
 EPSILONS = (0.1, 0.3, 0.5, 1.0)
 COLOURS = {"pymc_dp": "C0", "NAPSU-MQ": "C1", "d3p": "C2"}
 

@@ -70,7 +70,7 @@ def is_valid(sets: Sets) -> bool:
 def tables(stored: Stored) -> list[str]:
     """All tables."""
     by_task = sorted({k.split(" | ")[0] for k in stored})
-    tables = [at_one(stored, by_task)]
+    tables = [at_one(stored, by_task), without_privacy(stored, by_task)]
     if "adult_reduced" in by_task:
         tables.append(
             by_epsilon(stored, "adult_reduced", "coverage of 90 % / width", covered_and_width)
@@ -93,27 +93,56 @@ def cells(stored: Stored, task: str, peer: str, epsilon: float) -> Sets | None:
 
 
 def at_one(stored: Stored, tasks: list[str]) -> list[str]:
-    """All tasks at epsilon = 1; of private methods, the narrowest valid intervals are bold."""
+    """All private results at epsilon = 1; the narrowest valid intervals are bold, of methods whose covariates are private."""
     lines = [
-        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | seconds | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | log density | seconds | data sets |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for task in tasks:
-        found = {p: s for p in ORDER if (s := cells(stored, task, p, 1.0)) is not None}
+        found = {p: s for p in ORDER if (s := stored.get(f"{task} | {p} | 1")) is not None}
         widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
         best = min(widths, key=lambda p: widths[p], default="")
         for peer, sets in found.items():
-            has_interval = len(column(sets, "width")) > 0
-            shown = ["no interval", "", ""]
-            if has_interval:
-                parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
-                shown = [" / ".join(parts), f"{width(sets):.2f}", f"{mean(sets, 'widest'):.2f}"]
-            shift = np.sqrt(np.mean(column(sets, "shift") ** 2))
-            shown += [f"{shift:.2f}", f"{mean(sets, 'mmd'):.2f}" if has_interval else ""]
-            shown += [f"{np.median(column(sets, 'seconds')):.2g}", f"{len(sets)}"]
             name = f"**{peer}**" if peer == best else peer
-            lines.append(f"| {task} | {name} | " + " | ".join(shown) + " |")
+            lines.append(f"| {task} | {name} | " + " | ".join(measured(sets)) + " |")
     return lines
+
+
+def without_privacy(stored: Stored, tasks: list[str]) -> list[str]:
+    """The same without privacy; and how often intervals of the exact posterior cover the truth, in all data sets."""
+    lines = [
+        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | log density | seconds | data sets |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for task in tasks:
+        exact = {seed: s for k, sets in stored.items() if k.startswith(f"{task} |") for seed, s in sets.items() if "covers itself" in s}  # fmt: skip
+        if exact:
+            covered = f"{mean(exact, 'covers itself'):.2f}"
+            lines.append(f"| {task} | exact posterior | 90 %: {covered} | 1 | 1 | 0 | 0 | 0 |  | {len(exact)} |")  # fmt: skip
+        for peer in ("NUTS", "ADVI"):
+            if (sets := stored.get(f"{task} | {peer} | inf")) is not None:
+                lines.append(f"| {task} | {peer} | " + " | ".join(measured(sets)) + " |")
+    return lines
+
+
+def measured(sets: Sets) -> list[str]:
+    """Columns of one method; seconds are those of the first data set."""
+    has_interval = len(column(sets, "width")) > 0
+    shown = ["no interval", "", ""]
+    if has_interval:
+        parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
+        shown = [" / ".join(parts), short(width(sets)), short(mean(sets, "widest"))]
+    shown.append(short(np.sqrt(np.mean(column(sets, "shift") ** 2))))
+    shown.append(f"{mean(sets, 'mmd'):.2f}" if has_interval else "")
+    density = column(sets, "lpd")
+    shown.append(f"{max(density.mean(), -99):+.4f}" if len(density) else "")
+    first = min(sets, key=int)
+    return [*shown, f"{sets[first]['seconds']:.2g}", f"{len(sets)}"]
+
+
+def short(value: float) -> str:
+    """With two decimals, unless it is of no use."""
+    return f"{value:.2f}" if value < 100 else "> 100"
 
 
 def by_epsilon(stored: Stored, task: str, title: str, shown: Callable[[Sets], str]) -> list[str]:
@@ -135,11 +164,13 @@ def by_epsilon(stored: Stored, task: str, title: str, shown: Callable[[Sets], st
 def covered_and_width(sets: Sets) -> str:
     if not len(column(sets, "width")):
         return "no interval"
-    return f"{mean(sets, 'coverage 0.9'):.2f} / {width(sets):.2f}"
+    return f"{mean(sets, 'coverage 0.9'):.2f} / {short(width(sets))}"
 
 
 def error_and_coverage(sets: Sets) -> str:
-    return f"{np.sqrt(np.mean(column(sets, 'error') ** 2)):.3f} / {mean(sets, 'coverage 0.95'):.2f}"
+    error = np.sqrt(np.mean(column(sets, "error") ** 2))
+    shown = f"{error:.3f}" if error < 100 else "> 100"
+    return f"{shown} / {mean(sets, 'coverage 0.95'):.2f}"
 
 
 def prediction(sets: Sets) -> str:

@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("private_covariates", "experiments/stand_in_experiments.py --print", []),
         ("comparing_models", "experiments/private_compare_experiments.py --print", []),
         ("checking_models", "experiments/ppc_experiments.py --print", []),
+        ("peers", "experiments/peers/run_peers.py --print", []),
         ("after_the_release", "experiments/synthetic_experiments.py --print", []),
         ("guarantees", "-m tests.exactness.test_batch_bias", []),
     ],
