@@ -40,7 +40,7 @@ __all__ = [
 _PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
 
 #: Rows of a copula that are drawn for each row that is made up.
-_PER_ROW = 4
+_PER_ROW = 2
 #: Variances are this much larger with ranges: the law within their parts is interpolated, and their ends are shrunk. Errors
 #: of sums of scores were 0.6 to 2.5 times those of the linearized law, 1.2 in the median (Default and Wage, ISLP).
 _RANGE_FACTOR = 3.0
@@ -129,6 +129,9 @@ def cell_places(
     gets some that have it; where there is none, they are independent.
     """
     numbers = cell_numbers(cells, n_rows, rng)
+    own_bins = np.unravel_index(numbers, sizes)
+    if all(margin.is_category for margin in margins):
+        return np.column_stack(own_bins).astype(float)
     values, vectors = np.linalg.eigh(correlations)
     root = vectors * np.sqrt(np.maximum(values, 0))
     proposed = special.ndtr(rng.standard_normal((_PER_ROW * n_rows, len(root))) @ root.T)
@@ -143,12 +146,8 @@ def cell_places(
     first = (counts.cumsum() - counts)[numbers]
     turn %= np.maximum(counts[numbers], 1)
     chosen = proposed[order[np.minimum(first + turn, len(order) - 1)]]
-    independent = np.column_stack(
-        [
-            margin.ranks(bins, rng.random(n_rows))
-            for margin, bins in zip(margins, np.unravel_index(numbers, sizes), strict=True)
-        ]
-    )
+    own_ranks = [m.ranks(b, rng.random(n_rows)) for m, b in zip(margins, own_bins, strict=True)]
+    independent = np.column_stack(own_ranks)
     ranks = np.where(counts[numbers, None] > 0, chosen, independent)
     return np.column_stack([m.smooth_places(r) for m, r in zip(margins, ranks.T, strict=True)])
 

@@ -66,13 +66,13 @@ class Margin:
     def __init__(self, probabilities: np.ndarray, is_category: bool) -> None:
         self._below = np.concatenate([[0.0], probabilities.cumsum()])
         self._below /= self._below[-1]
-        self._is_category, self._n = is_category, len(probabilities)
+        self.is_category, self._n = is_category, len(probabilities)
 
     def places(self, normal: np.ndarray) -> np.ndarray:
         """The position whose rank is that of a standard normal number."""
         ranks = special.ndtr(normal)
         bins = self.bins(ranks)
-        if self._is_category:
+        if self.is_category:
             return bins.astype(float)
         low, high = self._below[bins], self._below[bins + 1]
         return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
@@ -87,7 +87,7 @@ class Margin:
 
     def smooth_places(self, ranks: np.ndarray) -> np.ndarray:
         """Positions of ranks; in a range by a smooth distribution function through the released ones."""
-        if self._is_category:
+        if self.is_category:
             return self.bins(ranks).astype(float)
         edges = np.arange(self._n + 1) / self._n
         fine = np.linspace(0, 1, _N_FINE * self._n + 1)
@@ -95,7 +95,7 @@ class Margin:
 
     def scores(self, places: np.ndarray) -> np.ndarray:
         """Centred ranks times the root of 12, each a function of one position."""
-        if self._is_category:
+        if self.is_category:
             bins = places.astype(int)
             ranks = (self._below[bins] + self._below[bins + 1]) / 2
         else:

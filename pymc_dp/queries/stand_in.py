@@ -144,17 +144,16 @@ class StandIn(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Contents as numbers, strings, lists and dicts."""
-        return {
+        contents = {
             "ranges": self.ranges.to_dict(),
             "probabilities": [p.tolist() for p in self.probabilities],
             "correlations": self.correlations.tolist(),
             "n_rows": self.n_rows,
             "seed": self.seed,
-        } | (
-            {}
-            if self.cells is None
-            else {"cells": self.cells.tolist(), "cell_noise": self.cell_noise}
-        )
+        }
+        if self.cells is not None:
+            contents |= {"cells": self.cells.tolist(), "cell_noise": self.cell_noise}
+        return contents
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:

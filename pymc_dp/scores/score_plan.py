@@ -303,12 +303,8 @@ class ScorePlan(Shown):
             "made on records drawn from the model: private data were not looked at",
         ]
         if design.stand_in is not None:
-            what = (
-                "counts of combinations"
-                if design.stand_in.is_joint
-                else "counts and products of ranks"
-            )
-            lines.append(f"covariates: {design.stand_in.counts.name}, {what}")
+            what = "combinations" if design.stand_in.is_joint else "values, and products of ranks"
+            lines.append(f"covariates: {design.stand_in.counts.name}, counts of {what}")
         if design.moments is not None:
             lines.append(f"stand-in: {design.moments.mechanism.name}, products of scores")
         lines += [f"start:   {count} x {mechanism.name}" for mechanism, count in design.start]
