@@ -148,20 +148,28 @@ class NormalSums(Shown):
         simulated = self._simulated
         n_sets = min(-(-_N_WEIGHTED // simulated.n_records), _MOST_SETS)
         self._sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
-        #: Records of each set that are weighted: all, unless one set has more than enough.
+        #: Records of each set that are weighted: all, unless one set has more than enough. Equal ones are one, and
+        #: count as often as there are.
         self._few = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else None
-        self._base = self._log_likelihoods(centre)
         values = np.vstack([self._features.of(data) for data in self._sets])
         values = values if self._few is None else values[self._few]
-        values = values - values.mean(axis=0)
+        if self._few is None:
+            self._counts = np.ones(len(values))
+        else:
+            first, self._counts = self._different(values, centre)
+            self._few, values = self._few[first], values[first]
+        self._base = self._log_likelihoods(centre)
+        shares = self._counts / self._counts.sum()
+        values = values - shares @ values
         n_sets = -(-min(_PER_RECORD * self._n, most) // simulated.n_records)
         moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
         #: Mean feature at the centre.
         self._mean = moments.mean
         scores = self._scores(centre)
-        scores = scores - scores.mean(axis=0)
-        lacking = len(scores) * moments.slopes.T - scores.T @ values
-        more = np.linalg.lstsq(scores.T @ scores, lacking, rcond=_SINGULAR)[0]
+        scores = scores - shares @ scores
+        weighted = (scores * shares[:, None]).T
+        lacking = moments.slopes.T - weighted @ values
+        more = np.linalg.lstsq(weighted @ scores, lacking, rcond=_SINGULAR)[0]
         #: Features of the weighted records, minus their mean; their derivative is that of many records.
         self._values = values + scores @ more
         self._centre = centre
@@ -169,6 +177,19 @@ class NormalSums(Shown):
         self._spread = self._n * moments.covariance + self._n**2 * simulation_error
         self._spread += self._features.stand_in_error(centre, self._n, rng)
         self._transport = self._make_transport(centre)
+
+    def _different(self, values: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of weighted records that differ, and how many are equal to each.
+
+        Equal are those with the same features, and the same scores and log-likelihoods at two positions.
+        """
+        seen = [values]
+        for theta in (centre, centre + self._root.sum(axis=1)):
+            seen += [self._scores(theta), self._log_likelihoods(theta)[:, None]]
+        rows = np.ascontiguousarray(np.hstack(seen))
+        keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+        _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+        return first, counts.astype(float)
 
     def first(self, theta: np.ndarray) -> SumState:
         """State with the expected variance of the noise."""
@@ -195,7 +216,7 @@ class NormalSums(Shown):
         """Sums minus their means, and the weights of the simulated records; None where none is finite."""
         ratios = self._log_likelihoods(theta) - self._base
         with np.errstate(all="ignore"):
-            weights = np.exp(ratios - ratios.max())
+            weights = self._counts * np.exp(ratios - ratios.max())
         total = weights.sum()
         if not np.isfinite(total):
             return None

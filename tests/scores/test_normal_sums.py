@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import arviz as az
 import numpy as np
+import pymc as pm
 import pytest
 
-from pymc_dp import DPScore
+from pymc_dp import DPScore, PrivacyBudget, private_scores
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step, sum_law
 from tests.scores.score_models import CASES, chain, public, released, simulator_of, template
@@ -210,3 +211,31 @@ def test_the_centre_is_the_mode(monkeypatch):
     coordinates = target._transport.at(target._centre)[0]
     assert np.abs(coordinates).max() < 0.5
     assert (np.abs(target._centre - step.approximation.mean) > 4 * sd).any()
+
+
+@pytest.mark.slow
+def test_equal_records_count_as_often_as_there_are(monkeypatch):
+    """The law of the sums is the same, of 12 000 records that are yes or no in three categories."""
+    rng = np.random.default_rng(8)
+    g = rng.integers(3, size=12_000)
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1, shape=3)
+        pm.Bernoulli("y", logit_p=b[g], observed=rng.random(len(g)) < 0.3)
+    simulator = Simulator(model, covariates="public")
+    budget = PrivacyBudget(1.0, 1e-6, chains=1)
+    scores = private_scores(simulator, budget=budget, random_seed=9, progressbar=False)
+    one = DPScore(scores, simulator=simulator, method="normal").target
+
+    def all_differ(self, values, centre):
+        return np.arange(len(values)), np.ones(len(values))
+
+    monkeypatch.setattr(sum_law.NormalSums, "_different", all_differ)
+    other = DPScore(scores, simulator=simulator, method="normal").target
+    assert len(one._counts) == 6 and one._counts.sum() == len(other._counts) == 10_000
+    inverse = np.linalg.inv(one._covariance(one.first(one._centre).log_variances))
+    for theta in one._centre + 0.1 * rng.standard_normal((5, 3)):
+        assert one.log_density(theta, inverse) == pytest.approx(
+            other.log_density(theta, inverse), rel=1e-6
+        )
+        for x, y in zip(one._with_slope(theta), other._with_slope(theta), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)
