@@ -31,20 +31,19 @@ LARGEST, SMALLEST = 4.0, 1e-4
 
 
 @functools.cache
-def compiled(name):
-    """Features and target, to be copied."""
+def compiled(name, has_error):
+    """Features and target, to be copied; with one error of a stand-in, as large as the noise, in one of the sums."""
     case = CASES[name]
     releases = [template(case, *r) for r in RELEASES[name]]
     simulated = simulator_of(name).simulated
     found = ClippedScores(public(case, releases), simulated)
     root = np.diag(0.5 * case.prior[1])
-    # One error of a stand-in, as large as the noise, in one of the sums.
-    error = releases[0].noise_sd * np.eye(len(found.total))[:, :1]
+    error = releases[0].noise_sd * np.eye(len(found.total))[:, : int(has_error)]
     return case, LatentPosterior(found, simulated, simulated, case.n, root, None, error), found
 
 
-def target_of(name):
-    case, target, found = map(copy.copy, compiled(name))
+def target_of(name, has_error=False):
+    case, target, found = map(copy.copy, compiled(name, has_error))
     found.scales, found.is_gaussian = found.scales.copy(), found.is_gaussian.copy()
     target._features = found
     return case, target, found
@@ -76,13 +75,13 @@ def functions(case, state):
     sums = state.features[0].sum(axis=0)
     return np.array([
         *theta, *theta**2, *r, *r**2, np.linalg.norm(r), *theta[0] * r, *sums, *sums**2, *sums * r, *theta[-1] * sums,
-        y.mean(), y.mean() * theta[0], y.var(), *z, *z**2, z[0] * r[0], z[0] * theta[0],
+        y.mean(), y.mean() * theta[0], y.var(), *z, *z**2, *z * r[0], *z * theta[0],
     ])  # fmt: skip
 
 
-def replicates(name, move, seed, fault=lambda target, found: None, n=N_REPLICATES):
+def replicates(name, move, seed, fault=lambda target, found: None, n=N_REPLICATES, has_error=False):
     """Functions of exact draws of the joint law, before and after moves."""
-    case, target, found = target_of(name)
+    case, target, found = target_of(name, has_error)
     releases, truth = found._releases, copy.copy(found)
     rng = np.random.default_rng(seed)
     pairs = []
@@ -117,9 +116,10 @@ def deviations(before, after):
     return np.abs(z).max(), min(p)
 
 
+@pytest.mark.parametrize("has_error", [False, True])
 @pytest.mark.parametrize("move", MOVES)
-def test_a_move_leaves_the_joint_law(move):
-    before, after = replicates("location_scale", MOVES[move], seed=1)
+def test_a_move_leaves_the_joint_law(move, has_error):
+    before, after = replicates("location_scale", MOVES[move], seed=1, has_error=has_error)
     assert (before != after).any(axis=1).mean() > 0.1  # else nothing moved
     z, p = deviations(before, after)
     assert z < LARGEST and p > SMALLEST
@@ -127,15 +127,17 @@ def test_a_move_leaves_the_joint_law(move):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("name", RELEASES)
-def test_a_move_leaves_the_joint_law_with_more_draws(name, move):
-    z, p = deviations(*replicates(name, MOVES[move], seed=2, n=5000))
+@pytest.mark.parametrize(
+    ("name", "has_error"), [*((name, False) for name in RELEASES), ("location_scale", True)]
+)
+def test_a_move_leaves_the_joint_law_with_more_draws(name, has_error, move):
+    z, p = deviations(*replicates(name, MOVES[move], seed=2, n=5000, has_error=has_error))
     assert z < LARGEST and p > SMALLEST
 
 
 def test_records_features_and_residual_belong_together():
     """After all moves, features are those of the records, and the residual is the rest."""
-    case, target, found = target_of("location_scale")
+    case, target, found = target_of("location_scale", has_error=True)
     rng = np.random.default_rng(4)
     found.total = np.array([1.0, -0.5])
     state = target.draw(case.prior[0], rng)
@@ -243,7 +245,7 @@ def test_an_error_of_the_stand_in_that_forgets_its_law_is_found(monkeypatch):
         self._error_root = self._error_root / 1.3
 
     monkeypatch.setattr(LatentPosterior, "_update_error", wider)
-    z, _ = deviations(*replicates("location_scale", records, seed=9, n=1500))
+    z, _ = deviations(*replicates("location_scale", records, seed=9, n=1500, has_error=True))
     assert z > LARGEST + 1, z
 
 
