@@ -31,6 +31,11 @@ ORDER = (
 N_ERRORS = 2.0
 #: Methods whose intervals do not compete: they know the covariates, or all data.
 NOT_COMPARED = ("pymc_dp, public covariates", "NUTS", "ADVI")
+#: Of the tables of all tasks.
+HEAD = (
+    "| task | method | coverage | width | widest | shift | MMD | density | seconds | sets |",
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+)
 #: Data sets of one method, by seed, and all of them.
 Sets = dict[str, dict[str, Any]]
 Stored = dict[str, Sets]
@@ -94,10 +99,7 @@ def cells(stored: Stored, task: str, peer: str, epsilon: float) -> Sets | None:
 
 def at_one(stored: Stored, tasks: list[str]) -> list[str]:
     """All private results at epsilon = 1; the narrowest valid intervals are bold, of methods whose covariates are private."""
-    lines = [
-        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | log density | seconds | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = [*HEAD]
     for task in tasks:
         found = {p: s for p in ORDER if (s := stored.get(f"{task} | {p} | 1")) is not None}
         widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
@@ -110,10 +112,7 @@ def at_one(stored: Stored, tasks: list[str]) -> list[str]:
 
 def without_privacy(stored: Stored, tasks: list[str]) -> list[str]:
     """The same without privacy; and how often intervals of the exact posterior cover the truth, in all data sets."""
-    lines = [
-        "| task | method | coverage of 80 / 90 / 95 % | width | widest | shift | MMD | log density | seconds | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = [*HEAD]
     for task in tasks:
         exact = {seed: s for k, sets in stored.items() if k.startswith(f"{task} |") for seed, s in sets.items() if "covers itself" in s}  # fmt: skip
         if exact:
@@ -131,13 +130,15 @@ def measured(sets: Sets) -> list[str]:
     shown = ["no interval", "", ""]
     if has_interval:
         parts = [f"{mean(sets, f'coverage {level}'):.2f}" for level in (0.8, 0.9, 0.95)]
-        shown = [" / ".join(parts), short(width(sets)), short(mean(sets, "widest"))]
+        shown = [" ".join(parts), short(width(sets)), short(mean(sets, "widest"))]
     shown.append(short(np.sqrt(np.mean(column(sets, "shift") ** 2))))
     shown.append(f"{mean(sets, 'mmd'):.2f}" if has_interval else "")
     density = column(sets, "lpd")
-    shown.append(f"{max(density.mean(), -99):+.4f}" if len(density) else "")
-    first = min(sets, key=int)
-    return [*shown, f"{sets[first]['seconds']:.2g}", f"{len(sets)}"]
+    of_new = (
+        "" if not len(density) else "< -10" if density.mean() < -10 else f"{density.mean():+.4f}"
+    )
+    seconds = sets[min(sets, key=int)]["seconds"]
+    return [*shown, of_new, f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}", f"{len(sets)}"]
 
 
 def short(value: float) -> str:
