@@ -196,14 +196,29 @@ class Simulator(Shown):
         return subset
 
     def standing_in(self, stand_in: StandIn | None) -> Simulator:
-        """The same with the rows of a stand-in that was released, in place of made-up ones; or itself without ranges."""
-        if self.ranges is None or stand_in is None or self.stand_in is stand_in:
+        """The same with the rows of a stand-in that was released, in place of made-up ones, and with its errors.
+
+        Without ranges it has the errors if its rows are those of the stand-in; else it is itself.
+        """
+        if stand_in is None or self.stand_in is stand_in:
+            return self
+        if self.ranges is None and (stand_in.strata is None or not self._has_rows_of(stand_in)):
             return self
         if self._latest is None or self._latest.stand_in is not stand_in:
             self._latest = new = copy.copy(self.whole)
             new.whole, new.stand_in, new.latest = new, stand_in, None
-            new._make_up(stand_in)
+            if self.ranges is not None:
+                new._make_up(stand_in)
+            else:
+                new.simulated = copy.copy(self.simulated)
+                new.simulated.strata = stand_in.strata
         return self._latest
+
+    def _has_rows_of(self, stand_in: StandIn) -> bool:
+        """Whether the covariates of simulated records are the rows of a stand-in."""
+        model = self.covariates if isinstance(self.covariates, pm.Model) else self.model
+        data = {v.name: v.get_value() for v in model.data_vars}
+        return self.covariates is not None and stand_in.has_rows(data)
 
     def _make_up(self, stand_in: StandIn) -> None:
         """Simulate records with the rows of a stand-in. All other arrays must be public: observed values are not used."""

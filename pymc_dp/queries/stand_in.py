@@ -129,6 +129,10 @@ class StandIn(Shown):
         ordered = [not column.categories for column in self.ranges.columns]
         return numbers, cell_covariance(self.cells, self.sizes, ordered, self.cell_noise)
 
+    def has_rows(self, data: Mapping[str, np.ndarray]) -> bool:
+        """Whether columns are those of :attr:`rows`."""
+        return all(name in data and np.array_equal(data[name], x) for name, x in self.rows.items())
+
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
         rng, margins = np.random.default_rng(random_seed), _margins(self.probabilities, self.ranges)

@@ -10,12 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import pymc as pm
-
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.publishing import reduced
-from pymc_dp.queries.stand_in import StandIn
 from pymc_dp.scores.fit_check import FitCheck
 from pymc_dp.scores.score_step import DPScore
 
@@ -24,7 +20,7 @@ __all__ = ["joint_report", "released_draws", "warn_of_distance"]
 _PUBLIC = "The covariates of the model are public: latent records have them."
 _STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
 _CORRECTED = "The stand-in's covariates are public, and distributed as those of the records once they are weighted to have the released moments."
-_RANGES = "The covariates are distributed as the stand-in that was made from their ranges, noisy counts and noisy correlations."
+_RANGES = "The covariates are distributed as the stand-in that was made from their ranges and noisy counts."
 #: Median distance of a chain's draws from the normal approximation above which it is reported.
 _FAR = 4.0
 
@@ -59,19 +55,12 @@ def _assumed(step: DPScore) -> str:
     """What the covariates of latent records are."""
     simulator, scores = step.simulator, step.scores
     is_own = isinstance(simulator.covariates, str)
-    if scores.stand_in is not None and (not is_own or _made_up(simulator.model, scores.stand_in)):
+    own = {v.name: v.get_value() for v in simulator.model.data_vars}
+    if scores.stand_in is not None and (not is_own or scores.stand_in.has_rows(own)):
         return _RANGES
     if is_own:
         return _PUBLIC
     return _STAND_IN if scores.moments is None else _CORRECTED
-
-
-def _made_up(model: pm.Model, stand_in: StandIn) -> bool:
-    """Whether the covariates of a model are rows of the stand-in."""
-    data = {v.name: v.get_value() for v in model.data_vars}
-    return all(
-        name in data and np.array_equal(data[name], rows) for name, rows in stand_in.rows.items()
-    )
 
 
 def warn_of_distance(released: Any) -> None:

@@ -267,6 +267,7 @@ def test_one_call_within_one_epsilon():
     ):
         other["x"].set_value(model_rows)
         step = DPScore(scores, covariates="public", model=other)
+        assert (step.simulator.simulated.strata is not None) == ("ranges" in words)  # its errors
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             again = sample(step=step, draws=20, chains=1, progressbar=False)
