@@ -202,7 +202,7 @@ class Simulator(Shown):
         """
         if stand_in is None or self.stand_in is stand_in:
             return self
-        if self.ranges is None and (stand_in.strata is None or not self._has_rows_of(stand_in)):
+        if self.ranges is None and (stand_in.cells is None or not self._has_rows_of(stand_in)):
             return self
         if self._latest is None or self._latest.stand_in is not stand_in:
             self._latest = new = copy.copy(self.whole)
@@ -210,7 +210,7 @@ class Simulator(Shown):
             if self.ranges is not None:
                 new._make_up(stand_in)
             else:
-                new.simulated = copy.copy(self.simulated)
+                new.simulated = copy.copy(new.simulated)
                 new.simulated.strata = stand_in.strata
         return self._latest
 

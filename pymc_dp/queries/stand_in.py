@@ -1,4 +1,4 @@
-r"""private_stand_in(): made-up rows of private covariates, from their ranges and two noisy sums.
+r"""private_stand_in(): made-up rows of private covariates, from their ranges and noisy sums.
 
 1. **Marginals.** Counts of all columns in public bins (categories, or equal parts of a range): one release of
    :math:`m` histograms, of L2 sensitivity :math:`\sqrt{2 m}` if a record is replaced. Noisy counts of categories are
@@ -256,7 +256,7 @@ def private_stand_in(
     n_records: int | None = None,
     random_seed: int = 0,
 ) -> StandIn:
-    """Make a stand-in for private covariates from their ranges: counts and products are released, rows are made up.
+    """Make a stand-in for private covariates from their ranges: counts are released, rows are made up.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def private_stand_in(
     ranges : Ranges
         Of the columns that the stand-in is to have.
     budget : PrivacyBudget
-        Pays for both releases, all of it; their noise is Gaussian, or l2 noise with ``delta = 0``. To spend a
+        Pays for the releases, all of it; their noise is Gaussian, or l2 noise with ``delta = 0``. To spend a
         part of an account, make a budget of that part with the same ledger.
     n_rows : int
         Number of made-up rows.
@@ -288,8 +288,9 @@ def private_stand_in(
 
     Notes
     -----
-    What a stand-in has are marginal laws in bins and one correlation for each pair of columns, in the order of the
-    categories. Interactions and other dependence among three or more columns are not those of the data.
+    With at most 500 combinations of bins, and little noise on their counts, a stand-in has these combinations. Else it
+    has marginal laws in bins and one correlation for each pair of columns, in the order of the categories; then
+    interactions and other dependence among three or more columns are not those of the data.
 
     Examples
     --------

@@ -295,7 +295,7 @@ def best_design(
     is_joint = stand_in is not None and stand_in.is_joint
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
-    if is_joint:
+    if is_joint:  # the error of the stand-in is in the law of all sums, so those from afar may stay
         starts = ((many, 2),) if width > _NEAR else ((0, 1), (0, 2), (0, 3), (0, 4))
     elif simulated.information_error:
         starts = ((many, 0),) if width > _NEAR else ((0, 1), (2, 0), (3, 0), (many, 0))

@@ -29,8 +29,8 @@ from pymc_dp.scores.score_plan import ScorePlan
 
 __all__ = ["plan_scores", "private_scores"]
 
-#: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: the first one with which the
-#: noise on a count is at most this part of the number of records, or the last one.
+#: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: the last one if combinations are
+#: counted; else the first one with which the noise on a count is at most this part of the number of records.
 _STAND_IN_SHARES, _COUNT_NOISE = (0.05, 0.1, 0.2), 0.01
 
 
@@ -57,7 +57,8 @@ def private_scores(
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
-    part, a twentieth unless records are few, pays for a stand-in that is made from these. Noise and all
+    part, a fifth if combinations are counted, else a twentieth unless records are few, pays for a stand-in that is
+    made from these. Noise and all
     parts are those with the least expected error on records drawn from the model, and so is the clip bound,
     unless the histogram of the fit check, which is released before, has tails unlike the model's: private data decide about nothing else.
 

@@ -159,11 +159,17 @@ def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, monkeypatch
             assert largest == pytest.approx(claimed, rel=1e-6)  # a product of 3
 
 
-def test_law_of_the_data_is_found():
+@pytest.mark.parametrize("is_joint", [True, False])
+def test_law_of_the_data_is_found(is_joint):
     """With little noise: marginal laws, rank correlations of all pairs."""
     data = made(50_000, np.random.default_rng(5))
     budget = PrivacyBudget(math.inf, 1e-6, chains=1)
-    found = private_stand_in(data, RANGES, budget=budget, n_rows=50_000, random_seed=6)
+    if is_joint:
+        found = private_stand_in(data, RANGES, budget=budget, n_rows=50_000, random_seed=6)
+    else:
+        places, design = RANGES.places(data), StandInDesign(16, Gaussian(0.3), Gaussian(0.3))
+        found = release_stand_in(places, RANGES, design, Adjacency.SUBSTITUTE, 50_000, 6)
+    assert (found.cells is not None) == is_joint
     for name in ("age", "ill"):
         assert found.rows[name].mean() == pytest.approx(data[name].mean(), abs=0.05 * np.std(data[name]))  # fmt: skip
     assert np.mean(found.rows["sex"] == "m") == pytest.approx(np.mean(data["sex"] == "m"), abs=0.01)

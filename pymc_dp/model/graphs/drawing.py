@@ -47,7 +47,7 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
 }
 
 # For all others NumPy draws, node by node. In Numba, PyTensor 2.38 draws Cauchy variables with
-# location and scale exchanged.
+# location and scale exchanged. Sums and products of more than two arguments would be computed element by element.
 _INTERPRETED = Mode(
     VMLinker(use_cloop=False, c_thunks=False),
     RewriteDatabaseQuery(
