@@ -45,7 +45,7 @@ def test_shares_without_noise_are_kept():
 
 
 def test_much_noise_leaves_the_margins():
-    """Interactions go to zero first: margins are nearer to the truth than those of the counts, cells much nearer."""
+    """Interactions go to zero first: margins are nearer to the truth than those of the counts, and cells nearer still."""
     rng, errors = np.random.default_rng(2), []
     for _ in range(30):
         noisy = law() + 0.02 * rng.standard_normal(len(law()))
@@ -56,7 +56,8 @@ def test_much_noise_leaves_the_margins():
             np.abs(margins_of(noisy, SIZES)[0] - margins_of(law(), SIZES)[0]).sum(),
         ])  # fmt: skip
     cells, noisy_cells, margins, noisy_margins = np.mean(errors, axis=0)
-    assert cells < 0.7 * noisy_cells and margins < 1.1 * noisy_margins
+    # With 25 other seeds 0.64 and 0.76, with standard deviations of 0.02 and 0.04.
+    assert cells < 0.72 * noisy_cells and margins < 0.95 * noisy_margins
     assert found.sum() == pytest.approx(1) and (found > 0).all()
 
 
