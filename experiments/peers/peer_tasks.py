@@ -278,7 +278,7 @@ def adult_income() -> Task:
         rows.marital_status == "Married-civ-spouse", rows.capital_gain > 0, codes(kind, work[1:]),
     ]).astype(float)  # fmt: skip
     covariates = (
-        Covariate("age", low=17, high=90, square=True), Covariate("education", low=1, high=16),
+        Covariate("age", low=17, high=90, square=True), Covariate("education", low=1, high=16, whole=True),
         Covariate("hours", low=1, high=99), Covariate("male", 2), Covariate("white", 2), Covariate("married", 2),
         Covariate("gain", 2), Covariate("work", 3),
     )  # fmt: skip

@@ -30,6 +30,7 @@ from pymc_dp.model.graphs.drawing import Drawing
 from pymc_dp.model.graphs.exposed import Exposed, expose
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.privacy_unit import per_record
+from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["SimulatedRecords", "differences"]
@@ -99,8 +100,8 @@ class SimulatedRecords(CompiledModel):
         self._loaded: list[Sequence[np.ndarray] | None] = [None]
         self._n_all = self.n_records
         self._kept: np.ndarray | None = None
-        #: Stratum of each record, and covariance of the errors of the strata's shares: of a stand-in that was released.
-        self.strata: tuple[np.ndarray, np.ndarray] | None = None
+        #: That of the covariates, of a stand-in that was released.
+        self.error: StandInError | None = None
         #: For each observed variable the record of each row.
         self.labels = labels
         self._sum_graphs = derived.theta, rows, labels
@@ -149,8 +150,8 @@ class SimulatedRecords(CompiledModel):
         subset = copy.copy(self)
         subset._kept = records if self._kept is None else self._kept[records]
         subset.n_records = len(records)
-        if self.strata is not None:
-            subset.strata = self.strata[0][records], self.strata[1]
+        if self.error is not None:
+            subset.error = self.error.keeping(records)
         places = np.zeros(self.n_records, dtype=np.int64)
         places[records] = np.arange(len(records))
         subset.labels = [places[label] for label in self.labels]

@@ -202,7 +202,7 @@ class Simulator(Shown):
         """
         if stand_in is None or self.stand_in is stand_in:
             return self
-        if self.ranges is None and (stand_in.cells is None or not self._has_rows_of(stand_in)):
+        if self.ranges is None and (stand_in.error is None or not self._has_rows_of(stand_in)):
             return self
         if self._latest is None or self._latest.stand_in is not stand_in:
             self._latest = new = copy.copy(self.whole)
@@ -211,7 +211,7 @@ class Simulator(Shown):
                 new._make_up(stand_in)
             else:
                 new.simulated = copy.copy(new.simulated)
-                new.simulated.strata = stand_in.strata
+                new.simulated.error = stand_in.error
         return self._latest
 
     def _has_rows_of(self, stand_in: StandIn) -> bool:
@@ -231,7 +231,7 @@ class Simulator(Shown):
         for variables in (self.covariates.free_RVs, self.covariates.observed_RVs):
             variables.sort(key=lambda rv: order.index(rv.name))
         self.simulated = SimulatedRecords(self.covariates, public=[*self.public, *rows])
-        self.simulated.strata = stand_in.strata
+        self.simulated.error = stand_in.error
 
     def check_budget(self, budget: PrivacyBudget) -> None:
         """Raise ValueError if a plan on this budget would use the number of records, and that is private."""

@@ -10,7 +10,13 @@ import numpy as np
 
 from scipy import interpolate, optimize, special
 
-__all__ = ["Margin", "correlations_of", "nearest_probabilities", "smooth_probabilities"]
+__all__ = [
+    "Margin",
+    "correlations_of",
+    "nearest_probabilities",
+    "product_sd",
+    "smooth_probabilities",
+]
 
 #: Standard deviation of a correlation before it is released, and the largest one of a copula.
 _PRIOR_SD, _MOST = 0.5, 0.99
@@ -64,8 +70,8 @@ class Margin:
     """Released law of a column: positions from normal scores, and centred ranks of positions."""
 
     def __init__(self, probabilities: np.ndarray, is_category: bool) -> None:
-        self._below = np.concatenate([[0.0], probabilities.cumsum()])
-        self._below /= self._below[-1]
+        self.probabilities = probabilities / probabilities.sum()
+        self._below = np.concatenate([[0.0], self.probabilities.cumsum()])
         self.is_category, self._n = is_category, len(probabilities)
 
     def places(self, normal: np.ndarray) -> np.ndarray:
@@ -81,6 +87,11 @@ class Margin:
         """Bins of ranks from 0 to 1."""
         return np.searchsorted(self._below[1:-1], ranks, side="right")
 
+    def bins_of(self, places: np.ndarray) -> np.ndarray:
+        """Bins of positions."""
+        bins = places if self.is_category else np.minimum(places * self._n, self._n - 1)
+        return bins.astype(int)
+
     def ranks(self, bins: np.ndarray, uniform: np.ndarray | float) -> np.ndarray:
         """Ranks in given bins; `uniform` is from 0 to 1."""
         return self._below[bins] + uniform * np.diff(self._below)[bins]
@@ -93,6 +104,12 @@ class Margin:
         fine = np.linspace(0, 1, _N_FINE * self._n + 1)
         return np.interp(ranks, interpolate.PchipInterpolator(edges, self._below)(fine), fine)
 
+    @property
+    def largest_score(self) -> float:
+        """Absolute value."""
+        ends = np.arange(self._n) if self.is_category else np.array([0.0, 1.0])
+        return float(np.abs(self.scores(ends)).max())
+
     def scores(self, places: np.ndarray) -> np.ndarray:
         """Centred ranks times the root of 12, each a function of one position."""
         if self.is_category:
@@ -101,6 +118,11 @@ class Margin:
         else:
             ranks = np.interp(places, np.arange(self._n + 1) / self._n, self._below)
         return math.sqrt(12) * (ranks - 0.5)
+
+
+def product_sd(first: np.ndarray, second: np.ndarray) -> float:
+    """Standard deviation of the mean product of two columns' scores before it is released."""
+    return float(_PRIOR_SD * first.std() * second.std())
 
 
 def correlations_of(margins: list[Margin], means: np.ndarray, noise_sd: float) -> np.ndarray:
@@ -116,7 +138,7 @@ def correlations_of(margins: list[Margin], means: np.ndarray, noise_sd: float) -
             for r in _CORRELATIONS
         ]
         products = np.maximum.accumulate(np.mean(np.array(second) * first, axis=1))
-        spread = _PRIOR_SD * first.std() * second[len(second) // 2].std()
+        spread = product_sd(first, second[len(second) // 2])
         if spread > 0:
             shrunk = mean * spread**2 / (spread**2 + noise_sd**2)
             found[j, k] = found[k, j] = np.interp(shrunk, products, _CORRELATIONS)

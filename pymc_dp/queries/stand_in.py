@@ -5,8 +5,10 @@ r"""private_stand_in(): made-up rows of private covariates, from their ranges an
    projected on the simplex; those of parts of a range are smoothed as much as their noise allows.
 2. **Dependence.** With the released distribution function of column ``j``, each value has a score
    :math:`g_j = \sqrt{12}\,(F_j - 1/2)`, its centred rank (the middle one for a category), of absolute value at most
-   :math:`\sqrt 3`. The sum of the :math:`M = m (m - 1) / 2` products :math:`g_j g_k` is released. Its
-   terms have a norm of at most :math:`3 \sqrt M`, so that nothing is clipped.
+   :math:`c_j \le \sqrt 3`. The sum of the products :math:`g_j g_k`, for all pairs of columns, is released. Its
+   terms have a norm of at most :math:`r = (\sum_{j < k} c_j^2 c_k^2)^{1/2}`, so that nothing is clipped. If a record is replaced, it
+   changes by at most :math:`\min(2 r, \sum_j c_j^2)`: twice the square of the change is at most
+   :math:`|g g' - h h'|^2 \le |g|^4 + |h|^4`.
 3. **Rows** are drawn from a Gaussian copula with the released marginals. Its correlations are those with which
    simulated products of scores have the released means, shrunk towards independence by the noise.
 
@@ -40,6 +42,7 @@ from pymc_dp.arguments import as_integer
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.stand_in_error import StandInError, indicators
 from pymc_dp.model.withheld import evaluate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -54,15 +57,14 @@ from pymc_dp.queries.cells import (
     cell_probabilities,
     margins_of,
 )
-from pymc_dp.queries.copula import (
-    Margin,
-    correlations_of,
-    nearest_probabilities,
-    smooth_probabilities,
-)
+from pymc_dp.queries.copula import Margin, correlations_of, smooth_probabilities
+from pymc_dp.queries.copula_error import copula_error
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
 from pymc_dp.queries.whole_budget import check_unused
+
+#: Allowance for the truncation of products to a grid.
+_TRUNCATION = 1 + 2.0**-20
 
 __all__ = [
     "StandIn",
@@ -88,8 +90,10 @@ class StandIn(Shown):
         Number of rows that are made up, and the public seed they are made with.
     cells : array, optional
         Probability of each combination of bins, the last column changing fastest, in place of a copula.
-    cell_noise : float
-        Standard deviation of the noise on the share of each combination.
+    noise_sd : float
+        Standard deviation of the noise on the share of each combination, or of each bin; 0 if errors are not known.
+    product_noise_sd : float
+        Standard deviation of the noise on the mean of each product of scores.
     report : PrivacyReport, optional
         What it cost, if a budget of its own paid for it.
 
@@ -107,7 +111,8 @@ class StandIn(Shown):
     n_rows: int
     seed: int = 0
     cells: np.ndarray | None = field(default=None, repr=False)
-    cell_noise: float = 0.0
+    noise_sd: float = 0.0
+    product_noise_sd: float = 0.0
     report: PrivacyReport | None = field(default=None, repr=False)
 
     @cached_property
@@ -121,13 +126,19 @@ class StandIn(Shown):
         return [len(p) for p in self.probabilities]
 
     @property
-    def strata(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Number of the combination of each row, and covariance of the errors of all probabilities; None for a copula."""
-        if self.cells is None:
+    def error(self) -> StandInError | None:
+        """Of the statistics of the rows, as far as it is known."""
+        if not self.noise_sd:
             return None
-        numbers = cell_numbers(self.cells, self.n_rows, np.random.default_rng(self.seed))
+        rng = np.random.default_rng(self.seed)
         ordered = [not column.categories for column in self.ranges.columns]
-        return numbers, cell_covariance(self.cells, self.sizes, ordered, self.cell_noise)
+        if self.cells is not None:
+            numbers = cell_numbers(self.cells, self.n_rows, rng)
+            covariance = cell_covariance(self.cells, self.sizes, ordered, self.noise_sd)
+            return StandInError(indicators(numbers, len(self.cells)), covariance)
+        margins = _margins(self.probabilities, self.ranges)
+        places = self._places(self.n_rows, rng)
+        return copula_error(margins, places, self.noise_sd, self.product_noise_sd)
 
     def has_rows(self, data: Mapping[str, np.ndarray]) -> bool:
         """Whether columns are those of :attr:`rows`."""
@@ -135,16 +146,17 @@ class StandIn(Shown):
 
     def draw(self, n_rows: int, random_seed: Any = None) -> dict[str, np.ndarray]:
         """Draw further made-up rows; nothing private is accessed."""
-        rng, margins = np.random.default_rng(random_seed), _margins(self.probabilities, self.ranges)
+        return self.ranges.rows(self._places(n_rows, np.random.default_rng(random_seed)))
+
+    def _places(self, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+        """Positions of made-up rows, shape ``(n_rows, n_columns)``."""
+        margins = _margins(self.probabilities, self.ranges)
         if self.cells is not None:
-            return self.ranges.rows(
-                cell_places(self.cells, margins, self.sizes, self.correlations, n_rows, rng)
-            )
+            return cell_places(self.cells, margins, self.sizes, self.correlations, n_rows, rng)
         values, vectors = np.linalg.eigh(self.correlations)
         root = vectors * np.sqrt(np.maximum(values, 0))
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
-        places = [margin.places(z) for margin, z in zip(margins, normal.T, strict=True)]
-        return self.ranges.rows(np.column_stack(places))
+        return np.column_stack([m.places(z) for m, z in zip(margins, normal.T, strict=True)])
 
     def to_dict(self) -> dict[str, Any]:
         """Contents as numbers, strings, lists and dicts."""
@@ -154,22 +166,25 @@ class StandIn(Shown):
             "correlations": self.correlations.tolist(),
             "n_rows": self.n_rows,
             "seed": self.seed,
+            "noise_sd": self.noise_sd,
+            "product_noise_sd": self.product_noise_sd,
         }
-        if self.cells is not None:
-            contents |= {"cells": self.cells.tolist(), "cell_noise": self.cell_noise}
-        return contents
+        return contents if self.cells is None else contents | {"cells": self.cells.tolist()}
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:
         """Inverse of :meth:`to_dict`; without the report."""
-        probabilities = tuple(np.array(p) for p in contents["probabilities"])
-        correlations = np.array(contents["correlations"])
-        ranges = Ranges.from_dict(contents["ranges"])
-        found = cls(ranges, probabilities, correlations, contents["n_rows"], contents["seed"])
-        if "cells" not in contents:
-            return found
-        cells = np.array(contents["cells"])
-        return replace(found, cells=cells, cell_noise=contents["cell_noise"])
+        cells = contents.get("cells")
+        return cls(
+            Ranges.from_dict(contents["ranges"]),
+            tuple(np.array(p) for p in contents["probabilities"]),
+            np.array(contents["correlations"]),
+            contents["n_rows"],
+            contents["seed"],
+            None if cells is None else np.array(cells),
+            contents.get("noise_sd", 0.0),
+            contents.get("product_noise_sd", 0.0),
+        )
 
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
@@ -225,26 +240,27 @@ def release_stand_in(
     is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
     ends = np.cumsum([len(count) for count in counts])[:-1]
+    noise_sd = law.sd / total
     probabilities = tuple(
-        nearest_probabilities(count / total, law.sd / total)
+        cell_probabilities(count / total, [len(count)], [False], noise_sd)
         if column.categories
         else smooth_probabilities(count, total, law.sd)
         for column, count in zip(columns, np.split(noisy, ends), strict=True)
     )
-    correlations = np.eye(len(columns))
+    correlations, product_noise_sd = np.eye(len(columns)), 0.0
     if design.products is not None:
         margins = _margins(probabilities, ranges)
         pairs = zip(margins, places.T, strict=True)
         scores = np.column_stack([margin.scores(place) for margin, place in pairs])
-        n_pairs = len(columns) * (len(columns) - 1) // 2
-        # A product is at most 3: nothing is clipped.
-        radius = 3 * math.sqrt(n_pairs) * ROUNDING
+        radius, sensitivity = _product_bounds([m.largest_score for m in margins], adjacency)
         products = RecordFunction(_products, {"scores": scores})
-        steps, exponent = products.ball_steps(np.zeros(n_pairs), radius)
-        law = NoiseLaw.of(design.products, factor, n_pairs)
+        steps, exponent = products.ball_steps(np.zeros(products.n_dim), radius)
+        law = NoiseLaw.of(design.products, sensitivity / radius, products.n_dim)
         means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
-        correlations = correlations_of(margins, means, law.sd * radius / total)
-    return StandIn(ranges, probabilities, correlations, n_rows, seed)
+        product_noise_sd = law.sd * radius / total
+        correlations = correlations_of(margins, means, product_noise_sd)
+    noises = noise_sd, product_noise_sd
+    return StandIn(ranges, probabilities, correlations, n_rows, seed, None, *noises)
 
 
 def private_stand_in(
@@ -361,6 +377,15 @@ def _products(scores: Any) -> Any:
     """Of a record's scores, all pairs."""
     first, second = np.triu_indices(scores.type.shape[0], 1)
     return pt.stack([scores[j] * scores[k] for j, k in zip(first, second, strict=True)])
+
+
+def _product_bounds(largest: Sequence[float], adjacency: Adjacency) -> tuple[float, float]:
+    """Largest norm of the products of scores with these largest absolute values, and the sensitivity of their sum."""
+    squares = np.square(largest)
+    radius = math.sqrt((squares.sum() ** 2 - np.square(squares).sum()) / 2) * ROUNDING
+    if adjacency is Adjacency.ADD_REMOVE:
+        return radius, radius
+    return radius, min(2 * radius, squares.sum() * _TRUNCATION)
 
 
 def _edges(n_categories: int, n_bins: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from pymc_dp.scores.releases import PrivateScores
 
 __all__ = ["ClippedScores", "clip_rows"]
 
-#: Records that are simulated for each of two estimates of the mean features in strata.
+#: Records that are simulated for each of two estimates of the mean features of a stand-in's rows.
 _N_PER_HALF = 50_000
 
 
@@ -40,15 +40,6 @@ def _clip(vectors: np.ndarray, bound: float) -> None:
         factor = min(1.0, bound / np.sqrt(square))
         for j in range(d):
             vectors[i, j] *= factor
-
-
-def _means_in(strata: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
-    """Means of rows in `n` strata; 0 in those without rows."""
-    order = np.argsort(strata, kind="stable")
-    found, starts, sizes = np.unique(strata[order], return_index=True, return_counts=True)
-    means = np.zeros((n, values.shape[1]))
-    means[found] = np.add.reduceat(values[order], starts) / sizes[:, None]
-    return means
 
 
 class ClippedScores(Shown):
@@ -89,25 +80,20 @@ class ClippedScores(Shown):
     def stand_in_error(
         self, theta: np.ndarray, n_records: int, rng: np.random.Generator
     ) -> np.ndarray:
-        r"""Covariance of the sums that is due to errors of a stand-in's strata, shape ``(width, width)``.
+        """Covariance of the sums that is due to errors of a stand-in, shape ``(width, width)``; zero if none are known.
 
-        With :math:`m_c` the mean of the features of a record in stratum ``c``, and ``V`` the covariance of the errors
-        of the strata's shares of the ``N`` records, :math:`N^2 \sum_{c, c'} V_{c c'} m_c m_{c'}'`. The means in a
-        product are those of two independent simulations. Zero without strata.
+        The means of the features of a row in a product are those of two independent simulations.
         """
         width = len(self.total)
-        if self._simulated.strata is None:
+        if (error := self._simulated.error) is None:
             return np.zeros((width, width))
-        strata, errors = self._simulated.strata
-        n_sets = -(-_N_PER_HALF // len(strata))
+        n_sets = -(-_N_PER_HALF // self._simulated.n_records)
         halves = []
         for _ in range(2):
             sets = (self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
             means = reduce(np.add, sets) / n_sets
-            halves.append(_means_in(strata, means - means.mean(axis=0), len(errors)))
-        product = n_records**2 * halves[0].T @ errors @ halves[1]
-        values, vectors = np.linalg.eigh((product + product.T) / 2)
-        return (vectors * np.maximum(values, 0)) @ vectors.T
+            halves.append(means - means.mean(axis=0))
+        return n_records**2 * error.of_means(*halves)
 
     def release_variances(self) -> np.ndarray:
         """Variance of each coordinate of the noise, for each release."""

@@ -292,17 +292,18 @@ def best_design(
         alone: Gaussian | L2Laplace = Gaussian(_MIN_NOISE)
     else:
         alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
-    is_joint = stand_in is not None and stand_in.is_joint
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
-    if is_joint:  # the error of the stand-in is in the law of all sums, so those from afar may stay
+    if stand_in is not None and (stand_in.is_joint or width > _NEAR):
+        # The error of the stand-in is in the law of all sums, so those from afar may stay.
         starts = ((many, 2),) if width > _NEAR else ((0, 1), (0, 2), (0, 3), (0, 4))
     elif simulated.information_error:
         starts = ((many, 0),) if width > _NEAR else ((0, 1), (2, 0), (3, 0), (many, 0))
     else:
         starts = ((many, 2),) if width > _NEAR else ((0, 1),)
     found: list[StartDesign] = []
-    for moments in (0.0, *_MOMENT_SHARES) if simulated.has_moments and not is_joint else (0.0,):
+    has_moments = simulated.has_moments and stand_in is None
+    for moments in (0.0, *_MOMENT_SHARES) if has_moments else (0.0,):
         for share in (*_SHARES, *_LARGE_SHARES):
             if share in _LARGE_SHARES and not simulated.information_error:
                 if width <= _NEAR or found[-1].reference_error < width**2:

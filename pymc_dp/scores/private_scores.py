@@ -29,9 +29,9 @@ from pymc_dp.scores.score_plan import ScorePlan
 
 __all__ = ["plan_scores", "private_scores"]
 
-#: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: the last one if combinations are
-#: counted; else the first one with which the noise on a count is at most this part of the number of records.
-_STAND_IN_SHARES, _COUNT_NOISE = (0.05, 0.1, 0.2), 0.01
+#: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: if combinations are counted; else the
+#: first one with which the noise on a count is at most this part of the number of records, or the last one.
+_CELL_SHARE, _STAND_IN_SHARES, _COUNT_NOISE = 0.2, (0.05, 0.1, 0.2, 0.4), 0.01
 
 
 def private_scores(
@@ -213,10 +213,11 @@ def plan_scores(
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:
-    """With the smallest part of the budget that gives accurate counts; the largest one if combinations are counted."""
+    """Of combinations, if these can be counted; else with the smallest part of the budget that gives accurate counts."""
+    joint = design_stand_in(ranges, budget, n_records, _CELL_SHARE)
+    if joint.is_joint:
+        return joint
     designs = [design_stand_in(ranges, budget, n_records, share) for share in _STAND_IN_SHARES]
-    if designs[-1].is_joint:
-        return designs[-1]
     most = _COUNT_NOISE * n_records
     accurate = [d for d in designs if d.count_noise(budget.adjacency, len(ranges.columns)) <= most]
     return (accurate or designs[-1:])[0]

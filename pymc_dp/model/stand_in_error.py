@@ -1,0 +1,67 @@
+r"""Errors of a stand-in, and what they do to sums over records.
+
+Of the rows of a stand-in, some statistics :math:`t_i` are known up to noise: indicators of bins or of their combinations,
+products of ranks. If the mean of these has an error with covariance :math:`\Sigma`, the mean of any feature :math:`f` has one
+with covariance
+
+.. math:: \beta' \Sigma \beta, \qquad \beta = (T' T)^+ T' f,
+
+that of its regression on the statistics: rows of other weights, the nearest to equal ones that have other statistics
+(calibration: Deville and Saerndal 1992). With indicators of combinations, :math:`\beta` are the means of the features in
+these.
+
+References
+----------
+Deville, Saerndal (1992), Calibration estimators in survey sampling, https://doi.org/10.1080/01621459.1992.10475217.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from scipy import sparse
+
+__all__ = ["StandInError", "indicators"]
+
+
+class StandInError:
+    """Statistics of rows, and the error of their means.
+
+    Parameters
+    ----------
+    statistics : sparse array of shape (n_rows, k)
+    covariance : array of shape (k, k)
+        Of the errors of their means.
+    """
+
+    def __init__(self, statistics: sparse.csr_array, covariance: np.ndarray) -> None:
+        self.statistics, self.covariance = statistics, covariance
+
+    def keeping(self, rows: np.ndarray) -> StandInError:
+        """That of some of the rows, by number."""
+        return StandInError(self.statistics[rows], self.covariance)
+
+    @cached_property
+    def _inner(self) -> np.ndarray:
+        inverse = np.linalg.pinv((self.statistics.T @ self.statistics).toarray(), hermitian=True)
+        return inverse @ self.covariance @ inverse
+
+    def of_means(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
+        """Covariance of the errors of the means of features, shape ``(d, d)``.
+
+        Parameters
+        ----------
+        one, two : array of shape (n_rows, d)
+            Two independent simulations of the features of each row.
+        """
+        product = (self.statistics.T @ one).T @ self._inner @ (self.statistics.T @ two)
+        values, vectors = np.linalg.eigh((product + product.T) / 2)
+        return (vectors * np.maximum(values, 0)) @ vectors.T
+
+
+def indicators(numbers: np.ndarray, n: int) -> sparse.csr_array:
+    """Of `n` classes, shape ``(len(numbers), n)``."""
+    ends = np.arange(len(numbers) + 1)
+    return sparse.csr_array((np.ones(len(numbers)), numbers, ends), shape=(len(numbers), n))

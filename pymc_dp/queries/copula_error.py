@@ -1,0 +1,71 @@
+"""Errors of a copula: of the statistics from which it was made, and of those of which it knows nothing."""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, permutations
+
+import numpy as np
+
+from scipy import linalg, sparse
+
+from pymc_dp.model.stand_in_error import StandInError, indicators
+from pymc_dp.queries.cells import cell_covariance
+from pymc_dp.queries.copula import Margin, product_sd
+
+__all__ = ["copula_error"]
+
+#: Standard deviation of the mean of products that are not released, around those of the copula, in units of the factors' standard
+#: deviations: of a square and another column, and of three columns. As in the log-linear model of combinations.
+_BENT_SD, _TRIPLE_SD = 0.25, 0.1
+#: Most products of three columns.
+_MOST_TRIPLES = 300
+
+
+def copula_error(
+    margins: Sequence[Margin], places: np.ndarray, noise_sd: float, product_noise_sd: float
+) -> StandInError:
+    """That of counts in bins of each column, of products of scores, and of further dependence.
+
+    Parameters
+    ----------
+    margins : sequence of Margin
+    places : array of shape (n_rows, n_columns)
+        Positions of the rows.
+    noise_sd, product_noise_sd : float
+        Standard deviation of the noise on the share of a bin, and on the mean of a product.
+    """
+    statistics, covariances = list[sparse.csr_array](), list[np.ndarray]()
+    for margin, column in zip(margins, places.T, strict=True):
+        p = margin.probabilities
+        statistics.append(indicators(margin.bins_of(column), len(p)))
+        covariances.append(cell_covariance(p, [len(p)], [not margin.is_category], noise_sd))
+    scores = [margin.scores(column) for margin, column in zip(margins, places.T, strict=True)]
+    for one, two in combinations(scores, 2):
+        prior = product_sd(one, two) ** 2
+        variance = prior * product_noise_sd**2 / (prior + product_noise_sd**2) if prior else 0.0
+        statistics.append(sparse.csr_array((one * two)[:, None]))
+        covariances.append(np.array([[variance]]))
+    for product, sd in _further(scores):
+        statistics.append(sparse.csr_array(product[:, None]))
+        covariances.append(np.array([[sd**2]]))
+    return StandInError(sparse.hstack(statistics, format="csr"), linalg.block_diag(*covariances))
+
+
+def _further(scores: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, float]]:
+    """Products that are not released, and their standard deviations."""
+    bent = [_bent(score) for score in scores]
+    for j, k in permutations(range(len(scores)), 2):
+        if bent[j].std() > 1e-6:
+            yield bent[j] * scores[k], _BENT_SD * bent[j].std() * scores[k].std()
+    if math.comb(len(scores), 3) <= _MOST_TRIPLES:
+        for one, two, three in combinations(scores, 3):
+            yield one * two * three, _TRIPLE_SD * one.std() * two.std() * three.std()
+
+
+def _bent(score: np.ndarray) -> np.ndarray:
+    """The square of a score, less its regression on the score: zero if there are two values only."""
+    basis = np.column_stack([np.ones(len(score)), score])
+    return score**2 - basis @ np.linalg.lstsq(basis, score**2)[0]
