@@ -1,5 +1,6 @@
 """Stand-ins from ranges: positions, copulas, what is released, what it costs, and use in a plan of scores."""
 
+import itertools
 import json
 import math
 import warnings
@@ -23,7 +24,7 @@ from pymc_dp.queries.copula import (
     nearest_probabilities,
     smooth_probabilities,
 )
-from pymc_dp.queries.stand_in import StandIn, release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in import StandIn, _product_bounds, release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.releases import PrivateScores
 
@@ -125,38 +126,51 @@ def test_correlations_are_those_with_which_products_agree(rho):
 # Release
 
 
+@pytest.mark.parametrize("n_columns", [2, 4])
 @pytest.mark.parametrize("adjacency", list(Adjacency))
-def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, monkeypatch):
-    """As whole numbers, for the worst record: all columns at their ends."""
+def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, n_columns, monkeypatch):
+    """As whole numbers, for the worst records: all columns at their ends, half of them at the other end."""
     rng, sums = np.random.default_rng(4), []
 
     def add(self, steps, exponent, bits):
         sums.append((steps * 2.0**exponent, self))
-        return (
-            np.full(4, 500.0) if len(sums) % 2 else np.zeros(1)
-        )  # so the scores are the same for all
+        # So the scores are the same for all.
+        return np.full(len(steps), 500.0) if len(sums) % 2 else np.zeros(len(steps))
 
     monkeypatch.setattr(noise_law.NoiseLaw, "add", add)
-    ranges = Ranges(a=(0, 1), b=(0, 1))
+    ranges = Ranges(x=[(0, 1)] * n_columns)
     design = StandInDesign(2, Gaussian(3.0), Gaussian(5.0))
-    places = rng.random((1000, 2))
-    others = [np.zeros(2), np.ones(2), np.array([0.0, 1.0])]
+    places = rng.random((1000, n_columns))
+    others = [np.zeros(n_columns), np.ones(n_columns), np.arange(n_columns) % 2.0]
     for row in others:
         neighbour = np.vstack([row, places[1:]])
         release_stand_in(neighbour, ranges, design, adjacency, 10)
     release_stand_in(places[1:], ranges, design, adjacency, 10)
-    factor = 2 if adjacency is Adjacency.SUBSTITUTE else 1
-    pairs = [(0, 1), (0, 2), (1, 2)] if factor == 2 else [(0, 3), (1, 3), (2, 3)]
+    is_replaced = adjacency is Adjacency.SUBSTITUTE
+    pairs = [(0, 1), (0, 2), (1, 2)] if is_replaced else [(0, 3), (1, 3), (2, 3)]
     for which, mechanism in ((0, design.counts), (1, design.products)):
         values = [sums[2 * k + which][0] for k in range(4)]
         law = sums[which][1]
         largest = max(np.linalg.norm(values[a] - values[b]) for a, b in pairs)
         claimed = law.scale / mechanism.noise_multiplier
         assert largest <= claimed * (1 + 1e-12)
-        if which == 0:
-            assert largest == pytest.approx(claimed)  # two columns, two counts each
-        elif factor == 1:
-            assert largest == pytest.approx(claimed, rel=1e-6)  # a product of 3
+        if which == 1 or is_replaced:  # counts are claimed as if a record were in two bins
+            assert largest == pytest.approx(claimed, rel=1e-5)
+
+
+def test_no_neighbours_change_the_products_by_more():
+    """Scores of columns with different largest values; those that change them most are found by search."""
+    rng, largest = np.random.default_rng(5), np.array([1.7, 1.5, 0.4, 1.0, 1.6])
+    signs = np.array(list(itertools.product([-1, 1], repeat=5)))
+    corners = np.vstack([signs, signs * rng.random((32, 5))]) * largest
+    j, k = np.triu_indices(5, 1)
+    products = corners[:, j] * corners[:, k]
+    found = np.linalg.norm(products[:, None] - products, axis=2).max()
+    radius, sensitivity = _product_bounds(largest, Adjacency.SUBSTITUTE)
+    assert 0.97 * sensitivity < found <= sensitivity < 2 * radius
+    norms = np.linalg.norm(products, axis=1)
+    assert norms.max() == pytest.approx(radius)
+    assert _product_bounds(largest, Adjacency.ADD_REMOVE) == (radius, radius)
 
 
 @pytest.mark.parametrize("is_joint", [True, False])
@@ -273,7 +287,7 @@ def test_one_call_within_one_epsilon():
     ):
         other["x"].set_value(model_rows)
         step = DPScore(scores, covariates="public", model=other)
-        assert (step.simulator.simulated.strata is not None) == ("ranges" in words)  # its errors
+        assert (step.simulator.simulated.error is not None) == ("ranges" in words)  # its errors
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             again = sample(step=step, draws=20, chains=1, progressbar=False)
