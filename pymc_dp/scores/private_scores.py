@@ -55,9 +55,9 @@ def private_scores(
     A *score* is the gradient of a record's log-likelihood at a public reference, in coordinates in which the
     posterior's precision is 1 per record. A part of the budget, at most a tenth unless the guess may be far or
     covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
-    the posterior; the rest for one sum there. With a stand-in a further part pays for second moments of the
+    the posterior; the rest for one sum there. With a stand-in of the user a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
-    part, a fifth if combinations are counted, else a twentieth unless records are few, pays for a stand-in that is
+    part, a fifth if combinations are counted, else 5 to 40 per cent, pays for a stand-in that is
     made from these. Noise and all
     parts are those with the least expected error on records drawn from the model, and so is the clip bound,
     unless the histogram of the fit check, which is released before, has tails unlike the model's: private data decide about nothing else.
