@@ -30,6 +30,9 @@ __all__ = ["DPScore"]
 
 #: Number of records above which the sums are taken to be normal.
 MANY_RECORDS = 20_000
+#: The same with a stand-in whose errors are known: with ``"records"`` these are moved apart from the parameters, and slowly where
+#: they exceed the noise.
+_MANY_WITH_ERRORS = 1000
 #: Iterations before the first draw of a chain: to forget the first state, and to adapt.
 _WARMUP = (50, 50, 100, 200)
 #: Moves of parameters and records together in each iteration, if they are ever accepted.
@@ -67,7 +70,7 @@ class DPScore(Shown, BlockedStep):
         ``"records"`` augments by all records; an iteration takes about 0.1 to 0.4 microseconds for each of
         them. ``"normal"`` takes the sums without noise to be normally distributed, an error of order
         ``1 / sqrt(n_records)``, and takes the same time for any number of records. By default ``"normal"``
-        above 20 000 records, and if the simulator has a temperature below 1.
+        above 20 000 records, above 1000 with a stand-in that was made from ranges, and if the simulator has a temperature below 1.
     model : pm.Model, optional
         The model, by default that of the simulator, or the one on the context stack.
     vars, blocked, rng
@@ -150,7 +153,7 @@ class DPScore(Shown, BlockedStep):
         point = likelihood.unravel(simulator.position())
         scores.check_model({name: np.shape(value) for name, value in point.items()})
         self.simulator, self.scores = simulator, scores
-        self.method = _chosen(method, scores.n_records, simulator.temperature)
+        self.method = _chosen(method, scores.n_records, simulator)
         note("compiling the posterior given the scores")
         self._features = ClippedScores(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
@@ -244,12 +247,14 @@ def _noncentring(simulator: Simulator, approximation: NormalPosterior) -> Partia
     )  # fmt: skip
 
 
-def _chosen(method: str, n_records: int, temperature: float) -> str:
+def _chosen(method: str, n_records: int, simulator: Simulator) -> str:
     """The method, chosen for "auto"; ValueError if it is unknown or cannot be used."""
+    temperature = simulator.temperature
     if method not in ("auto", "records", "normal"):
         raise ValueError(f"method must be 'auto', 'records' or 'normal', got {method!r}.")
     if method == "auto":
-        return "normal" if n_records > MANY_RECORDS or temperature < 1 else "records"
+        many = MANY_RECORDS if simulator.simulated.error is None else _MANY_WITH_ERRORS
+        return "normal" if n_records > many or temperature < 1 else "records"
     if method == "records" and temperature < 1:
         raise ValueError(
             f"Records cannot be augmented at temperature {temperature:g}, as a tempered likelihood is no law of records: use method='normal'."
