@@ -32,7 +32,7 @@ __all__ = ["DPScore"]
 MANY_RECORDS = 20_000
 #: The same with a stand-in whose errors are known: with ``"records"`` these are moved apart from the parameters, and slowly where
 #: they exceed the noise.
-_MANY_WITH_ERRORS = 1000
+_MANY_WITH_ERRORS = 300
 #: Iterations before the first draw of a chain: to forget the first state, and to adapt.
 _WARMUP = (50, 50, 100, 200)
 #: Moves of parameters and records together in each iteration, if they are ever accepted.
@@ -70,7 +70,8 @@ class DPScore(Shown, BlockedStep):
         ``"records"`` augments by all records; an iteration takes about 0.1 to 0.4 microseconds for each of
         them. ``"normal"`` takes the sums without noise to be normally distributed, an error of order
         ``1 / sqrt(n_records)``, and takes the same time for any number of records. By default ``"normal"``
-        above 20 000 records, above 1000 with a stand-in that was made from ranges, and if the simulator has a temperature below 1.
+        above 20 000 records, above 300 with a stand-in that was made from ranges, and if the simulator has a
+        temperature below 1.
     model : pm.Model, optional
         The model, by default that of the simulator, or the one on the context stack.
     vars, blocked, rng
