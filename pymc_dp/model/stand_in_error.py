@@ -31,21 +31,24 @@ class StandInError:
 
     Parameters
     ----------
-    statistics : sparse array of shape (n_rows, k)
+    statistics : array, or sparse array, of shape (n, k)
+        Of the first rows, so many that the regression is known.
     covariance : array of shape (k, k)
         Of the errors of their means.
     """
 
-    def __init__(self, statistics: sparse.csr_array, covariance: np.ndarray) -> None:
+    def __init__(self, statistics: np.ndarray | sparse.csr_array, covariance: np.ndarray) -> None:
         self.statistics, self.covariance = statistics, covariance
 
     def keeping(self, rows: np.ndarray) -> StandInError:
-        """That of some of the rows, by number."""
-        return StandInError(self.statistics[rows], self.covariance)
+        """That of some of the rows, by number, in ascending order."""
+        return StandInError(self.statistics[rows[rows < self.statistics.shape[0]]], self.covariance)
 
     @cached_property
     def _inner(self) -> np.ndarray:
-        inverse = np.linalg.pinv((self.statistics.T @ self.statistics).toarray(), hermitian=True)
+        squares = self.statistics.T @ self.statistics
+        squares = squares.toarray() if sparse.issparse(squares) else squares
+        inverse = np.linalg.pinv(squares, hermitian=True)
         return inverse @ self.covariance @ inverse
 
     def of_means(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
@@ -56,7 +59,8 @@ class StandInError:
         one, two : array of shape (n_rows, d)
             Two independent simulations of the features of each row.
         """
-        product = (self.statistics.T @ one).T @ self._inner @ (self.statistics.T @ two)
+        first, second = (self.statistics.T @ x[: self.statistics.shape[0]] for x in (one, two))
+        product = first.T @ self._inner @ second
         values, vectors = np.linalg.eigh((product + product.T) / 2)
         return (vectors * np.maximum(values, 0)) @ vectors.T
 

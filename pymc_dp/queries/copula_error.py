@@ -9,9 +9,9 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from scipy import linalg, sparse
+from scipy import linalg
 
-from pymc_dp.model.stand_in_error import StandInError, indicators
+from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.queries.cells import cell_covariance
 from pymc_dp.queries.copula import Margin, product_sd
 
@@ -20,8 +20,10 @@ __all__ = ["copula_error"]
 #: Standard deviation of the mean of products that are not released, around those of the copula, in units of the factors' standard
 #: deviations: of a square and another column, and of three columns. As in the log-linear model of combinations.
 _BENT_SD, _TRIPLE_SD = 0.25, 0.1
-#: Most products of three columns.
-_MOST_TRIPLES = 300
+#: Most of such products of each kind, else none of it; and most numbers of all statistics: of the first rows, if there are more.
+_MOST_PRODUCTS, _MOST_NUMBERS = 300, 20_000_000
+#: Standard deviations that are smaller are rounding errors.
+_SMALL = 1e-6
 
 
 def copula_error(
@@ -37,30 +39,33 @@ def copula_error(
     noise_sd, product_noise_sd : float
         Standard deviation of the noise on the share of a bin, and on the mean of a product.
     """
-    statistics, covariances = list[sparse.csr_array](), list[np.ndarray]()
+    width = sum(len(x.probabilities) for x in margins) + math.comb(len(margins), 2)
+    places = places[: _MOST_NUMBERS // (width + 2 * _MOST_PRODUCTS)]
+    statistics, covariances = list[np.ndarray](), list[np.ndarray]()
     for margin, column in zip(margins, places.T, strict=True):
         p = margin.probabilities
-        statistics.append(indicators(margin.bins_of(column), len(p)))
+        statistics.append(np.eye(len(p))[margin.bins_of(column)])
         covariances.append(cell_covariance(p, [len(p)], [not margin.is_category], noise_sd))
     scores = [margin.scores(column) for margin, column in zip(margins, places.T, strict=True)]
     for one, two in combinations(scores, 2):
         prior = product_sd(one, two) ** 2
         variance = prior * product_noise_sd**2 / (prior + product_noise_sd**2) if prior else 0.0
-        statistics.append(sparse.csr_array((one * two)[:, None]))
+        statistics.append((one * two)[:, None])
         covariances.append(np.array([[variance]]))
     for product, sd in _further(scores):
-        statistics.append(sparse.csr_array(product[:, None]))
+        statistics.append(product[:, None])
         covariances.append(np.array([[sd**2]]))
-    return StandInError(sparse.hstack(statistics, format="csr"), linalg.block_diag(*covariances))
+    return StandInError(np.hstack(statistics), linalg.block_diag(*covariances))
 
 
 def _further(scores: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, float]]:
     """Products that are not released, and their standard deviations."""
-    bent = [_bent(score) for score in scores]
-    for j, k in permutations(range(len(scores)), 2):
-        if bent[j].std() > 1e-6:
+    m = len(scores)
+    bent = [_bent(score) for score in scores] if math.perm(m, 2) <= _MOST_PRODUCTS else []
+    for j, k in permutations(range(len(bent)), 2):
+        if bent[j].std() > _SMALL:
             yield bent[j] * scores[k], _BENT_SD * bent[j].std() * scores[k].std()
-    if math.comb(len(scores), 3) <= _MOST_TRIPLES:
+    if math.comb(m, 3) <= _MOST_PRODUCTS:
         for one, two, three in combinations(scores, 3):
             yield one * two * three, _TRIPLE_SD * one.std() * two.std() * three.std()
 
