@@ -125,7 +125,7 @@ class StandIn(Shown):
         """Number of bins of each column."""
         return [len(p) for p in self.probabilities]
 
-    @property
+    @cached_property
     def error(self) -> StandInError | None:
         """Of the statistics of the rows, as far as it is known."""
         if not self.noise_sd:
