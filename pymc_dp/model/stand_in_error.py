@@ -23,10 +23,12 @@ import numpy as np
 
 from scipy import sparse
 
+from pymc_dp.display import Shown
+
 __all__ = ["StandInError", "indicators"]
 
 
-class StandInError:
+class StandInError(Shown):
     """Statistics of rows, and the error of their means.
 
     Parameters
