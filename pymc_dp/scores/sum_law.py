@@ -34,6 +34,7 @@ https://doi.org/10.1080/10618600.2017.1302882.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,14 +151,14 @@ class NormalSums(Shown):
         self._sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
         #: Records of each set that are weighted: all, unless one set has more than enough. Equal ones are one, and
         #: count as often as there are.
-        self._few = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else None
-        values = np.vstack([self._features.of(data) for data in self._sets])
-        values = values if self._few is None else values[self._few]
-        if self._few is None:
-            self._counts = np.ones(len(values))
-        else:
-            first, self._counts = self._different(values, centre)
-            self._few, values = self._few[first], values[first]
+        some = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else np.arange(simulated.n_records)
+        self._few = [some] * n_sets
+        values = np.vstack([self._features.of(data)[some] for data in self._sets])
+        first, self._counts = self._different(values, centre)
+        values = values[first]
+        numbers, rows = np.divmod(first, len(some))
+        self._sets = [self._sets[k] for k in np.unique(numbers)]
+        self._few = [some[rows[numbers == k]] for k in np.unique(numbers)]
         self._base = self._log_likelihoods(centre)
         shares = self._counts / self._counts.sum()
         values = values - shares @ values
@@ -179,7 +180,7 @@ class NormalSums(Shown):
         self._transport = self._make_transport(centre)
 
     def _different(self, values: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of weighted records that differ, and how many are equal to each.
+        """Numbers of weighted records that differ, in ascending order, and how many are equal to each.
 
         Equal are those with the same features, and the same scores and log-likelihoods at two positions.
         """
@@ -189,7 +190,8 @@ class NormalSums(Shown):
         rows = np.ascontiguousarray(np.hstack(seen))
         keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
         _, first, counts = np.unique(keys, return_index=True, return_counts=True)
-        return first, counts.astype(float)
+        order = np.argsort(first)
+        return first[order], counts[order].astype(float)
 
     def first(self, theta: np.ndarray) -> SumState:
         """State with the expected variance of the noise."""
@@ -204,13 +206,17 @@ class NormalSums(Shown):
             np.repeat(np.exp(log_variances), np.diff(self._features.ends))
         )
 
+    def _weighted(self) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        """Data sets, and the numbers of their records that are weighted."""
+        return zip(self._sets, self._few, strict=True)
+
     def _log_likelihoods(self, theta: np.ndarray) -> np.ndarray:
         """Of the weighted records."""
-        return np.concatenate([self._simulated.logp(theta, d, self._few) for d in self._sets])
+        return np.concatenate([self._simulated.logp(theta, *x) for x in self._weighted()])
 
     def _scores(self, theta: np.ndarray) -> np.ndarray:
         """Of the weighted records."""
-        return np.vstack([self._simulated.gradients(theta, d, self._few) for d in self._sets])
+        return np.vstack([self._simulated.gradients(theta, *x) for x in self._weighted()])
 
     def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Sums minus their means, and the weights of the simulated records; None where none is finite."""
