@@ -175,6 +175,7 @@ class StandIn(Shown):
     def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:
         """Inverse of :meth:`to_dict`; without the report."""
         cells = contents.get("cells")
+        noise_sd = contents.get("noise_sd", contents.get("cell_noise", 0.0))  # its first name
         return cls(
             Ranges.from_dict(contents["ranges"]),
             tuple(np.array(p) for p in contents["probabilities"]),
@@ -182,7 +183,7 @@ class StandIn(Shown):
             contents["n_rows"],
             contents["seed"],
             None if cells is None else np.array(cells),
-            contents.get("noise_sd", 0.0),
+            noise_sd,
             contents.get("product_noise_sd", 0.0),
         )
 

@@ -148,6 +148,9 @@ def test_a_file_has_the_combinations():
     )
     assert (again.error.statistics != found.error.statistics).nnz == 0
     np.testing.assert_allclose(again.error.covariance, found.error.covariance)
+    older = found.to_dict()
+    older["cell_noise"] = older.pop("noise_sd")  # the name in older files
+    assert StandIn.from_dict(older).noise_sd == found.noise_sd > 0
 
 
 def categories(g, y):
