@@ -75,11 +75,7 @@ def is_valid(sets: Sets) -> bool:
 def tables(stored: Stored) -> list[str]:
     """All tables."""
     by_task = sorted({k.split(" | ")[0] for k in stored})
-    tables = [at_one(stored, by_task), without_privacy(stored, by_task)]
-    if "adult_reduced" in by_task:
-        tables.append(
-            by_epsilon(stored, "adult_reduced", "coverage of 90 % / width", covered_and_width)
-        )
+    tables = [at_one(stored, by_task), without_privacy(stored, by_task), at_all(stored, by_task)]
     if "noisy_regression" in by_task:
         name = "RMSE of both slopes / coverage of 95 %"
         tables.append(by_epsilon(stored, "noisy_regression", name, error_and_coverage))
@@ -98,16 +94,51 @@ def cells(stored: Stored, task: str, peer: str, epsilon: float) -> Sets | None:
 
 
 def at_one(stored: Stored, tasks: list[str]) -> list[str]:
-    """All private results at epsilon = 1; the narrowest valid intervals are bold, of methods whose covariates are private."""
+    """All private results at epsilon = 1."""
     lines = [*HEAD]
     for task in tasks:
-        found = {p: s for p in ORDER if (s := stored.get(f"{task} | {p} | 1")) is not None}
-        widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
-        best = min(widths, key=lambda p: widths[p], default="")
+        found = private(stored, task, 1.0)
+        best = narrowest(found)
         for peer, sets in found.items():
             name = f"**{peer}**" if peer == best else peer
             lines.append(f"| {task} | {name} | " + " | ".join(measured(sets)) + " |")
     return lines
+
+
+def private(stored: Stored, task: str, epsilon: float) -> dict[str, Sets]:
+    """Results of each method that has some."""
+    return {p: s for p in ORDER if (s := stored.get(f"{task} | {p} | {epsilon:g}")) is not None}
+
+
+def narrowest(found: dict[str, Sets]) -> str:
+    """Of the methods to which covariates are private, the one with the narrowest valid intervals."""
+    widths = {p: width(s) for p, s in found.items() if p not in NOT_COMPARED and is_valid(s)}
+    return min(widths, key=lambda p: widths[p], default="")
+
+
+def at_all(stored: Stored, tasks: list[str]) -> list[str]:
+    """Coverage and width of all methods that have intervals, at all epsilons."""
+    by_place = {
+        (task, e): {p: s for p, s in private(stored, task, e).items() if len(column(s, "width"))}
+        for task in tasks
+        for e in epsilons_of(stored, task)
+    }
+    peers = [p for p in ORDER if any(p in found for found in by_place.values())]
+    lines = [
+        "| coverage of 90 % / width | epsilon | " + " | ".join(peers) + " |",
+        "| --- " * (len(peers) + 2) + "|",
+    ]
+    for (task, e), found in by_place.items():
+        best = narrowest(found)
+        shown = {p: f"{mean(s, 'coverage 0.9'):.2f} / {short(width(s))}" for p, s in found.items()}
+        row = [f"**{shown[p]}**" if p == best else shown.get(p, "") for p in peers]
+        lines.append(f"| {task} | {e:g} | " + " | ".join(row) + " |")
+    return lines
+
+
+def epsilons_of(stored: Stored, task: str) -> list[float]:
+    found = {float(k.split(" | ")[2]) for k in stored if k.startswith(f"{task} |")}
+    return sorted(found - {np.inf})
 
 
 def without_privacy(stored: Stored, tasks: list[str]) -> list[str]:
@@ -148,9 +179,7 @@ def short(value: float) -> str:
 
 def by_epsilon(stored: Stored, task: str, title: str, shown: Callable[[Sets], str]) -> list[str]:
     """One task: a row for each method, a column for each epsilon."""
-    epsilons = sorted(
-        {float(k.split(" | ")[2]) for k in stored if k.startswith(f"{task} |")} - {np.inf}
-    )
+    epsilons = epsilons_of(stored, task)
     lines = [
         f"| {title} | " + " | ".join(f"epsilon = {e:g}" for e in epsilons) + " |",
         "| --- " * (len(epsilons) + 1) + "|",
@@ -160,12 +189,6 @@ def by_epsilon(stored: Stored, task: str, title: str, shown: Callable[[Sets], st
         if any(found):
             lines.append(f"| {peer} | " + " | ".join(shown(s) if s else "" for s in found) + " |")
     return lines
-
-
-def covered_and_width(sets: Sets) -> str:
-    if not len(column(sets, "width")):
-        return "no interval"
-    return f"{mean(sets, 'coverage 0.9'):.2f} / {short(width(sets))}"
 
 
 def error_and_coverage(sets: Sets) -> str:

@@ -368,7 +368,7 @@ def german() -> Task:
     ).astype(float)
     covariates = (
         Covariate("months", low=4, high=72), Covariate("age", low=18, high=80), Covariate("no account", 2),
-        Covariate("rate", low=1, high=4),
+        Covariate("rate", low=1, high=4, whole=True),
     )  # fmt: skip
     y = (rows[20] == 2).to_numpy(int)
     return Task(

@@ -182,6 +182,9 @@ def test_a_bold_method_covers_and_is_the_narrowest(scripts):
     without = tables.without_privacy(stored, ["german"])[2:]
     assert [line.split("|")[2].strip() for line in without] == ["NUTS"]  # no set says what is exact
     assert "no interval" in lines[3] and "0.90 0.90 0.90 | 1.50" in lines[0]
+    head, _, row = tables.at_all(stored, ["german"])
+    assert head == "| coverage of 90 % / width | epsilon | pymc_dp | d3p | NA-DPVI |"
+    assert row == "| german | 1 | **0.90 / 1.50** | 0.50 / 1.10 | 0.95 / 1.70 |"
     assert any("| d3p | 28 |" in line for line in tables.tables(stored))
 
 
