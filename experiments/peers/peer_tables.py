@@ -29,6 +29,8 @@ ORDER = (
 )  # fmt: skip
 #: Intervals that cover so many standard errors less than they say are not valid.
 N_ERRORS = 2.0
+#: Data sets that are enough to tell.
+FEWEST = 10
 #: Methods whose intervals do not compete: they know the covariates, or all data.
 NOT_COMPARED = ("pymc_dp, public covariates", "NUTS", "ADVI")
 #: Of the tables of all tasks.
@@ -66,7 +68,7 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
 def is_valid(sets: Sets) -> bool:
     """Whether 90 % intervals cover as often as they say, as far as these data sets tell."""
     covered = column(sets, "coverage 0.9")
-    if not len(covered) or len(covered) < len(sets):
+    if len(covered) < max(len(sets), FEWEST):
         return False
     mean, error = mean_and_error(covered)
     return mean > 0.9 - N_ERRORS * error

@@ -333,7 +333,7 @@ def default() -> Task:
     )  # fmt: skip
     y = (rows.default == "Yes").to_numpy(int)
     return Task(
-        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 40
     )  # fmt: skip
 
 
@@ -389,7 +389,7 @@ def arrests() -> Task:
     )  # fmt: skip
     return Task(
         "Arrests", "poisson", covariates,
-        resampled("poisson", covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 20, (0, 12),
+        resampled("poisson", covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 40, (0, 12),
     )  # fmt: skip
 
 

@@ -63,7 +63,8 @@ class Ranges(Mapping[str, Any]):
     **columns
         For each covariate: a pair of numbers ``(low, high)``, the limits of a range; or a list of categories (numbers
         or strings; a tuple of strings will do); or, for a matrix with a row per record, a list with one of these for
-        each of its columns. Values outside are treated as the nearest limit, or the last category.
+        each of its columns. Values outside are treated as the nearest limit, or the last category. A whole number
+        with few values is better listed: in a range, made-up values are not whole.
 
     Raises
     ------

@@ -168,7 +168,7 @@ def test_a_bold_method_covers_and_is_the_narrowest(scripts):
     def sets(coverage, width):
         one = {f"coverage {level}": coverage for level in scripts.LEVELS}
         one |= {"width": width, "widest": width, "shift": 1.0, "mmd": 0.1, "seconds": 2.0}
-        return {str(seed): one for seed in range(4)}
+        return {str(seed): one for seed in range(10)}
 
     stored = {
         "german | d3p | 1": sets(0.5, 1.1), "german | pymc_dp | 1": sets(0.9, 1.5),
