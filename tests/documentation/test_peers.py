@@ -165,16 +165,17 @@ def test_a_bold_method_covers_and_is_the_narrowest(scripts):
     """Of made-up results: intervals that are too narrow, valid ones of two widths, a point."""
     tables = pytest.importorskip("peer_tables")
 
-    def sets(coverage, width):
+    def sets(coverage, width, n=10):
         one = {f"coverage {level}": coverage for level in scripts.LEVELS}
         one |= {"width": width, "widest": width, "shift": 1.0, "mmd": 0.1, "seconds": 2.0}
-        return {str(seed): one for seed in range(10)}
+        return {str(seed): one for seed in range(n)}
 
     stored = {
         "german | d3p | 1": sets(0.5, 1.1), "german | pymc_dp | 1": sets(0.9, 1.5),
         "german | NA-DPVI | 1": sets(0.95, 1.7), "german | NUTS | inf": sets(0.9, 1.0),
         "german | diffprivlib | 1": {"0": {"shift": 2.0, "seconds": 0.1}},
     }  # fmt: skip
+    assert tables.is_valid(sets(0.9, 1.5)) and not tables.is_valid(sets(0.9, 1.5, n=9))
     lines = tables.at_one(stored, ["german"])[2:]
     assert [line.split("|")[2].strip() for line in lines] == [
         "**pymc_dp**", "d3p", "NA-DPVI", "diffprivlib"
