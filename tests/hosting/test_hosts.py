@@ -174,20 +174,26 @@ def _interrupted(model, ledger, log, hosting):
 @pytest.mark.parametrize("reads", [17, pytest.param(44, marks=pytest.mark.slow)])
 def test_interrupted_by_hand(model, tmp_path, hosting, reads):
     """What was drawn can be released. One by one, PyMC goes on with the next chain; in parallel it ends them all."""
-    ledger, log = tmp_path / "a.ledger", tmp_path / "accesses"
     n_processes = hosting["cores"]
-    with Program(_interrupted, model, ledger, log, hosting) as program:
-        assert program.wait_until(
-            lambda: sum(len(r) >= reads for r in accesses(log).values()) == n_processes
-        )
-        os.kill(program.pid, signal.SIGINT)
-        kind, result = program.outcome()
+    for attempt in range(6):
+        ledger, log = tmp_path / f"{attempt}.ledger", tmp_path / f"accesses-{attempt}"
+        with Program(_interrupted, model, ledger, log, hosting) as program:
+            assert program.wait_until(
+                lambda path=log: (
+                    sum(len(r) >= reads for r in accesses(path).values()) == n_processes
+                )
+            )
+            os.kill(program.pid, signal.SIGINT)
+            kind, result = program.outcome()
+        check_penalty_chains(ledger, log)
+        assert len(Ledger(ledger).claims()) <= 2 and Ledger(ledger).spent() <= 3
+        # In code that PyMC had compiled to record a draw: it takes this for a failure, and keeps nothing.
+        if kind != "SystemError":
+            break
     assert kind == "returned", result
     draws, paid, rest, refused = result
-    assert draws > 5 and paid == 2
+    assert draws > 5 and paid == len(Ledger(ledger).claims()) == 2
     assert rest == 0 and "is not refunded" in refused
-    check_penalty_chains(ledger, log)
-    assert len(Ledger(ledger).claims()) == 2 and Ledger(ledger).spent() <= 3
 
 
 class InterruptedInside(Watched):
