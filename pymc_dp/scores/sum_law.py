@@ -34,7 +34,6 @@ https://doi.org/10.1080/10618600.2017.1302882.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,25 +147,26 @@ class NormalSums(Shown):
         """Draw records at the centre, at most so many: mean and covariance of their features."""
         simulated = self._simulated
         n_sets = min(-(-_N_WEIGHTED // simulated.n_records), _MOST_SETS)
-        self._sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
+        sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
         #: Records of each set that are weighted: all, unless one set has more than enough. Equal ones are one, and
         #: count as often as there are.
         some = simulated.some(_N_WEIGHTED, rng) if n_sets == 1 else np.arange(simulated.n_records)
-        self._few = [some] * n_sets
-        values = np.vstack([self._features.of(data)[some] for data in self._sets])
+        values = np.vstack([self._features.of(data)[some] for data in sets])
+        self._weighted = simulated.pooled((data, some) for data in sets)
         first, self._counts = self._different(values, centre)
         values = values[first]
         numbers, rows = np.divmod(first, len(some))
-        self._sets = [self._sets[k] for k in np.unique(numbers)]
-        self._few = [some[rows[numbers == k]] for k in np.unique(numbers)]
-        self._base = self._log_likelihoods(centre)
+        self._weighted = simulated.pooled(
+            (sets[k], some[rows[numbers == k]]) for k in np.unique(numbers)
+        )
+        self._base = self._weighted.logp(centre)
         shares = self._counts / self._counts.sum()
         values = values - shares @ values
         n_sets = -(-min(_PER_RECORD * self._n, most) // simulated.n_records)
         moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
         #: Mean feature at the centre.
         self._mean = moments.mean
-        scores = self._scores(centre)
+        scores = self._weighted.gradients(centre)
         scores = scores - shares @ scores
         weighted = (scores * shares[:, None]).T
         lacking = moments.slopes.T - weighted @ values
@@ -186,7 +186,7 @@ class NormalSums(Shown):
         """
         seen = [values]
         for theta in (centre, centre + self._root.sum(axis=1)):
-            seen += [self._scores(theta), self._log_likelihoods(theta)[:, None]]
+            seen += [self._weighted.gradients(theta), self._weighted.logp(theta)[:, None]]
         rows = np.ascontiguousarray(np.hstack(seen))
         keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
         _, first, counts = np.unique(keys, return_index=True, return_counts=True)
@@ -206,21 +206,9 @@ class NormalSums(Shown):
             np.repeat(np.exp(log_variances), np.diff(self._features.ends))
         )
 
-    def _weighted(self) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
-        """Data sets, and the numbers of their records that are weighted."""
-        return zip(self._sets, self._few, strict=True)
-
-    def _log_likelihoods(self, theta: np.ndarray) -> np.ndarray:
-        """Of the weighted records."""
-        return np.concatenate([self._simulated.logp(theta, *x) for x in self._weighted()])
-
-    def _scores(self, theta: np.ndarray) -> np.ndarray:
-        """Of the weighted records."""
-        return np.vstack([self._simulated.gradients(theta, *x) for x in self._weighted()])
-
     def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Sums minus their means, and the weights of the simulated records; None where none is finite."""
-        ratios = self._log_likelihoods(theta) - self._base
+        ratios = self._weighted.logp(theta) - self._base
         with np.errstate(all="ignore"):
             weights = self._counts * np.exp(ratios - ratios.max())
         total = weights.sum()
@@ -237,8 +225,10 @@ class NormalSums(Shown):
             return None
         residual, weights = found
         # The covariance of features and scores under the weights.
-        centred = (self._values - weights @ self._values) * weights[:, None]
-        return residual, self._n * centred.T @ self._scores(theta)
+        scores = self._weighted.gradients(theta)
+        slope = self._values.T @ (weights[:, None] * scores)
+        slope -= np.outer(weights @ self._values, weights @ scores)
+        return residual, self._n * slope
 
     def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
         """Log-density of the parameters given the variances of the noise."""
@@ -258,7 +248,7 @@ class NormalSums(Shown):
         pulled = inverse @ residual
         # Derivative of the mean: the covariance of features and scores under the weights.
         terms = weights * ((self._values - weights @ self._values) @ pulled)
-        slope = terms @ self._scores(theta)
+        slope = terms @ self._weighted.gradients(theta)
         factor = self._temperature
         return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
 

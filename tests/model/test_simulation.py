@@ -105,6 +105,46 @@ def test_records_of_several_rows_and_variables():
     check_derivatives(simulated, theta, data)
 
 
+def check_pooled(simulated, theta, monkeypatch):
+    """Those of 60 data sets, each by itself: the same bits, in chunks of 64 records and in one."""
+    rng = np.random.default_rng(SEED)
+    n = simulated.n_records
+    sets = [
+        (simulated.draw(theta, rng), rng.choice(n, rng.integers(1, n + 1), replace=False))
+        for _ in range(60)
+    ]
+    theta = theta + 0.01
+    logp = np.concatenate([simulated.logp(theta, *one) for one in sets])
+    gradients = np.vstack([simulated.gradients(theta, *one) for one in sets])
+    assert len(logp) > 64
+    for chunk in (1, 2**16):
+        monkeypatch.setattr("pymc_dp.model.sums.gradients.CHUNK", chunk)
+        pooled = simulated.pooled(iter(sets))
+        simulated.logp(theta, simulated.draw(theta + 1, rng))  # other data: copies were pooled
+        np.testing.assert_array_equal(pooled.logp(theta), logp)
+        np.testing.assert_array_equal(pooled.gradients(theta), gradients)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[1::2] if n not in (*QUICK, LONG))],
+)  # fmt: skip
+def test_pooled_records(name, monkeypatch):
+    model = BY_NAME[name].build()
+    simulated = SimulatedRecords(model, public_covariates=True)
+    check_pooled(simulated, position(model), monkeypatch)
+
+
+@pytest.mark.slow
+def test_pooled_records_of_several_rows_and_variables(monkeypatch):
+    """Of the second variable, one record has no row, and another has two; then of some records only."""
+    model = two_tables(RNG.normal(size=(N, 2)), RNG.normal(size=4))
+    records = {"y": WHO, "z": np.array([3, 0, 0, 2])}
+    simulated = SimulatedRecords(model, public_covariates=True, records=records)
+    check_pooled(simulated, position(model), monkeypatch)
+    check_pooled(simulated.keeping(np.array([3, 1, 0])), position(model), monkeypatch)
+
+
 def test_kinks_have_the_right_curvature():
     """Where all coefficients are zero, softplus as it is compiled elsewhere has kinks."""
     simulated = SimulatedRecords(BY_NAME["logistic"].build(), public_covariates=True)

@@ -8,6 +8,7 @@ import pymc as pm
 import pytest
 
 from pymc_dp import DPScore, PrivacyBudget, private_scores
+from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step, sum_law
 from tests.scores.score_models import CASES, chain, public, released, simulator_of, template
@@ -180,6 +181,13 @@ def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
     sets = (simulator.simulated.draw(theta, rng) for _ in range(600))
     wanted = np.mean([features.of(data).sum(axis=0) for data in sets], axis=0)
     errors, without = [], []
+    pooled, latest = SimulatedRecords.pooled, []
+
+    def kept(self, sets):
+        latest[:] = sets
+        return pooled(self, latest)
+
+    monkeypatch.setattr(SimulatedRecords, "pooled", kept)
     for seed in range(8):
         law = sum_law.NormalSums(
             features, simulator.simulated, simulator.likelihood, N, 1.0, centre, np.diag(sd), None,
@@ -187,7 +195,7 @@ def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
         )  # fmt: skip
         scale = np.sqrt(np.diag(law._spread))
         residual, weights = law.residual(theta)
-        plain = np.vstack([features.of(data) for data in law._sets])
+        plain = np.vstack([features.of(data) for data, _ in latest])
         mean = law._mean + weights @ plain - plain.mean(axis=0)
         errors.append((features.total - residual - wanted) / scale)
         without.append((N * mean - wanted) / scale)

@@ -21,7 +21,14 @@ from pymc_dp.model.graphs.row_subsets import Blocked, rows_at
 from pymc_dp.model.sums.exact_sums import sum_of_steps
 from pymc_dp.model.sums.row_functions import RowFunction, block_length, compiled_loop
 
-__all__ = ["BatchLikelihood", "RecordGroups", "RowGraphs", "RowsByRecord", "checked_index"]
+__all__ = [
+    "BatchLikelihood",
+    "Gathered",
+    "RecordGroups",
+    "RowGraphs",
+    "RowsOfGroup",
+    "checked_index",
+]
 
 MANY = 2**19  # numbers, above which a loop over blocks is faster than one call
 
@@ -97,6 +104,14 @@ class RecordGroups:
         for group in self._groups:
             group.load(arrays, n_records)
 
+    def gather(self, index: np.ndarray) -> list[Gathered]:
+        """Copies of the rows of some records, for each group."""
+        return [group.gather(index) for group in self._groups]
+
+    def join(self, parts: Sequence[list[Gathered]]) -> list[Gathered]:
+        """What was gathered several times, of different data even, as if it were gathered at once."""
+        return [group.join(of) for group, of in zip(self._groups, zip(*parts, strict=True), strict=True)]  # fmt: skip
+
     def refresh(self) -> None:
         """Read the stored data again, after those of simulated records have changed."""
         for group in self._compiled_groups:
@@ -123,10 +138,13 @@ class BatchLikelihood(RecordGroups):
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are not checked."""
-        groups = self._groups
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
-        return _totals([group(thetas, index) for group in groups])
+        return self.of(thetas, self.gather(index))
+
+    def of(self, thetas: Sequence[np.ndarray], gathered: list[Gathered]) -> list[np.ndarray]:
+        """The same for records that were gathered."""
+        return _totals([group.of(thetas, g) for group, g in zip(self._groups, gathered, strict=True)])  # fmt: skip
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, the same numbers as those of a batch."""
@@ -200,17 +218,29 @@ def _without_nan(values: np.ndarray) -> None:
             values[i] = -np.inf
 
 
-class RowsByRecord:
-    """The rows of each record, from the record that each row belongs to."""
+class Gathered(NamedTuple):
+    """The rows of some records, in one group of observed variables.
+
+    `rows` are arguments of `RowFunction`, and `counts` how many rows each record has, None if one each.
+    """
+
+    rows: list[np.ndarray]
+    counts: np.ndarray | None
+
+
+class RowsOfGroup:
+    """The rows of the records in one group of observed variables, from the record that each row belongs to."""
+
+    _function: RowFunction
 
     def __init__(self, label: np.ndarray, n_records: int) -> None:
-        self.n_records = n_records
-        self.one_each = np.array_equal(label, np.arange(n_records))  # and in this order
-        if not self.one_each:
+        self._n_records = n_records
+        self._one_each = np.array_equal(label, np.arange(n_records))  # and in this order
+        if not self._one_each:
             self._order = np.argsort(label, kind="stable")  # rows, sorted by record
             self._ends = np.cumsum(np.bincount(label, minlength=n_records))
 
-    def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _rows_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the rows, record by record, and how many rows each record has."""
         ends = self._ends[index]
         counts = ends - np.where(index > 0, self._ends[index - 1], 0)
@@ -218,14 +248,28 @@ class RowsByRecord:
         rows = self._order[np.arange(places[-1]) + np.repeat(ends - places, counts)]
         return rows, counts
 
+    def gather(self, records: slice | np.ndarray) -> Gathered:
+        """The rows of some records, at least one."""
+        if self._one_each:
+            return Gathered(self._function.gather(records), None)
+        if isinstance(records, slice):
+            records = np.arange(records.start, records.stop)
+        rows, counts = self._rows_of(records)
+        return Gathered(self._function.gather(rows), counts)
 
-class RecordGroup:
+    def join(self, parts: Sequence[Gathered]) -> Gathered:
+        """See `RecordGroups.join`."""
+        counts = None if self._one_each else np.concatenate([p.counts for p in parts])
+        return Gathered(self._function.join([p.rows for p in parts]), counts)
+
+
+class RecordGroup(RowsOfGroup):
     """Log-likelihoods of the records in one group of observed variables."""
 
     def __init__(self, graphs: RowGraphs) -> None:
         (label,) = graphs.labels
-        self._find = RowsByRecord(label, graphs.n_records)
-        self._label, self._n_rows = None if self._find.one_each else label, len(label)
+        super().__init__(label, graphs.n_records)
+        self._label, self._n_rows = None if self._one_each else label, len(label)
         index = pt.vector("index", dtype="int64")
         each, gathered = rows_at(graphs.rows, index)
         inputs, total, n_rows = [graphs.theta], reduce(add, each), self._n_rows
@@ -234,29 +278,26 @@ class RecordGroup:
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._n_rows = self._find.n_records = n_records
+        self._n_rows = self._n_records = n_records
         self._function.load(arrays, n_records)
 
-    def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
-        if self._find.one_each:
-            return self._rows(thetas, index)
-        rows, counts = self._find(index)
-        if len(rows) == 0:  # compiled functions may fail on empty arrays
-            return [np.zeros(len(index)) for _ in thetas]
-        owners = np.repeat(np.arange(len(index)), counts)
+    def of(self, thetas: Sequence[np.ndarray], gathered: Gathered) -> list[np.ndarray]:
+        """See `BatchLikelihood.of`."""
+        rows, counts = gathered
+        if counts is None:
+            return [self._function([theta], rows) for theta in thetas]
+        if not counts.any():  # compiled functions may fail on empty arrays
+            return [np.zeros(len(counts)) for _ in thetas]
+        owners = np.repeat(np.arange(len(counts)), counts)
         return [
-            np.bincount(owners, weights=values, minlength=len(index))
-            for values in self._rows(thetas, rows)
+            np.bincount(owners, weights=self._function([theta], rows), minlength=len(counts))
+            for theta in thetas
         ]
-
-    def _rows(self, thetas: Sequence[np.ndarray], rows: slice | np.ndarray) -> list[np.ndarray]:
-        gathered = self._function.gather(rows)
-        return [self._function([theta], gathered) for theta in thetas]
 
     @property
     def has_loop(self) -> bool:
         """Whether there is a loop, and each record has one row."""
-        return self._find.one_each and self._function.has_loop
+        return self._one_each and self._function.has_loop
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, by a compiled loop over blocks of rows if there are many."""
@@ -264,11 +305,11 @@ class RecordGroup:
             values = np.empty(self._n_rows)
             self._function.loop(_fill_all, [theta], self._function.width, values)
         else:
-            (values,) = self._rows([theta], slice(0, self._n_rows))
+            values = self._function([theta], self._function.gather(slice(0, self._n_rows)))
         if self._label is None:
             return values
         # The rows of a record are added in their order, as in a batch.
-        return np.bincount(self._label, weights=values, minlength=self._find.n_records)
+        return np.bincount(self._label, weights=values, minlength=self._n_records)
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         """`sum_of_steps` for all records: both points block by block, while the data are in the cache."""

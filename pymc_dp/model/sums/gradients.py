@@ -18,7 +18,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_dp.model.graphs.compiling import compile_frozen, quiet_compilers
 from pymc_dp.model.graphs.data_variables import rebuilt
 from pymc_dp.model.graphs.row_gradients import row_gradients
-from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, RecordGroups, RowGraphs
+from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered, RecordGroups, RowGraphs
 from pymc_dp.model.sums.clipped_vectors import add_columns, add_rows
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.record_groups import RecordGroupGradients
@@ -139,6 +139,21 @@ class RecordGradients(RecordGroups):
         n_columns = len(theta) if directions is None else directions.shape[-1]
         return np.concatenate(parts) if parts else np.zeros((0, n_columns))
 
+    def of(self, theta: np.ndarray, gathered: list[Gathered]) -> np.ndarray:
+        """Gradients of records that were gathered, as rows of a matrix."""
+        gradients = [group.at(theta, None) for group in self._groups]
+        with np.errstate(invalid="ignore", over="ignore"):
+            return reduce(add, [of(g) for of, g in zip(gradients, gathered, strict=True)])
+
+    @property
+    def chunk(self) -> int:
+        """Number of records whose gradients are computed at once.
+
+        A multiple of 64, so that each row has the same place in vector instructions in all chunks.
+        """
+        width = max(group.width for group in self._groups)
+        return min(max(64, CHUNK // width // 64 * 64), MAX_ROWS)
+
     def _vectors(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
     ) -> Iterator[np.ndarray]:
@@ -147,14 +162,12 @@ class RecordGradients(RecordGroups):
         if n_records == 0:
             return
         gradients = [group.at(theta, directions) for group in self._groups]
-        width = max(group.width for group in self._groups)
-        # Multiples of 64, so that each row has the same place in vector instructions in all chunks.
-        length = min(max(64, CHUNK // width // 64 * 64), MAX_ROWS)
-        for begin in range(0, n_records, length):
+        for begin in range(0, n_records, length := self.chunk):
             chunk = slice(begin, min(begin + length, n_records))
             records = chunk if index is None else index[chunk]
             with np.errstate(invalid="ignore", over="ignore"):
-                yield reduce(add, [of_records(records) for of_records in gradients])
+                gathered = [group.gather(records) for group in self._groups]
+                yield reduce(add, [of(g) for of, g in zip(gradients, gathered, strict=True)])
 
     def _compile(self, group: RowGraphs) -> RecordGroupGradients:
         index = pt.vector("index", dtype="int64")

@@ -22,7 +22,7 @@ from pymc_dp.model.graphs.data_variables import interpreted
 from pymc_dp.model.graphs.jax_linker import is_jax
 from pymc_dp.model.graphs.ordered_products import product
 from pymc_dp.model.graphs.row_gradients import RowGradients
-from pymc_dp.model.sums.batch_likelihood import RowGraphs, RowsByRecord
+from pymc_dp.model.sums.batch_likelihood import Gathered, RowGraphs, RowsOfGroup
 from pymc_dp.model.sums.clipped_vectors import (
     add_columns,
     add_rows,
@@ -37,13 +37,13 @@ from pymc_dp.model.sums.row_functions import RowFunction
 __all__ = ["RecordGroupGradients"]
 
 
-class RecordGroupGradients:
+class RecordGroupGradients(RowsOfGroup):
     """Gradients of the records in one group of observed variables; `index` is an input of `rows`."""
 
     def __init__(self, rows: RowGradients, index: Variable, graphs: RowGraphs) -> None:
         theta, _, (label,), n_records, options = graphs
-        self._rows = RowsByRecord(label, n_records)
-        n_rows = n_records if self._rows.one_each else 0  # 0: rows are asked for by number only
+        super().__init__(label, n_records)
+        n_rows = n_records if self._one_each else 0  # 0: rows are asked for by number only
         inputs = [theta, *rows.inputs]
         arguments = inputs, index, rows.gathered, rows.gradients, n_rows, options
         self._function = RowFunction(*arguments, row_axis=1 if rows.by_column else 0)
@@ -54,13 +54,13 @@ class RecordGroupGradients:
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._rows.n_records = n_records
+        self._n_records = n_records
         self._function.load(arrays, n_records)
 
     def at(
         self, theta: np.ndarray, directions: np.ndarray | None
-    ) -> Callable[[slice | np.ndarray], np.ndarray]:
-        """Function that maps records, by number or as a slice, to ``directions.T @ gradient``."""
+    ) -> Callable[[Gathered], np.ndarray]:
+        """Function that maps records, as they were gathered, to ``directions.T @ gradient``."""
         values, jacobian = self._quantities(theta, directions)
 
         def chain(gradients: np.ndarray) -> np.ndarray:
@@ -72,13 +72,15 @@ class RecordGroupGradients:
                 return columns_times_matrix(np.ascontiguousarray(gradients.T), jacobian).T
             return product(np.ascontiguousarray(gradients), jacobian)
 
-        def vectors(records: slice | np.ndarray) -> np.ndarray:
-            if self._rows.one_each:
-                return chain(self._gradients(theta, values, records))
-            if isinstance(records, slice):
-                records = np.arange(records.start, records.stop)
-            rows, counts = self._rows(records)
-            return chain(_add_up(self._gradients(theta, values, rows), counts))
+        def vectors(gathered: Gathered) -> np.ndarray:
+            rows, counts = gathered
+            if (
+                counts is not None and not counts.any()
+            ):  # compiled functions may fail on empty arrays
+                return chain(np.zeros((len(counts), self._quantities.size)))
+            gradients = self._function([theta, *values], rows)
+            gradients = gradients.T if self.by_column else gradients
+            return chain(gradients if counts is None else _add_up(gradients, counts))
 
         return vectors
 
@@ -113,15 +115,6 @@ class RecordGroupGradients:
             loop, [theta, *values], self.width, jacobian, clipping, arguments
         )
         return np.sum(parts, axis=0)
-
-    def _gradients(
-        self, theta: np.ndarray, values: list[np.ndarray], rows: slice | np.ndarray
-    ) -> np.ndarray:
-        if not isinstance(rows, slice) and len(rows) == 0:
-            # Compiled functions may fail on empty arrays.
-            return np.zeros((0, self._quantities.size))
-        gradients = self._function([theta, *values], self._function.gather(rows))
-        return gradients.T if self.by_column else gradients
 
 
 class _Quantities:

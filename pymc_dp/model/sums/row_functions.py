@@ -105,6 +105,15 @@ class RowFunction:
             arrays = [data.take(rows, axis) for data, axis in self.data]
         return [*map(np.asarray, limits), numbers, *arrays]
 
+    def join(self, parts: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
+        """Arguments for several groups of rows that were gathered by number, of different data even."""
+        numbers = np.concatenate([part[2] for part in parts])
+        arrays = [
+            np.concatenate([part[k] for part in parts], axis)
+            for k, (_, axis) in enumerate(self._gathered, start=3)
+        ]
+        return [*map(np.asarray, (0, len(numbers))), numbers, *arrays]
+
     def __call__(self, values: Sequence[np.ndarray], gathered: list[np.ndarray]) -> np.ndarray:
         """The output for values of the inputs, and for rows that `gather` returned."""
         if self._is_jax:
