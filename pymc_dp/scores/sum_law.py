@@ -45,7 +45,7 @@ from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.hamiltonian import hamiltonian_move
 from pymc_dp.scores.moments import simulated_moments
 from pymc_dp.scores.noncentring import PartialNoncentring
-from pymc_dp.scores.transport import Place, Transport
+from pymc_dp.scores.transport import Law, Place, Transport
 
 __all__ = ["NormalSums", "SumState"]
 
@@ -136,12 +136,13 @@ class NormalSums(Shown):
         precision = self._temperature * np.linalg.inv(
             self._covariance(self.first(centre).log_variances)
         )
+        found = self.with_slope(centre)
+        assert found is not None
         curvature = -differences(prior.grad_log_prior, centre)
         values, vectors = np.linalg.eigh(curvature)
         prior_precision = (vectors * np.maximum(values, _LEAST_PRECISION)) @ vectors.T
-        return Transport(
-            self._with_slope, centre, prior.grad_log_prior(centre), prior_precision, precision
-        )
+        law = self._combined(found[1].T @ precision)
+        return Transport(law, centre, prior.grad_log_prior(centre), prior_precision)
 
     def _simulate(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
         """Draw records at the centre, at most so many: mean and covariance of their features."""
@@ -206,29 +207,42 @@ class NormalSums(Shown):
             np.repeat(np.exp(log_variances), np.diff(self._features.ends))
         )
 
-    def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Sums minus their means, and the weights of the simulated records; None where none is finite."""
+    def _weights(self, theta: np.ndarray) -> np.ndarray | None:
+        """Weights of the simulated records; None where none is finite."""
         ratios = self._weighted.logp(theta) - self._base
         with np.errstate(all="ignore"):
             weights = self._counts * np.exp(ratios - ratios.max())
         total = weights.sum()
-        if not np.isfinite(total):
+        return weights / total if np.isfinite(total) else None
+
+    def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Sums minus their means, and the weights of the simulated records; None where none is finite."""
+        weights = self._weights(theta)
+        if weights is None:
             return None
-        weights /= total
         mean = self._mean + weights @ self._values
         return self._features.total - self._n * mean, weights
 
-    def _with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Sums minus their means, and the derivative of the means."""
-        found = self.residual(theta)
-        if found is None:
-            return None
-        residual, weights = found
-        # The covariance of features and scores under the weights.
-        scores = self._weighted.gradients(theta)
-        slope = self._values.T @ (weights[:, None] * scores)
-        slope -= np.outer(weights @ self._values, weights @ scores)
-        return residual, self._n * slope
+        return self._combined(np.eye(len(self._mean)))(theta)
+
+    def _combined(self, pull: np.ndarray) -> Law:
+        """The same of linear combinations, the rows of a matrix: there are fewer of these than of sums."""
+        values = self._values @ pull.T
+        at_centre = pull @ (self._features.total - self._n * self._mean)
+
+        def law(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+            weights = self._weights(theta)
+            if weights is None:
+                return None
+            mean = weights @ values
+            # The covariance of features and scores under the weights.
+            scores = self._weighted.gradients(theta)
+            slope = values.T @ (weights[:, None] * scores) - np.outer(mean, weights @ scores)
+            return at_centre - self._n * mean, self._n * slope
+
+        return law
 
     def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
         """Log-density of the parameters given the variances of the noise."""

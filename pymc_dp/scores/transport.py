@@ -36,18 +36,17 @@ import numpy as np
 
 from pymc_dp.display import one_line
 
-__all__ = ["Place", "Transport"]
+__all__ = ["Law", "Place", "Transport"]
 
 #: Newton steps, each at most so often halved, until coordinates are so near.
 _N_STEPS, _MAX_HALVINGS, _TOLERANCE = 30, 10, 1e-7
 #: Distance, in coordinates, up to which a position is found again.
 _SAME = 1e-5
 
-#: Autoregressive coefficients of proposals; 0 twice, as independent ones are mostly accepted.
-_COEFFICIENTS = (0.0, 0.0, 0.7, 0.95)
+#: Autoregressive coefficients of proposals: independent ones are mostly accepted.
+_COEFFICIENTS = (0.0,) * 8 + (0.7, 0.95)
 
-#: Residual of the sums at a position, shape ``(width,)``, and the derivative of their mean, shape
-#: ``(width, n_dim)``; None where there is none.
+#: ``A r`` at a position, shape ``(n_dim,)``, and ``A J`` there, shape ``(n_dim, n_dim)``; None where there is none.
 Law = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray] | None]
 
 
@@ -68,14 +67,12 @@ class Transport:
     Parameters
     ----------
     law : callable
-        Residual and derivative of the sums.
+        See `Law`.
     centre : array of shape (n_dim,)
     prior_gradient : array of shape (n_dim,)
         At the centre.
     prior_precision : array of shape (n_dim, n_dim)
         The same, positive definite.
-    sum_precision : array of shape (width, width)
-        Inverse of the covariance of the sums, times the temperature.
     """
 
     def __init__(
@@ -84,17 +81,13 @@ class Transport:
         centre: np.ndarray,
         prior_gradient: np.ndarray,
         prior_precision: np.ndarray,
-        sum_precision: np.ndarray,
     ) -> None:
         self._law, self._centre = law, centre
         found = law(centre)
         assert found is not None
-        _, slope = found
-        pull = slope.T @ sum_precision
-        precision = prior_precision + pull @ slope
-        root = np.linalg.cholesky(np.linalg.inv((precision + precision.T) / 2))
-        self._pull, self._linear = root.T @ pull, root.T @ prior_precision
-        self._offset = root.T @ prior_gradient
+        precision = prior_precision + found[1]
+        self._root = np.linalg.cholesky(np.linalg.inv((precision + precision.T) / 2)).T
+        self._precision, self._gradient = prior_precision, prior_gradient
 
     def at(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Coordinates of a position, and their derivative; None where the law has none."""
@@ -102,8 +95,8 @@ class Transport:
         if found is None:
             return None
         residual, slope = found
-        value = self._linear @ (theta - self._centre) - self._offset - self._pull @ residual
-        return value, self._linear + self._pull @ slope
+        value = self._precision @ (theta - self._centre) - self._gradient - residual
+        return self._root @ value, self._root @ (self._precision + slope)
 
     def place(self, theta: np.ndarray) -> Place | None:
         """A position with its coordinates; None if it is not found again."""

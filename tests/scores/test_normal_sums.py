@@ -206,7 +206,7 @@ def test_the_derivative_of_the_mean_is_one(monkeypatch):
     step, sd = sums_of(monkeypatch, 2000)
     target = step._target
     theta, h = target._centre + sd, 1e-5
-    slope = target._with_slope(theta)[1]
+    slope = target.with_slope(theta)[1]
     for e, column in zip(np.eye(2), slope.T, strict=True):
         up, down = (target.residual(theta + s * h * e)[0] for s in (1, -1))
         np.testing.assert_allclose((down - up) / (2 * h), column, rtol=1e-5)
@@ -250,5 +250,5 @@ def test_equal_records_count_as_often_as_there_are(n, monkeypatch):
         assert one.log_density(theta, inverse) == pytest.approx(
             other.log_density(theta, inverse), rel=1e-6
         )
-        for x, y in zip(one._with_slope(theta), other._with_slope(theta), strict=True):
+        for x, y in zip(one.with_slope(theta), other.with_slope(theta), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)

@@ -45,7 +45,13 @@ def log_density(law, theta):
 
 def transport_of(law, centre=(0.2, -0.1)):
     centre = np.array(centre)
-    return Transport(law, centre, -centre / PRIOR**2, np.eye(2) / PRIOR**2, np.diag(NOISE**-2.0))
+    pull = law(centre)[1].T * NOISE**-2.0
+
+    def combined(theta):
+        found = law(theta)
+        return None if found is None else (pull @ found[0], pull @ found[1])
+
+    return Transport(combined, centre, -centre / PRIOR**2, np.eye(2) / PRIOR**2)
 
 
 def chain(transport, law, n, rng):

@@ -138,9 +138,10 @@ class BatchLikelihood(RecordGroups):
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are not checked."""
+        groups = self._groups  # without records, too: this raises if rows cannot be computed alone
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
-        return self.of(thetas, self.gather(index))
+        return _totals([group.of(thetas, group.gather(index)) for group in groups])
 
     def of(self, thetas: Sequence[np.ndarray], gathered: list[Gathered]) -> list[np.ndarray]:
         """The same for records that were gathered."""
