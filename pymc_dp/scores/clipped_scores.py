@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import reduce
-
 import numba
 import numpy as np
 
@@ -13,8 +11,11 @@ from pymc_dp.scores.releases import PrivateScores
 
 __all__ = ["ClippedScores", "clip_rows"]
 
-#: Records that are simulated for each of two estimates of the mean features of a stand-in's rows.
-_N_PER_HALF = 50_000
+#: Records that are simulated for each of two estimates of the mean features of a stand-in's rows: first, and at most.
+_N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
+#: More are simulated until variances that the simulation of one estimate alone would make are at most this part of those
+#: of the noise and of the records.
+_SIMULATION_ERROR = 0.1
 
 
 def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
@@ -87,13 +88,20 @@ class ClippedScores(Shown):
         width = len(self.total)
         if (error := self._simulated.error) is None:
             return np.zeros((width, width))
-        n_sets = -(-_N_PER_HALF // self._simulated.n_records)
-        halves = []
-        for _ in range(2):
-            sets = (self.of(self._simulated.draw(theta, rng)) for _ in range(n_sets))
-            means = reduce(np.add, sets) / n_sets
-            halves.append(means - means.mean(axis=0))
-        return n_records**2 * error.of_means(*halves)
+        sums = np.zeros((2, self._simulated.n_records, width))
+        n_sets, more = 0, -(-_N_PER_HALF // self._simulated.n_records)
+        while True:
+            for half in sums:
+                for _ in range(more):
+                    half += (values := self.of(self._simulated.draw(theta, rng)))
+            n_sets += more
+            one, two = sums / n_sets - sums.mean(axis=1, keepdims=True) / n_sets
+            simulation_error = n_records**2 * error.of_means(one - two, one - two) / 2
+            others = self.noise_variances() + n_records * values.var(axis=0)
+            is_small = np.all(np.diag(simulation_error) <= _SIMULATION_ERROR * others)
+            if is_small or n_sets * self._simulated.n_records >= _MOST_PER_HALF:
+                return n_records**2 * error.of_means(one, two)
+            more = 3 * n_sets
 
     def release_variances(self) -> np.ndarray:
         """Variance of each coordinate of the noise, for each release."""

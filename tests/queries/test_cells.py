@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import DPScore, PrivacyBudget, Ranges, Simulator
+from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries import StandIn, private_stand_in
@@ -23,6 +24,7 @@ from pymc_dp.queries.cells import (
 )
 from pymc_dp.queries.stand_in import release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
+from pymc_dp.scores import clipped_scores
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.releases import PrivateScores, ScoreRelease
 from pymc_dp.scores.score_step import _chosen
@@ -185,6 +187,23 @@ def test_the_error_of_the_sum_has_its_closed_form():
     assert uniform_stand_in(ranges, n).error is None and math.isclose(
         without.stand_in_error(np.array([b]), n, rng).sum(), 0.0
     )
+
+
+def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
+    """The means of the scores do not depend on the rows: all of the error that is found is that of the simulation."""
+    n, rng = 3000, np.random.default_rng(11)
+    simulator = Simulator(categories(rng.standard_normal(n), np.zeros(n)), covariates="public")
+    release = ScoreRelease(np.zeros(1), np.eye(1), 1e6, "gaussian", 1.0, np.zeros(1))
+    scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
+    features = ClippedScores(scores, simulator.simulated)
+    simulator.simulated.error = StandInError(rng.standard_normal((n, 60)), 0.6**2 * np.eye(60))
+
+    def found():
+        return np.mean([features.stand_in_error(np.zeros(1), n, rng)[0, 0] / n for _ in range(8)])
+
+    assert found() < 0.02  # of the variance of the records, 1
+    monkeypatch.setattr(clipped_scores, "_MOST_PER_HALF", 0)
+    assert found() > 0.03
 
 
 @pytest.mark.slow
