@@ -69,7 +69,7 @@ def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
         assert axis == 0
         function.data = [(vectors.copy(), 0)]
         function._n_rows = len(vectors)
-    second._find.n_records = second._n_rows = len(vectors)
+    second._n_records = second._n_rows = len(vectors)
     likelihood.__dict__["n_records"] = likelihood._gradients._n_records = len(vectors)
 
 
