@@ -14,8 +14,8 @@ __all__ = ["ClippedScores", "clip_rows"]
 #: Records that are simulated for each of two estimates of the mean features of a stand-in's rows: first, and at most.
 _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
 #: More are simulated until variances that the simulation of one estimate alone would make are at most this part of those
-#: of the noise and of the records.
-_SIMULATION_ERROR = 0.1
+#: of the noise and of the records. (Those of the product of both are smaller, by the root of the number of statistics.)
+_SIMULATION_ERROR = 0.5
 
 
 def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
@@ -83,25 +83,38 @@ class ClippedScores(Shown):
     ) -> np.ndarray:
         """Covariance of the sums that is due to errors of a stand-in, shape ``(width, width)``; zero if none are known.
 
-        The means of the features of a row in a product are those of two independent simulations.
+        The means of the features of a row in a product are those of two independent simulations, with the scores at
+        `theta` as control variates: given the row, their mean is zero.
         """
         width = len(self.total)
         if (error := self._simulated.error) is None:
             return np.zeros((width, width))
         sums = np.zeros((2, self._simulated.n_records, width))
         n_sets, more = 0, -(-_N_PER_HALF // self._simulated.n_records)
+        values, scores = self._with_scores(theta, rng)
+        others = self.noise_variances() + n_records * values.var(axis=0)
+        slopes = np.linalg.lstsq(scores, values - values.mean(axis=0))[0]
         while True:
             for half in sums:
                 for _ in range(more):
-                    half += (values := self.of(self._simulated.draw(theta, rng)))
+                    values, scores = self._with_scores(theta, rng)
+                    half += values - scores @ slopes
             n_sets += more
             one, two = sums / n_sets - sums.mean(axis=1, keepdims=True) / n_sets
             simulation_error = n_records**2 * error.of_means(one - two, one - two) / 2
-            others = self.noise_variances() + n_records * values.var(axis=0)
             is_small = np.all(np.diag(simulation_error) <= _SIMULATION_ERROR * others)
             if is_small or n_sets * self._simulated.n_records >= _MOST_PER_HALF:
                 return n_records**2 * error.of_means(one, two)
             more = 3 * n_sets
+
+    def _with_scores(
+        self, theta: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Features of simulated records, and their scores at the position, zero if not finite."""
+        data = self._simulated.draw(theta, rng)
+        with np.errstate(all="ignore"):
+            scores = self._simulated.gradients(theta, data)
+        return self.of(data), clip_rows(scores, np.inf)
 
     def release_variances(self) -> np.ndarray:
         """Variance of each coordinate of the noise, for each release."""
