@@ -13,6 +13,7 @@ from scipy import interpolate, optimize, special
 __all__ = [
     "Margin",
     "correlations_of",
+    "limit_probabilities",
     "nearest_probabilities",
     "product_sd",
     "smooth_probabilities",
@@ -24,6 +25,8 @@ _PRIOR_SD, _MOST = 0.5, 0.99
 _N_POINTS, _CORRELATIONS = 8192, np.linspace(-_MOST, _MOST, 67)
 #: Points in each part of a range at which its distribution function is interpolated.
 _N_FINE = 64
+#: Records are at a limit of a range if their noisy count exceeds so many standard deviations of the noise.
+_SPIKE = 3.0
 #: Weights of the penalty on third differences of log-probabilities, in the order in which they are tried.
 _WEIGHTS = 10.0 ** np.arange(6, -5, -1)
 
@@ -66,13 +69,39 @@ def smooth_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> n
     return nearest_probabilities(counts / total, 0.0)
 
 
-class Margin:
-    """Released law of a column: positions from normal scores, and centred ranks of positions."""
+def limit_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np.ndarray:
+    """Probabilities of the lower limit of a range, of equal parts between the limits, and of the upper limit.
 
-    def __init__(self, probabilities: np.ndarray, is_category: bool) -> None:
+    That of a limit is zero if its count is not distinct from the noise.
+    """
+    limits = np.where(counts[[0, -1]] > _SPIKE * noise_sd, counts[[0, -1]], 0.0)
+    between = max(total - limits.sum(), noise_sd)
+    parts = between * smooth_probabilities(counts[1:-1], between, noise_sd)
+    found = np.concatenate([limits[:1], parts, limits[1:]])
+    return found / found.sum()
+
+
+class Margin:
+    """Released law of a column: positions from normal scores, and centred ranks of positions.
+
+    Parameters
+    ----------
+    probabilities : array of shape (n_bins,)
+        Of categories, or of parts of a range.
+    is_category : bool
+    has_limits : bool
+        Whether the first and the last bin are the limits of the range, and the other ones the parts between them.
+    """
+
+    def __init__(
+        self, probabilities: np.ndarray, is_category: bool, has_limits: bool = False
+    ) -> None:
         self.probabilities = probabilities / probabilities.sum()
         self._below = np.concatenate([[0.0], self.probabilities.cumsum()])
-        self.is_category, self._n = is_category, len(probabilities)
+        self.is_category, self.n_limits = is_category, int(has_limits)
+        self._n = len(probabilities) - 2 * self.n_limits
+        #: Ranks at the ends of the parts of a range.
+        self._at_edges = self._below[self.n_limits : self.n_limits + self._n + 1]
 
     def places(self, normal: np.ndarray) -> np.ndarray:
         """The position whose rank is that of a standard normal number."""
@@ -81,7 +110,8 @@ class Margin:
         if self.is_category:
             return bins.astype(float)
         low, high = self._below[bins], self._below[bins + 1]
-        return (bins + (ranks - low) / np.maximum(high - low, 1e-300)) / self._n
+        parts = bins - self.n_limits + (ranks - low) / np.maximum(high - low, 1e-300)
+        return np.clip(parts / self._n, 0.0, 1.0)
 
     def bins(self, ranks: np.ndarray) -> np.ndarray:
         """Bins of ranks from 0 to 1."""
@@ -89,8 +119,10 @@ class Margin:
 
     def bins_of(self, places: np.ndarray) -> np.ndarray:
         """Bins of positions."""
-        bins = places if self.is_category else np.minimum(places * self._n, self._n - 1)
-        return bins.astype(int)
+        if self.is_category:
+            return places.astype(int)
+        bins = np.minimum(places * self._n, self._n - 1).astype(int) + self.n_limits
+        return bins + self.n_limits * ((places >= 1).astype(int) - (places <= 0))
 
     def ranks(self, bins: np.ndarray, uniform: np.ndarray | float) -> np.ndarray:
         """Ranks in given bins; `uniform` is from 0 to 1."""
@@ -102,7 +134,7 @@ class Margin:
             return self.bins(ranks).astype(float)
         edges = np.arange(self._n + 1) / self._n
         fine = np.linspace(0, 1, _N_FINE * self._n + 1)
-        return np.interp(ranks, interpolate.PchipInterpolator(edges, self._below)(fine), fine)
+        return np.interp(ranks, interpolate.PchipInterpolator(edges, self._at_edges)(fine), fine)
 
     @property
     def largest_score(self) -> float:
@@ -116,7 +148,10 @@ class Margin:
             bins = places.astype(int)
             ranks = (self._below[bins] + self._below[bins + 1]) / 2
         else:
-            ranks = np.interp(places, np.arange(self._n + 1) / self._n, self._below)
+            ranks = np.interp(places, np.arange(self._n + 1) / self._n, self._at_edges)
+        if self.n_limits:
+            ranks = np.where(places <= 0, self._below[1] / 2, ranks)
+            ranks = np.where(places >= 1, (self._below[-2] + 1) / 2, ranks)
         return math.sqrt(12) * (ranks - 0.5)
 
 

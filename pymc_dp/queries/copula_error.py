@@ -43,9 +43,8 @@ def copula_error(
     places = places[: _MOST_NUMBERS // (width + 2 * _MOST_PRODUCTS)]
     statistics, covariances = list[np.ndarray](), list[np.ndarray]()
     for margin, column in zip(margins, places.T, strict=True):
-        p = margin.probabilities
-        statistics.append(np.eye(len(p))[margin.bins_of(column)])
-        covariances.append(cell_covariance(p, [len(p)], [not margin.is_category], noise_sd))
+        statistics.append(np.eye(len(margin.probabilities))[margin.bins_of(column)])
+        covariances.append(_of_bins(margin, noise_sd))
     scores = [margin.scores(column) for margin, column in zip(margins, places.T, strict=True)]
     for one, two in combinations(scores, 2):
         prior = product_sd(one, two) ** 2
@@ -56,6 +55,24 @@ def copula_error(
         statistics.append(product[:, None])
         covariances.append(np.array([[sd**2]]))
     return StandInError(np.hstack(statistics), linalg.block_diag(*covariances))
+
+
+def _of_bins(margin: Margin, noise_sd: float) -> np.ndarray:
+    """Covariance of the errors of probabilities: of a limit of a range that of its noise, to which the parts adapt."""
+    p, is_range = margin.probabilities, not margin.is_category
+    if not margin.n_limits:
+        return cell_covariance(p, [len(p)], [is_range], noise_sd)
+    between = p[1:-1].sum()
+    parts = p[1:-1] / between
+    found = np.zeros((len(p), len(p)))
+    found[1:-1, 1:-1] = between**2 * cell_covariance(
+        parts, [len(parts)], [True], noise_sd / between
+    )
+    for limit in np.flatnonzero(p[[0, -1]]) * (len(p) - 1):
+        change = np.concatenate([[0.0], -parts, [0.0]])
+        change[limit] = 1.0
+        found += noise_sd**2 * np.outer(change, change)
+    return found
 
 
 def _further(scores: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, float]]:

@@ -1,6 +1,6 @@
 r"""private_stand_in(): made-up rows of private covariates, from their ranges and noisy sums.
 
-1. **Marginals.** Counts of all columns in public bins (categories, or equal parts of a range): one release of
+1. **Marginals.** Counts of all columns in public bins (categories; the limits of a range, and equal parts of it): one release of
    :math:`m` histograms, of L2 sensitivity :math:`\sqrt{2 m}` if a record is replaced. Noisy counts of categories are
    projected on the simplex; those of parts of a range are smoothed as much as their noise allows.
 2. **Dependence.** With the released distribution function of column ``j``, each value has a score
@@ -57,7 +57,7 @@ from pymc_dp.queries.cells import (
     cell_probabilities,
     margins_of,
 )
-from pymc_dp.queries.copula import Margin, correlations_of, smooth_probabilities
+from pymc_dp.queries.copula import Margin, correlations_of, limit_probabilities
 from pymc_dp.queries.copula_error import copula_error
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
@@ -94,6 +94,8 @@ class StandIn(Shown):
         Standard deviation of the noise on the share of each combination, or of each bin; 0 if errors are not known.
     product_noise_sd : float
         Standard deviation of the noise on the mean of each product of scores.
+    has_limits : bool
+        Whether the first and the last bin of a range are its limits.
     report : PrivacyReport, optional
         What it cost, if a budget of its own paid for it.
 
@@ -113,6 +115,7 @@ class StandIn(Shown):
     cells: np.ndarray | None = field(default=None, repr=False)
     noise_sd: float = 0.0
     product_noise_sd: float = 0.0
+    has_limits: bool = False
     report: PrivacyReport | None = field(default=None, repr=False)
 
     @cached_property
@@ -136,9 +139,12 @@ class StandIn(Shown):
             numbers = cell_numbers(self.cells, self.n_rows, rng)
             covariance = cell_covariance(self.cells, self.sizes, ordered, self.noise_sd)
             return StandInError(indicators(numbers, len(self.cells)), covariance)
-        margins = _margins(self.probabilities, self.ranges)
         places = self._places(self.n_rows, rng)
-        return copula_error(margins, places, self.noise_sd, self.product_noise_sd)
+        return copula_error(self._margins, places, self.noise_sd, self.product_noise_sd)
+
+    @property
+    def _margins(self) -> list[Margin]:
+        return _margins(self.probabilities, self.ranges, self.has_limits)
 
     def has_rows(self, data: Mapping[str, np.ndarray]) -> bool:
         """Whether columns are those of :attr:`rows`."""
@@ -150,7 +156,7 @@ class StandIn(Shown):
 
     def _places(self, n_rows: int, rng: np.random.Generator) -> np.ndarray:
         """Positions of made-up rows, shape ``(n_rows, n_columns)``."""
-        margins = _margins(self.probabilities, self.ranges)
+        margins = self._margins
         if self.cells is not None:
             return cell_places(self.cells, margins, self.sizes, self.correlations, n_rows, rng)
         values, vectors = np.linalg.eigh(self.correlations)
@@ -168,6 +174,7 @@ class StandIn(Shown):
             "seed": self.seed,
             "noise_sd": self.noise_sd,
             "product_noise_sd": self.product_noise_sd,
+            "has_limits": self.has_limits,
         }
         return contents if self.cells is None else contents | {"cells": self.cells.tolist()}
 
@@ -185,6 +192,7 @@ class StandIn(Shown):
             None if cells is None else np.array(cells),
             noise_sd,
             contents.get("product_noise_sd", 0.0),
+            contents.get("has_limits", False),
         )
 
     def __str__(self) -> str:
@@ -245,12 +253,12 @@ def release_stand_in(
     probabilities = tuple(
         cell_probabilities(count / total, [len(count)], [False], noise_sd)
         if column.categories
-        else smooth_probabilities(count, total, law.sd)
+        else limit_probabilities(count, total, law.sd)
         for column, count in zip(columns, np.split(noisy, ends), strict=True)
     )
     correlations, product_noise_sd = np.eye(len(columns)), 0.0
     if design.products is not None:
-        margins = _margins(probabilities, ranges)
+        margins = _margins(probabilities, ranges, True)
         pairs = zip(margins, places.T, strict=True)
         scores = np.column_stack([margin.scores(place) for margin, place in pairs])
         radius, sensitivity = _product_bounds([m.largest_score for m in margins], adjacency)
@@ -260,8 +268,8 @@ def release_stand_in(
         means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
         product_noise_sd = law.sd * radius / total
         correlations = correlations_of(margins, means, product_noise_sd)
-    noises = noise_sd, product_noise_sd
-    return StandIn(ranges, probabilities, correlations, n_rows, seed, None, *noises)
+    further = noise_sd, product_noise_sd, True
+    return StandIn(ranges, probabilities, correlations, n_rows, seed, None, *further)
 
 
 def private_stand_in(
@@ -369,9 +377,9 @@ def _release_cells(
     return StandIn(ranges, tuple(laws), correlations, n_rows, seed, cells, noise_sd)
 
 
-def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges) -> list[Margin]:
+def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges, has_limits: bool) -> list[Margin]:
     pairs = zip(probabilities, ranges.columns, strict=True)
-    return [Margin(p, bool(column.categories)) for p, column in pairs]
+    return [Margin(p, bool(c.categories), has_limits and not c.categories) for p, c in pairs]
 
 
 def _products(scores: Any) -> Any:
@@ -390,7 +398,7 @@ def _product_bounds(largest: Sequence[float], adjacency: Adjacency) -> tuple[flo
 
 
 def _edges(n_categories: int, n_bins: int) -> np.ndarray:
-    """Edges between categories, or equal parts of [0, 1]."""
+    """Edges between categories, or around the limits 0 and 1 and equal parts between them."""
     if n_categories:
         return np.arange(0.5, n_categories - 1)
-    return np.arange(1, n_bins) / n_bins
+    return np.concatenate([[np.nextafter(0, 1)], np.arange(1, n_bins + 1) / n_bins])

@@ -87,7 +87,7 @@ def design_stand_in(
     part = share / 2 if n_pairs else share
     products = noise(n_pairs, part) if n_pairs else None
     for n_bins in _N_BINS:
-        counts = noise(sum(size or n_bins for size in sizes), part)
+        counts = noise(sum(size or n_bins + 2 for size in sizes), part)  # with the limits
         found = StandInDesign(n_bins, counts, products)
         most = _MOST_NOISE * n_records / n_bins
         if found.count_noise(budget.adjacency, len(columns)) <= most:

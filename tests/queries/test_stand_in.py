@@ -21,6 +21,7 @@ from pymc_dp.queries import Ranges, private_stand_in
 from pymc_dp.queries.copula import (
     Margin,
     correlations_of,
+    limit_probabilities,
     nearest_probabilities,
     smooth_probabilities,
 )
@@ -97,6 +98,42 @@ def test_margins(is_category):
     variance = 1 - (p**3).sum() if is_category else 1  # of middle ranks
     assert scores.var() == pytest.approx(variance, abs=0.03)
     assert np.abs(scores).max() <= math.sqrt(3)
+
+
+def test_margin_with_limits():
+    """Positions at a limit are exactly there; their scores are middle ranks."""
+    p = np.array([0.3, 0.1, 0.0, 0.1, 0.3, 0.2])
+    margin, z = Margin(p, False, has_limits=True), np.random.default_rng(1).normal(size=40_000)
+    places = margin.places(z)
+    shares = np.mean(places == 0), *(np.histogram(places[(places > 0) & (places < 1)], 4, (0, 1))[0] / len(z)), np.mean(places == 1)  # fmt: skip
+    error = 4 * np.sqrt(p * (1 - p) / len(z))
+    assert np.all(np.abs(shares - p) <= error)
+    np.testing.assert_array_equal(np.bincount(margin.bins_of(places)) / len(z), shares)
+    scores = margin.scores(places)
+    assert scores.mean() == pytest.approx(0, abs=4 / math.sqrt(len(z)))
+    assert scores.var() == pytest.approx(1 - 0.3**3 - 0.2**3, abs=0.03)
+    assert set(scores[places == 0]) == {math.sqrt(12) * (0.15 - 0.5)}
+    assert set(scores[places == 1]) == {math.sqrt(12) * (0.9 - 0.5)} == {margin.largest_score}
+    ranks = np.linspace(0.01, 0.99, 99)
+    smooth = margin.smooth_places(ranks)
+    assert np.all((smooth == 0) == (ranks <= 0.3)) and np.all((smooth == 1) == (ranks >= 0.8))
+    without = Margin(np.array([0.0, 0.5, 0.5, 0.0]), False, has_limits=True)
+    np.testing.assert_allclose(without.places(z), Margin(np.ones(2), False).places(z))
+
+
+def test_the_probabilities_of_limits():
+    """Those of many records are kept, up to the noise; those of few and of noise are zero."""
+    rng = np.random.default_rng(3)
+    counts = np.array([900.0, 100, 120, 140, 140, 120, 100, 80, 80, 20])
+    found = [limit_probabilities(counts + 20 * rng.standard_normal(10), 1800, 20.0) for _ in range(50)]  # fmt: skip
+    found = np.array(found)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+    assert (found[:, 0] - 0.5).std() == pytest.approx(20 / 1800, rel=0.4)
+    assert np.mean(found[:, -1] == 0) > 0.9
+    between = found[:, 1:-1] / found[:, 1:-1].sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(between.mean(axis=0), counts[1:-1] / 880, atol=0.02)
+    alone = limit_probabilities(np.array([500.0, 10, -20, 5, 0, 480]), 1000, 20.0)
+    assert alone[[0, -1]].sum() > 0.95 and (alone >= 0).all()
 
 
 def test_the_nearest_probabilities():
