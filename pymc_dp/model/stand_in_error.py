@@ -27,6 +27,12 @@ from pymc_dp.display import Shown
 
 __all__ = ["StandInError", "indicators"]
 
+#: Prior variance of the mean of a combination of statistics whose mean square is 1: with a larger one, weights of rows would be
+#: negative. It matters where statistics are nearly collinear.
+_MOST_VARIANCE = 0.25
+#: Smaller eigenvalues, in units of the largest one, are zero.
+_SMALL = 1e-10
+
 
 class StandInError(Shown):
     """Statistics of rows, and the error of their means.
@@ -48,10 +54,17 @@ class StandInError(Shown):
 
     @cached_property
     def _inner(self) -> np.ndarray:
+        n = self.statistics.shape[0]
         squares = self.statistics.T @ self.statistics
-        squares = squares.toarray() if sparse.issparse(squares) else squares
-        inverse = np.linalg.pinv(squares, hermitian=True)
-        return inverse @ self.covariance @ inverse
+        squares = (squares.toarray() if sparse.issparse(squares) else squares) / n
+        values, vectors = np.linalg.eigh(squares)
+        kept = values > _SMALL * values[-1]
+        # Combinations of statistics with a mean square of 1, uncorrelated, and the variances of their means.
+        unit = vectors[:, kept] / np.sqrt(values[kept])
+        variances, directions = np.linalg.eigh(unit.T @ self.covariance @ unit)
+        variances = np.maximum(variances, 0)
+        limited = unit @ directions * np.sqrt(variances / (1 + variances / _MOST_VARIANCE)) / n
+        return limited @ limited.T
 
     def of_means(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
         """Covariance of the errors of the means of features, shape ``(d, d)``.

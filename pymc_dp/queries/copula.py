@@ -12,6 +12,7 @@ from scipy import interpolate, optimize, special
 
 __all__ = [
     "Margin",
+    "bin_edges",
     "correlations_of",
     "limit_probabilities",
     "nearest_probabilities",
@@ -79,6 +80,13 @@ def limit_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np
     parts = between * smooth_probabilities(counts[1:-1], between, noise_sd)
     found = np.concatenate([limits[:1], parts, limits[1:]])
     return found / found.sum()
+
+
+def bin_edges(n_categories: int, n_parts: int) -> np.ndarray:
+    """Edges of bins of positions: between categories, or around the limits of a range and equal parts between them."""
+    if n_categories:
+        return np.arange(0.5, n_categories - 1)
+    return np.concatenate([[np.nextafter(0, 1)], np.arange(1, n_parts + 1) / n_parts])
 
 
 class Margin:

@@ -57,7 +57,7 @@ from pymc_dp.queries.cells import (
     cell_probabilities,
     margins_of,
 )
-from pymc_dp.queries.copula import Margin, correlations_of, limit_probabilities
+from pymc_dp.queries.copula import Margin, bin_edges, correlations_of, limit_probabilities
 from pymc_dp.queries.copula_error import copula_error
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
@@ -242,7 +242,7 @@ def release_stand_in(
     columns, factor = ranges.columns, adjacency.sensitivity_factor
     if design.is_joint:
         return _release_cells(places, ranges, design, adjacency, n_rows, seed)
-    edges = [_edges(len(c.categories), design.n_bins) for c in columns]
+    edges = [bin_edges(len(c.categories), design.n_bins) for c in columns]
     counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
     law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
     noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
@@ -395,10 +395,3 @@ def _product_bounds(largest: Sequence[float], adjacency: Adjacency) -> tuple[flo
     if adjacency is Adjacency.ADD_REMOVE:
         return radius, radius
     return radius, min(2 * radius, squares.sum() * _TRUNCATION)
-
-
-def _edges(n_categories: int, n_bins: int) -> np.ndarray:
-    """Edges between categories, or around the limits 0 and 1 and equal parts between them."""
-    if n_categories:
-        return np.arange(0.5, n_categories - 1)
-    return np.concatenate([[np.nextafter(0, 1)], np.arange(1, n_bins + 1) / n_bins])

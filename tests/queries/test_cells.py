@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import DPScore, PrivacyBudget, Ranges, Simulator
+from pymc_dp.model import stand_in_error
 from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
@@ -200,6 +201,7 @@ def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
     features = ClippedScores(scores, simulator.simulated)
     simulator.simulated.error = StandInError(rng.standard_normal((n, 60)), 2**2 * np.eye(60))
+    monkeypatch.setattr(stand_in_error, "_MOST_VARIANCE", math.inf)
     spread = n * features.of(simulator.simulated.draw(np.zeros(1), rng)).var()
 
     def found():

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from pymc_dp import Ranges
+from pymc_dp.model import stand_in_error
 from pymc_dp.model.stand_in_error import StandInError, indicators
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
@@ -43,7 +44,7 @@ def test_indicators_give_the_means_in_classes():
     """Of features that do not vary in a class, in closed form; classes without rows have no part."""
     rng = np.random.default_rng(1)
     numbers, means = rng.integers(0, 3, size=100), np.array([1.0, -2.0, 5.0, 7.0])
-    covariance = np.cov(rng.standard_normal((4, 9)))
+    covariance = 1e-8 * np.cov(rng.standard_normal((4, 9)))
     error = StandInError(indicators(numbers, 4), covariance)
     found = error.of_means(means[numbers][:, None], means[numbers][:, None])
     wanted = means[:3] @ covariance[:3, :3] @ means[:3]
@@ -52,6 +53,15 @@ def test_indicators_give_the_means_in_classes():
         means[numbers][::2, None], means[numbers][::2, None]
     )
     assert kept[0, 0] == pytest.approx(wanted)
+
+
+def test_errors_of_collinear_statistics_are_bounded():
+    """Two statistics that are nearly the same: their errors can differ by no more than weights of rows allow."""
+    first, second = np.linalg.qr(np.random.default_rng(2).standard_normal((500, 2)))[0].T * 500**0.5
+    error = StandInError(np.column_stack([first, first + 1e-3 * second]), 1e-4 * np.eye(2))
+    found = error.of_means(*2 * [np.column_stack([first, second])])
+    # Two measurements of one mean; the difference of their errors is the thousandth part of the mean of the second.
+    assert np.diag(found) == pytest.approx([1e-4 / 2, stand_in_error._MOST_VARIANCE], rel=0.01)
 
 
 @pytest.fixture(autouse=True)
