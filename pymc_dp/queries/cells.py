@@ -6,10 +6,13 @@ where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of t
 interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
 deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
 that were counted. The prior of interactions is the narrower the more variables they have, so that with much noise it is
-these that go to zero, and not the margins. Estimates are the mode, and their errors those of the law linearized there.
+these that go to zero, and not the margins. Estimates are the mode, less its bias, which is that of estimates from further noise
+on the mode (parametric bootstrap): without this, combinations without records have too much, always in the same direction.
+Errors are those of the law linearized at the estimates.
 
 References
 ----------
+Efron, Tibshirani (1993), An introduction to the bootstrap, chapter 10, https://doi.org/10.1201/9780429246593;
 Agresti (2013), Categorical data analysis, chapter 9 (log-linear models); Laplace's approximation: MacKay (1992),
 https://doi.org/10.1162/neco.1992.4.3.448.
 """
@@ -38,6 +41,10 @@ __all__ = [
 
 #: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1.
 _PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
+
+#: Estimates from further noise from which the bias is estimated, and the least part of a probability that is left. In tables of Default
+#: (ISLP), Wage and German credit at epsilon = 1, biases of margins were 0.4 to 0.8 of those without, and errors the same.
+_N_BOOTSTRAP, _LEAST = 16, 0.25
 
 #: Rows of a copula that are drawn for each row that is made up.
 _PER_ROW = 2
@@ -68,24 +75,32 @@ def cell_probabilities(
     """
     basis, prior_sd = _basis(sizes, ordered)
 
-    def residuals(effects: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [(special.softmax(basis @ effects) - noisy) / noise_sd, effects / prior_sd]
-        )
+    def mode(shares: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Effects, from noisy shares."""
 
-    def slope(effects: np.ndarray) -> np.ndarray:
-        return np.vstack(
-            [_derivative(special.softmax(basis @ effects), basis) / noise_sd, np.diag(1 / prior_sd)]
-        )
+        def residuals(effects: np.ndarray) -> np.ndarray:
+            errors = (special.softmax(basis @ effects) - shares) / noise_sd
+            return np.concatenate([errors, effects / prior_sd])
+
+        def slope(effects: np.ndarray) -> np.ndarray:
+            of_errors = _derivative(special.softmax(basis @ effects), basis) / noise_sd
+            return np.vstack([of_errors, np.diag(1 / prior_sd)])
+
+        return optimize.least_squares(residuals, first, slope, method="lm").x
 
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
         for shares in margins_of(noisy, sizes)
     ]
     independent = np.log(reduce(np.multiply.outer, margins).ravel())
-    first = basis.T @ independent / len(noisy)
-    found = optimize.least_squares(residuals, first, slope, method="lm")
-    return special.softmax(basis @ found.x)
+    effects = mode(noisy, basis.T @ independent / len(noisy))
+    found = special.softmax(basis @ effects)
+    further = found + noise_sd * np.random.default_rng(0).standard_normal(
+        (_N_BOOTSTRAP, len(found))
+    )
+    again = [special.softmax(basis @ mode(shares, effects)) for shares in further]
+    found = np.maximum(2 * found - np.mean(again, axis=0), _LEAST * found)
+    return found / found.sum()
 
 
 def cell_covariance(
