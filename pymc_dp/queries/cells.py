@@ -73,34 +73,38 @@ def cell_probabilities(
     -------
     array of shape (n_cells,)
     """
-    basis, prior_sd = _basis(sizes, ordered)
-
-    def mode(shares: np.ndarray, first: np.ndarray) -> np.ndarray:
-        """Effects, from noisy shares."""
-
-        def residuals(effects: np.ndarray) -> np.ndarray:
-            errors = (special.softmax(basis @ effects) - shares) / noise_sd
-            return np.concatenate([errors, effects / prior_sd])
-
-        def slope(effects: np.ndarray) -> np.ndarray:
-            of_errors = _derivative(special.softmax(basis @ effects), basis) / noise_sd
-            return np.vstack([of_errors, np.diag(1 / prior_sd)])
-
-        return optimize.least_squares(residuals, first, slope, method="lm").x
-
+    prior = _basis(sizes, ordered)
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
         for shares in margins_of(noisy, sizes)
     ]
     independent = np.log(reduce(np.multiply.outer, margins).ravel())
-    effects = mode(noisy, basis.T @ independent / len(noisy))
-    found = special.softmax(basis @ effects)
-    further = found + noise_sd * np.random.default_rng(0).standard_normal(
-        (_N_BOOTSTRAP, len(found))
-    )
-    again = [special.softmax(basis @ mode(shares, effects)) for shares in further]
-    found = np.maximum(2 * found - np.mean(again, axis=0), _LEAST * found)
+    effects = _mode(noisy, noise_sd, *prior, prior[0].T @ independent / len(noisy))
+    found = special.softmax(prior[0] @ effects)
+    rng = np.random.default_rng(0)
+    again = [
+        _mode(found + noise_sd * rng.standard_normal(len(found)), noise_sd, *prior, effects)
+        for _ in range(_N_BOOTSTRAP)
+    ]
+    bias = np.mean([special.softmax(prior[0] @ each) for each in again], axis=0) - found
+    found = np.maximum(found - bias, _LEAST * found)
     return found / found.sum()
+
+
+def _mode(
+    shares: np.ndarray, noise_sd: float, basis: np.ndarray, prior_sd: np.ndarray, first: np.ndarray
+) -> np.ndarray:
+    """Effects, from noisy shares and a first guess."""
+
+    def residuals(effects: np.ndarray) -> np.ndarray:
+        errors = (special.softmax(basis @ effects) - shares) / noise_sd
+        return np.concatenate([errors, effects / prior_sd])
+
+    def slope(effects: np.ndarray) -> np.ndarray:
+        of_errors = _derivative(special.softmax(basis @ effects), basis) / noise_sd
+        return np.vstack([of_errors, np.diag(1 / prior_sd)])
+
+    return optimize.least_squares(residuals, first, slope, method="lm").x
 
 
 def cell_covariance(
