@@ -81,19 +81,21 @@ def posterior(x, y, family, prior_sd, outcome, epsilon, delta, seed, clip, steps
 
     def model(x, y):
         theta = numpyro.sample("theta", dist.Normal(jnp.zeros(d), prior_sd).to_event(1))
-        if family == "normal":
-            sd = numpyro.sample("sd", dist.HalfNormal(2.0))
+        if family in ("normal", "negative binomial"):
+            scale = numpyro.sample("scale", dist.HalfNormal(2.0))
         with numpyro.plate("records", n, len(x)):
             eta = x @ theta
             if family == "logistic":
                 numpyro.sample("y", dist.Bernoulli(logits=eta), obs=y)
             elif family == "poisson":
                 numpyro.sample("y", dist.Poisson(jnp.exp(eta)), obs=y)
+            elif family == "negative binomial":
+                numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(eta), scale), obs=y)
             else:
-                numpyro.sample("y", dist.Normal(eta, sd), obs=y)
+                numpyro.sample("y", dist.Normal(eta, scale), obs=y)
 
     centre = np.mean(outcome) if family == "normal" else 0.0
-    first = {"theta": jnp.zeros(d).at[0].set(centre), "sd": 1.0}
+    first = {"theta": jnp.zeros(d).at[0].set(centre), "scale": 1.0}
     guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values=first), init_scale=width)
     dp_scale = noise_multiplier(epsilon, delta, steps)
     svi = DPSVI(model, guide, numpyro.optim.Adam(rate), Trace_ELBO(), clip, dp_scale)

@@ -31,6 +31,8 @@ def model_of(task: Task, problem: Problem) -> pm.Model:
             pm.Bernoulli("y", logit_p=eta, observed=problem.y)
         elif task.family == "poisson":
             pm.Poisson("y", pm.math.exp(eta), observed=problem.y)
+        elif task.family == "negative binomial":
+            pm.NegativeBinomial("y", mu=pm.math.exp(eta), alpha=pm.HalfNormal("alpha", 2), observed=problem.y)  # fmt: skip
         else:
             pm.Normal("y", eta, pm.HalfNormal("sigma", 2), observed=problem.y)
     return model

@@ -15,6 +15,8 @@ from scipy import optimize, special
 
 #: Of each coefficient, in all models; and the delta of all private results.
 PRIOR_SD, DELTA = 2.5, 1e-6
+#: Families with a parameter more: the standard deviation, or alpha.
+WITH_SCALE = ("normal", "negative binomial")
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,10 @@ def log_likelihood(family: str, theta: np.ndarray, x: np.ndarray, y: np.ndarray)
         return y * eta - np.logaddexp(0, eta)
     if family == "poisson":
         return y * eta - np.exp(eta) - special.gammaln(y + 1)
+    if family == "negative binomial":
+        a = np.exp(theta[-1])
+        binomial = special.gammaln(y + a) - special.gammaln(a) - special.gammaln(y + 1)
+        return binomial + a * theta[-1] + y * eta - (y + a) * np.log(a + np.exp(eta))
     log_sd = theta[-1]
     return -0.5 * ((y - eta) / np.exp(log_sd)) ** 2 - log_sd - 0.5 * np.log(2 * np.pi)
 
@@ -168,18 +174,24 @@ def fit(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mode of the posterior without privacy, and covariance matrix there; of the likelihood if `prior_sd` is infinite.
 
-    The prior of the log scale of a normal likelihood is flat: it is not compared.
+    The prior of the log scale of a normal likelihood, and of log alpha of a negative binomial one, is flat: it is not
+    compared.
     """
     d = x.shape[1]
-    n_dim = d + (family == "normal")
+    n_dim = d + (family in WITH_SCALE)
     precision = np.zeros(n_dim)
     precision[:d] = prior_sd**-2
 
     def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         eta = x @ theta[:d]
+        scale = np.exp(theta[d:])
         if family == "normal":
-            w = np.full(len(y), np.exp(-2 * theta[-1]))
+            w = np.full(len(y), scale**-2)
             r = (y - eta) * w
+        elif family == "negative binomial":
+            mean = np.exp(eta)
+            w = (y + scale) * scale * mean / (scale + mean) ** 2
+            r = scale * (y - mean) / (scale + mean)
         else:
             mean = special.expit(eta) if family == "logistic" else np.exp(eta)
             w = mean * (1 - mean) if family == "logistic" else mean
@@ -187,9 +199,16 @@ def fit(
         g, h = np.zeros(n_dim), np.zeros((n_dim, n_dim))
         g[:d], h[:d, :d] = x.T @ r, (x * w[:, None]).T @ x
         if family == "normal":
-            squares = np.sum((y - eta) ** 2) * np.exp(-2 * theta[-1])
+            squares = np.sum((y - eta) ** 2) * scale[0] ** -2
             g[-1], h[-1, -1] = squares - len(y), 2 * squares
             h[:d, -1] = h[-1, :d] = 2 * x.T @ r
+        if family == "negative binomial":
+            s = special.digamma(y + scale) - special.digamma(scale) + np.log(scale / (scale + mean))
+            s += (mean - y) / (scale + mean)
+            ds = special.polygamma(1, y + scale) - special.polygamma(1, scale) + 1 / scale
+            ds -= 1 / (scale + mean) + (mean - y) / (scale + mean) ** 2
+            g[-1], h[-1, -1] = np.sum(scale * s), -np.sum(scale * s + scale**2 * ds)
+            h[:d, -1] = h[-1, :d] = -x.T @ (r * mean / (scale + mean))
         return precision * theta - g, h + np.diag(precision)
 
     def loss(theta: np.ndarray) -> float:
@@ -199,7 +218,7 @@ def fit(
     if family == "normal":
         start[:d] = np.linalg.lstsq(x, y, rcond=None)[0]
         start[-1] = np.log(np.std(y - x @ start[:d]))
-    if family == "poisson":
+    if family in ("poisson", "negative binomial"):
         start[0] = np.log(y.mean())
     found = optimize.minimize(
         loss,
@@ -333,7 +352,7 @@ def default() -> Task:
     )  # fmt: skip
     y = (rows.default == "Yes").to_numpy(int)
     return Task(
-        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 40
+        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 80
     )  # fmt: skip
 
 
@@ -376,8 +395,8 @@ def german() -> Task:
     )  # fmt: skip
 
 
-def arrests() -> Task:
-    """Arrests of 2725 men in a year (Wooldridge 2020, of Grogger 1991)."""
+def arrests(family: str = "poisson") -> Task:
+    """Arrests of 2725 men in a year (Wooldridge 2020, of Grogger 1991): of a larger variance than a Poisson law has."""
     rows = table("arrests")
     z = np.column_stack([
         rows.pcnv.clip(0, 1), rows.ptime86, rows.qemp86, rows.inc86.clip(0, 500), rows.black, rows.hispan, rows.born60
@@ -388,9 +407,14 @@ def arrests() -> Task:
         Covariate("hispanic", 2), Covariate("born 1960", 2),
     )  # fmt: skip
     return Task(
-        "Arrests", "poisson", covariates,
-        resampled("poisson", covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 40, (0, 12),
+        f"Arrests, {family}", family, covariates,
+        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 40, (0, 12),
     )  # fmt: skip
+
+
+def arrests_negative_binomial() -> Task:
+    """The same with a variance that is estimated."""
+    return arrests("negative binomial")
 
 
 @cache
@@ -407,4 +431,5 @@ TASKS: dict[str, Callable[[], Task]] = {
     "compas": compas,
     "german": german,
     "arrests": arrests,
+    "arrests_nb": arrests_negative_binomial,
 }

@@ -36,7 +36,17 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from mmd import mmd  # noqa: E402
-from peer_tasks import DELTA, PRIOR_SD, TASKS, Problem, Task, fit, log_likelihood, task  # noqa: E402
+from peer_tasks import (  # noqa: E402
+    DELTA,
+    PRIOR_SD,
+    TASKS,
+    WITH_SCALE,
+    Problem,
+    Task,
+    fit,
+    log_likelihood,
+    task,
+)  # fmt: skip
 
 STORE = HERE / "peers.json"
 LEVELS = (0.8, 0.9, 0.95)
@@ -89,7 +99,10 @@ def measures(t: Task, p: Problem, draws: np.ndarray, seed: int) -> dict[str, Any
     rng = np.random.default_rng([seed, 1])
     mode, covariance = fit(t.family, t.design(p.z), p.y, PRIOR_SD)
     exact = rng.multivariate_normal(mode, covariance, N_REFERENCE, method="cholesky")
-    log_sd, exact = exact[:, t.n_dim :].mean() if t.family == "normal" else 0.0, exact[:, : t.n_dim]
+    log_sd, exact = (
+        exact[:, t.n_dim :].mean() if t.family in WITH_SCALE else 0.0,
+        exact[:, : t.n_dim],
+    )
     mean, sd = exact.mean(axis=0), exact.std(axis=0)
     shift = (draws.mean(axis=0) - mean) / sd
     found: dict[str, Any] = {"shift": float(np.sqrt(np.mean(shift**2)))}

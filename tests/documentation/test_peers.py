@@ -48,7 +48,7 @@ def test_the_designs_of_arrays_and_of_models_are_the_same(scripts):
     assert len(arrays) == 1 and np.abs(arrays).max() > 1
 
 
-@pytest.mark.parametrize("family", ["logistic", "normal", "poisson"])
+@pytest.mark.parametrize("family", ["logistic", "normal", "poisson", "negative binomial"])
 def test_the_posterior_without_privacy(scripts, family):
     """Mode and curvature are those of the density, by differences."""
     rng = np.random.default_rng(3)
@@ -57,6 +57,7 @@ def test_the_posterior_without_privacy(scripts, family):
         "logistic": rng.integers(2, size=200),
         "normal": 1 + x[:, 1] + 0.5 * rng.normal(size=200),
         "poisson": rng.poisson(1.5, size=200),
+        "negative binomial": rng.negative_binomial(1.2, 0.5, size=200),
     }[family]
     mode, covariance = scripts.fit(family, x, y, 2.5)
 
