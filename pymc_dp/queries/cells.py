@@ -6,13 +6,10 @@ where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of t
 interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
 deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
 that were counted. The prior of interactions is the narrower the more variables they have, so that with much noise it is
-these that go to zero, and not the margins. Estimates are the mode, less its bias, which is that of estimates from further noise
-on the mode (parametric bootstrap): without this, combinations without records have too much, always in the same direction.
-Errors are those of the law linearized at the estimates.
+these that go to zero, and not the margins. Estimates are the mode, and their errors those of the law linearized there.
 
 References
 ----------
-Efron, Tibshirani (1993), An introduction to the bootstrap, chapter 10, https://doi.org/10.1201/9780429246593;
 Agresti (2013), Categorical data analysis, chapter 9 (log-linear models); Laplace's approximation: MacKay (1992),
 https://doi.org/10.1162/neco.1992.4.3.448.
 """
@@ -42,10 +39,6 @@ __all__ = [
 #: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1.
 _PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
 
-#: Estimates from further noise from which the bias is estimated, and the least part of a probability that is left. In tables of Default
-#: (ISLP), Wage and German credit at epsilon = 1, biases of margins were 0.4 to 0.8 of those without, and errors the same.
-_N_BOOTSTRAP, _LEAST = 16, 0.25
-
 #: Rows of a copula that are drawn for each row that is made up.
 _PER_ROW = 2
 #: Variances are this much larger with ranges: the law within their parts is interpolated, and their ends are shrunk. Errors
@@ -73,38 +66,26 @@ def cell_probabilities(
     -------
     array of shape (n_cells,)
     """
-    prior = _basis(sizes, ordered)
+    basis, prior_sd = _basis(sizes, ordered)
+
+    def residuals(effects: np.ndarray) -> np.ndarray:
+        return np.concatenate(
+            [(special.softmax(basis @ effects) - noisy) / noise_sd, effects / prior_sd]
+        )
+
+    def slope(effects: np.ndarray) -> np.ndarray:
+        return np.vstack(
+            [_derivative(special.softmax(basis @ effects), basis) / noise_sd, np.diag(1 / prior_sd)]
+        )
+
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
         for shares in margins_of(noisy, sizes)
     ]
     independent = np.log(reduce(np.multiply.outer, margins).ravel())
-    effects = _mode(noisy, noise_sd, *prior, prior[0].T @ independent / len(noisy))
-    found = special.softmax(prior[0] @ effects)
-    rng = np.random.default_rng(0)
-    again = [
-        _mode(found + noise_sd * rng.standard_normal(len(found)), noise_sd, *prior, effects)
-        for _ in range(_N_BOOTSTRAP)
-    ]
-    bias = np.mean([special.softmax(prior[0] @ each) for each in again], axis=0) - found
-    found = np.maximum(found - bias, _LEAST * found)
-    return found / found.sum()
-
-
-def _mode(
-    shares: np.ndarray, noise_sd: float, basis: np.ndarray, prior_sd: np.ndarray, first: np.ndarray
-) -> np.ndarray:
-    """Effects, from noisy shares and a first guess."""
-
-    def residuals(effects: np.ndarray) -> np.ndarray:
-        errors = (special.softmax(basis @ effects) - shares) / noise_sd
-        return np.concatenate([errors, effects / prior_sd])
-
-    def slope(effects: np.ndarray) -> np.ndarray:
-        of_errors = _derivative(special.softmax(basis @ effects), basis) / noise_sd
-        return np.vstack([of_errors, np.diag(1 / prior_sd)])
-
-    return optimize.least_squares(residuals, first, slope, method="lm").x
+    first = basis.T @ independent / len(noisy)
+    found = optimize.least_squares(residuals, first, slope, method="lm")
+    return special.softmax(basis @ found.x)
 
 
 def cell_covariance(

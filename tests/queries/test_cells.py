@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from scipy import special, stats
+from scipy import stats
 
 from pymc_dp import DPScore, PrivacyBudget, Ranges, Simulator
 from pymc_dp.model import stand_in_error
@@ -17,8 +17,6 @@ from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries import StandIn, private_stand_in
 from pymc_dp.queries.cells import (
-    _basis,
-    _mode,
     cell_correlations,
     cell_covariance,
     cell_numbers,
@@ -62,25 +60,9 @@ def test_much_noise_leaves_the_margins():
             np.abs(margins_of(noisy, SIZES)[0] - margins_of(law(), SIZES)[0]).sum(),
         ])  # fmt: skip
     cells, noisy_cells, margins, noisy_margins = np.mean(errors, axis=0)
-    # With 25 other seeds 0.73 and 0.79, with standard deviations of 0.02 and 0.05.
-    assert cells < 0.80 * noisy_cells and margins < 0.95 * noisy_margins
+    # With 25 other seeds 0.64 and 0.76, with standard deviations of 0.02 and 0.04.
+    assert cells < 0.72 * noisy_cells and margins < 0.95 * noisy_margins
     assert found.sum() == pytest.approx(1) and (found > 0).all()
-
-
-def test_less_than_the_bias_of_the_mode_is_left():
-    """In a table half of which is empty. With eight other seeds 0.56 to 0.62 of the bias, and 0.87 to 0.93 of the squares."""
-    table = np.array([[200, 0, 0, 0], [150, 100, 0, 0], [20, 300, 60, 0], [0, 40, 100, 30]])
-    truth, noise_sd, rng, found = table.ravel() / 1000, 0.012, np.random.default_rng(4), []
-    basis, prior_sd = _basis((4, 4), (True, False))
-    for _ in range(60):
-        noisy = truth + noise_sd * rng.standard_normal(16)
-        mode = _mode(noisy, noise_sd, basis, prior_sd, np.zeros(15))
-        estimates = cell_probabilities(noisy, (4, 4), (True, False), noise_sd)
-        found.append([estimates - truth, special.softmax(basis @ mode) - truth])
-    errors = np.array(found)
-    bias, of_mode = errors.mean(axis=0)[:, truth == 0].sum(axis=1)
-    assert 0 < bias < 0.75 * of_mode
-    assert np.square(errors[:, 0]).sum() < np.square(errors[:, 1]).sum()
 
 
 @pytest.mark.parametrize("noise_sd", [0.002, 0.01])
