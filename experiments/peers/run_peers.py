@@ -46,7 +46,7 @@ from peer_tasks import (  # noqa: E402
     fit,
     log_likelihood,
     task,
-)  # fmt: skip
+)
 
 STORE = HERE / "peers.json"
 LEVELS = (0.8, 0.9, 0.95)
@@ -99,18 +99,16 @@ def measures(t: Task, p: Problem, draws: np.ndarray, seed: int) -> dict[str, Any
     rng = np.random.default_rng([seed, 1])
     mode, covariance = fit(t.family, t.design(p.z), p.y, PRIOR_SD)
     exact = rng.multivariate_normal(mode, covariance, N_REFERENCE, method="cholesky")
-    log_sd, exact = (
-        exact[:, t.n_dim :].mean() if t.family in WITH_SCALE else 0.0,
-        exact[:, : t.n_dim],
-    )
+    log_scale = exact[:, t.n_dim :].mean() if t.family in WITH_SCALE else 0.0
+    exact = exact[:, : t.n_dim]
     mean, sd = exact.mean(axis=0), exact.std(axis=0)
     shift = (draws.mean(axis=0) - mean) / sd
     found: dict[str, Any] = {"shift": float(np.sqrt(np.mean(shift**2)))}
     some = draws[rng.permutation(len(draws))[:N_MMD]]
     new = t.design(p.z_new), p.y_new
     if len(p.y_new):
-        found["lpd"] = predictive(t.family, some[:400], log_sd, *new)
-        found["lpd"] -= predictive(t.family, exact[:400], log_sd, *new)
+        found["lpd"] = predictive(t.family, some[:400], log_scale, *new)
+        found["lpd"] -= predictive(t.family, exact[:400], log_scale, *new)
     if t.family == "logistic" and len(p.y_new):
         chance = special.expit(new[0] @ some[:400].T).mean(axis=1)
         found["accuracy"] = float(np.mean((chance > 0.5) == (new[1] == 1)))

@@ -7,7 +7,8 @@ with covariance
 .. math:: \beta' \Sigma \beta, \qquad \beta = (T' T)^+ T' f,
 
 that of its regression on the statistics: rows of other weights, the nearest to equal ones that have other statistics
-(calibration: Deville and Saerndal 1992). With indicators of combinations, :math:`\beta` are the means of the features in
+(calibration: Deville and Saerndal 1992). The covariance of combinations of statistics is bounded: where two are nearly equal,
+their errors are, too, which :math:`\Sigma` need not say. With indicators of combinations, :math:`\beta` are the means of the features in
 these.
 
 References
@@ -27,8 +28,9 @@ from pymc_dp.display import Shown
 
 __all__ = ["StandInError", "indicators"]
 
-#: Prior variance of the mean of a combination of statistics whose mean square is 1: with a larger one, weights of rows would be
-#: negative. It matters where statistics are nearly collinear.
+#: Prior variance of the mean of a combination of statistics whose mean square is 1; weights of rows from 0 to 2 change it by at
+#: most 1. It matters where statistics are nearly collinear. Squared errors of sums of scores over those claimed were 0.7 to 0.9,
+#: with a quarter of it 1.3, and 0.2 without it (arrests, wooldridge, epsilon = 1 and 4).
 _MOST_VARIANCE = 0.25
 #: Smaller eigenvalues, in units of the largest one, are zero.
 _SMALL = 1e-10
