@@ -13,6 +13,7 @@ from pymc_dp.model.stand_in_error import StandInError, indicators
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries import copula_error
+from pymc_dp.queries.copula import Margin
 from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
 
@@ -62,6 +63,18 @@ def test_errors_of_collinear_statistics_are_bounded():
     found = error.of_means(*2 * [np.column_stack([first, second])])
     # Two measurements of one mean; the difference of their errors is the thousandth part of the mean of the second.
     assert np.diag(found) == pytest.approx([1e-4 / 2, stand_in_error._MOST_VARIANCE], rel=0.01)
+
+
+def test_the_error_of_a_limit_is_that_of_its_noise():
+    """Of its share; shares sum to 1. A limit without records has none."""
+    for p, variances in (
+        ([0.3, 0.2, 0.2, 0.1, 0.2], [1e-4, 1e-4]),
+        ([0.3, 0.3, 0.3, 0.1, 0], [1e-4, 0]),
+    ):
+        found = copula_error._of_bins(Margin(np.array(p), False, has_limits=True), 0.01)
+        assert found[[0, -1], [0, -1]] == pytest.approx(variances)
+        np.testing.assert_allclose(found.sum(axis=0), 0, atol=1e-12)
+        assert (np.diag(found)[1:-1] > 0).all()
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries import Ranges, private_stand_in
 from pymc_dp.queries.copula import (
     Margin,
+    bin_edges,
     correlations_of,
     limit_probabilities,
     nearest_probabilities,
@@ -119,6 +120,15 @@ def test_margin_with_limits():
     assert np.all((smooth == 0) == (ranks <= 0.3)) and np.all((smooth == 1) == (ranks >= 0.8))
     without = Margin(np.array([0.0, 0.5, 0.5, 0.0]), False, has_limits=True)
     np.testing.assert_allclose(without.places(z), Margin(np.ones(2), False).places(z))
+
+
+def test_bins_that_are_counted_are_those_of_the_margin():
+    """With the smallest and the largest position that are not at a limit."""
+    places = np.array([0.0, np.nextafter(0, 1), 0.001, 0.25, 0.6, 0.999, np.nextafter(1, 0), 1.0])
+    counted = np.searchsorted(bin_edges(0, 4), places, side="right")
+    assert counted.tolist() == [0, 1, 1, 2, 3, 4, 4, 5]
+    assert counted.tolist() == Margin(np.ones(6), False, has_limits=True).bins_of(places).tolist()
+    assert np.searchsorted(bin_edges(3, 4), [0, 1, 2], side="right").tolist() == [0, 1, 2]
 
 
 def test_the_probabilities_of_limits():
