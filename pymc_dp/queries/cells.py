@@ -5,13 +5,14 @@ r"""Probabilities of all combinations of categories, and of parts of ranges, fro
 where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of the variables: main effects, and
 interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
 deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
-that were counted. The prior of interactions is the narrower the more variables they have, so that with much noise it is
-these that go to zero, and not the margins. Estimates are the mode, and their errors those of the law linearized there.
+that were counted. The prior variance of the interactions of each set of variables is that of the largest evidence, with a
+prior that is the narrower the more variables they have: with much noise it is these that go to zero, and not the margins.
+Estimates are the mode, and their errors those of the law linearized there.
 
 References
 ----------
-Agresti (2013), Categorical data analysis, chapter 9 (log-linear models); Laplace's approximation: MacKay (1992),
-https://doi.org/10.1162/neco.1992.4.3.448.
+Agresti (2013), Categorical data analysis, chapter 9 (log-linear models); Laplace's approximation, and prior variances of the
+largest evidence: MacKay (1992), https://doi.org/10.1162/neco.1992.4.3.415.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ __all__ = [
     "margins_of",
 ]
 
-#: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1.
-_PRIOR_SDS = (3.0, 0.5, 0.1, 0.05)
+#: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1. That
+#: of each set of two or more variables is estimated; then this one counts as much as so many effects.
+_PRIOR_SDS, _PRIOR_WEIGHT = (3.0, 0.5, 0.1, 0.05), 2.0
+#: Updates of the prior variances, at most, and their largest relative change in the last one.
+_MOST_UPDATES, _CHANGE = 20, 0.01
 
 #: Rows of a copula that are drawn for each row that is made up.
 _PER_ROW = 2
@@ -66,37 +70,34 @@ def cell_probabilities(
     -------
     array of shape (n_cells,)
     """
-    basis, prior_sd = _basis(sizes, ordered)
-
-    def residuals(effects: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [(special.softmax(basis @ effects) - noisy) / noise_sd, effects / prior_sd]
-        )
-
-    def slope(effects: np.ndarray) -> np.ndarray:
-        return np.vstack(
-            [_derivative(special.softmax(basis @ effects), basis) / noise_sd, np.diag(1 / prior_sd)]
-        )
-
+    prior = _Prior(sizes, ordered)
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
         for shares in margins_of(noisy, sizes)
     ]
-    independent = np.log(reduce(np.multiply.outer, margins).ravel())
-    first = basis.T @ independent / len(noisy)
-    found = optimize.least_squares(residuals, first, slope, method="lm")
-    return special.softmax(basis @ found.x)
+    effects = prior.effects(reduce(np.multiply.outer, margins).ravel())
+    previous, sds = np.zeros_like(prior.first), prior.first
+    for _ in range(_MOST_UPDATES):
+        effects = _mode(prior.basis, noisy, noise_sd, sds, effects)
+        if np.allclose(sds, previous, rtol=_CHANGE, atol=0):
+            break
+        previous, sds = sds, prior.updated(sds, effects, noise_sd)
+    return special.softmax(prior.basis @ effects)
 
 
 def cell_covariance(
     probabilities: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
 ) -> np.ndarray:
     """Covariance of the errors of these probabilities, shape ``(n_cells, n_cells)``."""
-    basis, prior_sd = _basis(sizes, ordered)
-    slope = _derivative(probabilities, basis)
-    precision = slope.T @ slope / noise_sd**2 + np.diag(prior_sd**-2)
+    prior = _Prior(sizes, ordered)
+    effects, sds = prior.effects(probabilities), prior.first
+    for _ in range(_MOST_UPDATES):
+        previous, sds = sds, prior.updated(sds, effects, noise_sd)
+        if np.allclose(sds, previous, rtol=_CHANGE, atol=0):
+            break
+    slope = _derivative(probabilities, prior.basis)
     factor = _RANGE_FACTOR if any(ordered) else 1.0
-    return factor * slope @ np.linalg.solve(precision, slope.T)
+    return factor * slope @ np.linalg.solve(_precision(slope, noise_sd, sds), slope.T)
 
 
 def cell_numbers(cells: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -164,18 +165,67 @@ def _derivative(p: np.ndarray, basis: np.ndarray) -> np.ndarray:
     return p[:, None] * (basis - p @ basis)
 
 
-def _basis(sizes: Sequence[int], ordered: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Contrasts of all effects, shape ``(n_cells, n_cells - 1)``, and the prior's standard deviation of each."""
-    parts, degrees = list[np.ndarray](), list[np.ndarray]()
-    for n, is_ordered in zip(sizes, ordered, strict=True):
-        # 1 and the contrasts, orthogonal with mean square 1: polynomials of parts of a range, else any.
-        columns = np.vander(np.linspace(-1, 1, n), increasing=True) if is_ordered else np.eye(n)
-        columns[:, 0] = 1.0
-        part = np.linalg.qr(columns)[0] * n**0.5
-        parts.append(part * np.sign(part[0, 0]))
-        degrees.append(np.append(1.0, np.arange(1, n) if is_ordered else np.ones(n - 1)))
-    indices = list(itertools.product(*map(range, sizes)))
-    orders = np.array([sum(k > 0 for k in index) for index in indices])
-    sds = np.array([np.inf, *_PRIOR_SDS])[np.minimum(orders, len(_PRIOR_SDS))]
-    sds /= reduce(np.kron, degrees)
-    return reduce(np.kron, parts)[:, 1:], sds[1:]
+def _mode(
+    basis: np.ndarray, noisy: np.ndarray, noise_sd: float, sds: np.ndarray, first: np.ndarray
+) -> np.ndarray:
+    """Effects of the largest posterior density, by Gauss-Newton steps in a trust region."""
+
+    def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+        p = special.softmax(basis @ (sds * scaled))
+        errors = (p - noisy) / noise_sd
+        gradient = sds * (_derivative(p, basis).T @ errors) / noise_sd + scaled
+        return 0.5 * float(errors @ errors + scaled @ scaled), gradient
+
+    def curvature(scaled: np.ndarray) -> np.ndarray:
+        slope = _derivative(special.softmax(basis @ (sds * scaled)), basis) * sds
+        return _precision(slope, noise_sd, 1.0)
+
+    # In units of the prior the curvature is at least 1, so that the error is at most the gradient.
+    found = optimize.minimize(
+        loss, first / sds, jac=True, hess=curvature, method="trust-exact", options={"gtol": 1e-3}
+    )
+    return found.x * sds
+
+
+def _precision(slope: np.ndarray, noise_sd: float, sds: np.ndarray | float) -> np.ndarray:
+    """Of effects with this prior, given noisy shares whose derivatives by the effects are `slope`."""
+    return slope.T @ slope / noise_sd**2 + np.diag(np.full(slope.shape[1], sds**-2))
+
+
+class _Prior:
+    """Of the effects: contrasts, shape ``(n_cells, n_cells - 1)``, and first standard deviations."""
+
+    def __init__(self, sizes: Sequence[int], ordered: Sequence[bool]) -> None:
+        parts, degrees = list[np.ndarray](), list[np.ndarray]()
+        for n, is_ordered in zip(sizes, ordered, strict=True):
+            # 1 and the contrasts, orthogonal with mean square 1: polynomials of parts of a range, else any.
+            columns = np.vander(np.linspace(-1, 1, n), increasing=True) if is_ordered else np.eye(n)
+            columns[:, 0] = 1.0
+            part = np.linalg.qr(columns)[0] * n**0.5
+            parts.append(part * np.sign(part[0, 0]))
+            degrees.append(np.append(1.0, np.arange(1, n) if is_ordered else np.ones(n - 1)))
+        self.basis = reduce(np.kron, parts)[:, 1:]
+        has = np.array(list(itertools.product(*map(range, sizes))))[1:] > 0
+        orders = np.minimum(has.sum(axis=1), len(_PRIOR_SDS))
+        self._unit = 1 / reduce(np.kron, degrees)[1:]
+        self.first = np.array(_PRIOR_SDS)[orders - 1] * self._unit
+        self._is_estimated = orders > 1
+        self._sets = np.unique(has, axis=0, return_inverse=True)[1].ravel()
+
+    def effects(self, probabilities: np.ndarray) -> np.ndarray:
+        """Of these probabilities: the model is saturated."""
+        tiny = np.finfo(float).tiny
+        return self.basis.T @ np.log(np.maximum(probabilities, tiny)) / len(probabilities)
+
+    def updated(self, sds: np.ndarray, effects: np.ndarray, noise_sd: float) -> np.ndarray:
+        """Standard deviations of a larger evidence, alike for all effects of the same variables (MacKay 1992)."""
+        if not self._is_estimated.any():
+            return sds
+        slope = _derivative(special.softmax(self.basis @ effects), self.basis)
+        variances = np.diag(np.linalg.inv(_precision(slope, noise_sd, sds)))
+        # An effect that the counts determine is 1 effect; one that has the prior's variance, none.
+        determined = np.bincount(self._sets, 1 - variances / sds**2)[self._sets]
+        squares = np.bincount(self._sets, (effects / self._unit) ** 2)[self._sets]
+        total = _PRIOR_WEIGHT * (self.first / self._unit) ** 2 + squares
+        estimated = np.sqrt(total / (_PRIOR_WEIGHT + determined)) * self._unit
+        return np.where(self._is_estimated, estimated, self.first)
