@@ -144,7 +144,10 @@ class StandIn(Shown):
 
     @property
     def _margins(self) -> list[Margin]:
-        return _margins(self.probabilities, self.ranges, self.has_limits)
+        pairs = zip(self.probabilities, self.ranges.columns, strict=True)
+        return [
+            Margin(p, bool(c.categories), self.has_limits and not c.categories) for p, c in pairs
+        ]
 
     def has_rows(self, data: Mapping[str, np.ndarray]) -> bool:
         """Whether columns are those of :attr:`rows`."""
@@ -256,20 +259,21 @@ def release_stand_in(
         else limit_probabilities(count, total, law.sd)
         for column, count in zip(columns, np.split(noisy, ends), strict=True)
     )
-    correlations, product_noise_sd = np.eye(len(columns)), 0.0
-    if design.products is not None:
-        margins = _margins(probabilities, ranges, True)
-        pairs = zip(margins, places.T, strict=True)
-        scores = np.column_stack([margin.scores(place) for margin, place in pairs])
-        radius, sensitivity = _product_bounds([m.largest_score for m in margins], adjacency)
-        products = RecordFunction(_products, {"scores": scores})
-        steps, exponent = products.ball_steps(np.zeros(products.n_dim), radius)
-        law = NoiseLaw.of(design.products, sensitivity / radius, products.n_dim)
-        means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
-        product_noise_sd = law.sd * radius / total
-        correlations = correlations_of(margins, means, product_noise_sd)
-    further = noise_sd, product_noise_sd, True
-    return StandIn(ranges, probabilities, correlations, n_rows, seed, None, *further)
+    independent = np.eye(len(columns))
+    found = StandIn(ranges, probabilities, independent, n_rows, seed, None, noise_sd, 0.0, True)
+    if design.products is None:
+        return found
+    margins = found._margins
+    pairs = zip(margins, places.T, strict=True)
+    scores = np.column_stack([margin.scores(place) for margin, place in pairs])
+    radius, sensitivity = _product_bounds([m.largest_score for m in margins], adjacency)
+    products = RecordFunction(_products, {"scores": scores})
+    steps, exponent = products.ball_steps(np.zeros(products.n_dim), radius)
+    law = NoiseLaw.of(design.products, sensitivity / radius, products.n_dim)
+    means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
+    product_noise_sd = law.sd * radius / total
+    correlations = correlations_of(margins, means, product_noise_sd)
+    return replace(found, correlations=correlations, product_noise_sd=product_noise_sd)
 
 
 def private_stand_in(
@@ -375,11 +379,6 @@ def _release_cells(
     laws = margins_of(cells, sizes)
     correlations = cell_correlations(cells, laws)
     return StandIn(ranges, tuple(laws), correlations, n_rows, seed, cells, noise_sd)
-
-
-def _margins(probabilities: Sequence[np.ndarray], ranges: Ranges, has_limits: bool) -> list[Margin]:
-    pairs = zip(probabilities, ranges.columns, strict=True)
-    return [Margin(p, bool(c.categories), has_limits and not c.categories) for p, c in pairs]
 
 
 def _products(scores: Any) -> Any:

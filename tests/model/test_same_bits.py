@@ -156,7 +156,11 @@ def check_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make, d",
-    [(wide, 3), *((f, 20) for f in (wide, softmax, network, mixture, multivariate, covariance))],
+    [
+        (wide, 3),
+        (multivariate, 8),
+        *((f, 20) for f in (wide, softmax, network, mixture, covariance)),
+    ],
 )
 def test_models_with_many_columns(make, d):
     # Scales multiply one entry each: no other operation depends on the number of columns.
