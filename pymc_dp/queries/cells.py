@@ -1,8 +1,8 @@
 r"""Probabilities of all combinations of categories, and of parts of ranges, from noisy counts: a log-linear model with a prior.
 
-.. math:: \log p = B \beta - \log \sum_c e^{(B \beta)_c}, \qquad \beta_k \sim N(0, \tau_{o(k)}^2),
+.. math:: \log p = B \beta - \log \sum_c e^{(B \beta)_c}, \qquad \beta_k \sim N(0, \tau_{s(k)}^2),
 
-where the columns of ``B`` are products of orthogonal contrasts of ``o(k)`` of the variables: main effects, and
+where the columns of ``B`` are products of orthogonal contrasts of some of the variables, the set ``s(k)``: main effects, and
 interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
 deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
 that were counted. The prior variance of the interactions of each set of variables is that of the largest evidence, with a
@@ -39,7 +39,7 @@ __all__ = [
 
 #: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1. That
 #: of each set of two or more variables is estimated; then this one counts as much as so many effects.
-_PRIOR_SDS, _PRIOR_WEIGHT = (3.0, 0.5, 0.1, 0.05), 2.0
+_PRIOR_SDS, _PRIOR_WEIGHT = (3.0, 0.5, 0.1, 0.05), 0.5
 #: Updates of the prior variances, at most, and their largest relative change in the last one.
 _MOST_UPDATES, _CHANGE = 20, 0.01
 
@@ -76,12 +76,12 @@ def cell_probabilities(
         for shares in margins_of(noisy, sizes)
     ]
     effects = prior.effects(reduce(np.multiply.outer, margins).ravel())
-    previous, sds = np.zeros_like(prior.first), prior.first
+    sds = prior.first
     for _ in range(_MOST_UPDATES):
         effects = _mode(prior.basis, noisy, noise_sd, sds, effects)
+        previous, sds = sds, prior.updated(sds, effects, noise_sd)
         if np.allclose(sds, previous, rtol=_CHANGE, atol=0):
             break
-        previous, sds = sds, prior.updated(sds, effects, noise_sd)
     return special.softmax(prior.basis @ effects)
 
 

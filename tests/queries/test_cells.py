@@ -114,14 +114,14 @@ def test_a_strong_interaction_widens_its_prior(monkeypatch):
     """Two variables that exclude each other's values, and a third that depends on neither: half of the cells are empty."""
     one = np.array([[6, 10, 8, 0.2, 0, 0], [0, 0, 0.3, 12, 20, 6]])
     shares = np.multiply.outer(one / one.sum(), [0.05, 0.3, 0.4, 0.2, 0.05]).ravel()
-    rng, errors = np.random.default_rng(13), {2.0: [], 1e9: []}
+    rng, errors = np.random.default_rng(13), {0.5: [], 1e9: []}
     for _ in range(30):
         noisy = shares + 0.004 * rng.standard_normal(len(shares))
         for weight, found in errors.items():
             monkeypatch.setattr(cells, "_PRIOR_WEIGHT", weight)
             p = cell_probabilities(noisy, (2, 6, 5), (False, True, True), 0.004)
             found.append([np.square(p - shares).sum(), p[shares < 1e-4].sum()])
-    estimated, fixed = (np.mean(errors[weight], axis=0) for weight in (2.0, 1e9))
+    estimated, fixed = (np.mean(errors[weight], axis=0) for weight in (0.5, 1e9))
     # With five other seeds 0.67 to 0.70, and 0.65 to 0.73.
     assert (estimated < 0.85 * fixed).all()
 
