@@ -106,7 +106,7 @@ def test_prior_variances_have_the_largest_evidence():
     for of_set in (3, 5, 6, 7):
         wider, far = (np.where(sets == of_set, by, 1.0) for by in (1.01, 1.6))
         assert abs(log_density(sds * wider) - log_density(sds / wider)) < 1e-4
-        assert max(log_density(sds * far), log_density(sds / far)) < at - 0.5
+        assert max(log_density(sds * far), log_density(sds / far)) < at - 0.1
     assert np.array_equal(sds[sets < 3], prior.first[sets < 3])  # main effects are not estimated
 
 
@@ -122,7 +122,7 @@ def test_a_strong_interaction_widens_its_prior(monkeypatch):
             p = cell_probabilities(noisy, (2, 6, 5), (False, True, True), 0.004)
             found.append([np.square(p - shares).sum(), p[shares < 1e-4].sum()])
     estimated, fixed = (np.mean(errors[weight], axis=0) for weight in (0.5, 1e9))
-    # With five other seeds 0.67 to 0.70, and 0.65 to 0.73.
+    # With five other seeds 0.60 to 0.62, and 0.65 to 0.73.
     assert (estimated < 0.85 * fixed).all()
 
 
