@@ -260,7 +260,9 @@ def release_stand_in(
         for column, count in zip(columns, np.split(noisy, ends), strict=True)
     )
     independent = np.eye(len(columns))
-    found = StandIn(ranges, probabilities, independent, n_rows, seed, None, noise_sd, 0.0, True)
+    found = StandIn(
+        ranges, probabilities, independent, n_rows, seed, noise_sd=noise_sd, has_limits=True
+    )
     if design.products is None:
         return found
     margins = found._margins
