@@ -83,6 +83,7 @@ def reductions(likelihood):
         likelihood.clipped_change(2 * theta, theta, 0.3),
         *likelihood.clipped_grad_steps(theta, 0.7),
         *likelihood.clipped_grad_steps(theta, 0.7, directions=directions[:, 0]),
+        *likelihood.clipped_grad_steps(theta, 0.7, unbiased=True),
         likelihood.norm_counts(theta, directions, np.array([0.1, 0.5])),
         *likelihood.product_steps(theta, directions, 1.1),
     ]

@@ -106,7 +106,7 @@ class BlockedLikelihood(Reductions):
         check_rows_alone(function, self.model, block, public)
         self._block = BlockModel(self.model, block, public, compile_kwargs)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim = self._block.n_dim
+        self.n_dim, self.is_binary = self._block.n_dim, self._block.is_binary
         self.is_remote, self._process = not isinstance(records, Records), os.getpid()
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
@@ -247,9 +247,11 @@ class BlockedLikelihood(Reductions):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         keeps_logp: bool = False,
+        unbiased: bool = False,
     ) -> np.ndarray:
         zero = np.zeros(_width(theta, directions), dtype=np.int64)
-        return self._sum(Term("_grad_steps", (bound, theta, None, directions)), index, zero)
+        arguments = bound, theta, None, directions, False, unbiased
+        return self._sum(Term("_grad_steps", arguments), index, zero)
 
     def _plain_grad(
         self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None

@@ -28,7 +28,7 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays
 
-__all__ = ["check_graphs", "check_model"]
+__all__ = ["check_graphs", "check_model", "has_binary_outcome"]
 
 
 def check_model(model: pm.Model) -> list[int]:
@@ -59,6 +59,14 @@ def check_model(model: pm.Model) -> list[int]:
     for rv, array in zip(model.observed_RVs, arrays, strict=True):
         _check_observed(rv, array.ndim)
     return [len(array) for array in arrays]
+
+
+def has_binary_outcome(model: pm.Model) -> bool:
+    """Whether all that is observed is one Bernoulli variable with an entry for each row."""
+    if len(model.observed_RVs) != 1:
+        return False
+    (outcome,) = model.observed_RVs
+    return isinstance(outcome.owner.op, pm.Bernoulli.rv_type) and outcome.ndim == 1
 
 
 def _refuse_missing(model: pm.Model) -> None:

@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
-from pymc_dp.model.checks import check_graphs, check_model
+from pymc_dp.model.checks import check_graphs, check_model, has_binary_outcome
 from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream
 from pymc_dp.model.graphs.double_precision import in_doubles
@@ -62,6 +62,7 @@ class CompiledModel:
 
     n_records: int
     n_dim: int
+    is_binary: bool
 
     def _assign_records(
         self, model: pm.Model, records: np.ndarray | Mapping[str, np.ndarray] | None
@@ -71,6 +72,7 @@ class CompiledModel:
         names = [rv.name for rv in model.observed_RVs]
         n_rows = check_model(model)
         labels, self.n_records = assign_rows(dict(zip(names, n_rows, strict=True)), records)
+        self.is_binary = has_binary_outcome(model) and n_rows == [self.n_records]
         return labels
 
     def _derive(self, model: pm.Model, exposed: Exposed) -> ModelGraphs:

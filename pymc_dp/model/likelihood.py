@@ -239,9 +239,10 @@ class RecordLikelihood(CompiledModel, Reductions):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         keeps_logp: bool = False,
+        unbiased: bool = False,
     ) -> np.ndarray:
         logp = np.empty(self.n_records) if keeps_logp and self._keeps_vectors else None
-        arguments = bound, theta, index, directions, logp
+        arguments = bound, theta, index, directions, logp, unbiased
         found = self._evaluate(self._gradients.clipped_steps, *arguments)
         if logp is not None:
             self._latest.keep(theta, logp)

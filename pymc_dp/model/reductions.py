@@ -30,6 +30,8 @@ class Reductions(ABC):
         Number of privacy units.
     n_dim : int
         Length of ``theta``.
+    is_binary : bool
+        Whether a record is one Bernoulli outcome.
 
     Examples
     --------
@@ -41,6 +43,7 @@ class Reductions(ABC):
 
     n_records: int
     n_dim: int
+    is_binary: bool
     public: tuple[str, ...]
     data_keys: tuple[bytes, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
@@ -93,7 +96,7 @@ class Reductions(ABC):
 
     def clipped_grad_steps(
         self, theta: np.ndarray, bound: float, index: np.ndarray | None = None,
-        *, directions: np.ndarray | None = None, keeps_logp: bool = False,
+        *, directions: np.ndarray | None = None, keeps_logp: bool = False, unbiased: bool = False,
     ) -> tuple[np.ndarray, int]:  # fmt: skip
         r"""Sum over records of clipped gradients of their log-likelihoods, in integer steps of a grid.
 
@@ -113,6 +116,9 @@ class Reductions(ABC):
         keeps_logp : bool
             Whether to compute log-likelihoods along with the gradients, which read the same data, and to keep them
             for `clipped_change`. False by default.
+        unbiased : bool
+            Whether factors are the same for both outcomes of a record, which is binary: the mean of its vector given
+            the covariates is zero at `theta`. False by default.
 
         Returns
         -------
@@ -123,7 +129,8 @@ class Reductions(ABC):
         Raises
         ------
         ValueError
-            If `bound` is negative, infinite or not a number, or `directions` has another shape.
+            If `bound` is negative, infinite or not a number, `directions` has another shape, or records are not binary
+            and `unbiased` is True.
         IndexError
             If there is no such record, or `index` is not a vector of integers.
         UnsupportedModel
@@ -135,10 +142,11 @@ class Reductions(ABC):
         coordinate is then truncated, towards zero, to a multiple of :math:`g = 2^{exponent}`, with 2**30 to 2**31
         steps within the bound, so vectors only become shorter, by less than ``g`` per coordinate. The bound is
         reduced by a margin for rounding errors of the norm: the norm of a record's integers is at most ``bound / g``,
-        exactly. Integers are added without rounding. So replacing a record changes the sum by at most ``2 * bound``
-        in Euclidean norm, removing one by at most ``bound``, and the order of addition does not matter. A vector that
-        is not finite, or too long to be squared (1e154, or as many steps), counts as zero: a rule that depends on one
-        record alone.
+        exactly. With `unbiased`, the factor is that of the longer of the vectors of both outcomes, whose norms are in
+        inverse proportion to their probabilities. Integers are added without rounding. So replacing a record changes
+        the sum by at most ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order of addition
+        does not matter. A vector that is not finite, or too long to be squared (1e154, or as many steps), counts as
+        zero: a rule that depends on one record alone.
 
         The vector of a record is computed with the same roundings in any place, in a batch of any length and for any
         number of threads (in Numba, and as far as was observed in JAX, see `RowFunction`): sums over the parts of a
@@ -146,26 +154,20 @@ class Reductions(ABC):
         """
         arguments = self._arguments(theta, index, directions)
         check_bound(bound)
-        return self._grad_steps(bound, *arguments, keeps_logp), grid(bound)[0]
+        if unbiased and not self.is_binary:
+            raise ValueError("unbiased=True needs one Bernoulli outcome for each record.")
+        return self._grad_steps(bound, *arguments, keeps_logp, unbiased), grid(bound)[0]
 
     def clipped_grad(
-        self,
-        theta: np.ndarray,
-        bound: float,
-        index: np.ndarray | None = None,
-        *,
-        directions: np.ndarray | None = None,
-    ) -> np.ndarray:
+        self, theta: np.ndarray, bound: float, index: np.ndarray | None = None,
+        *, directions: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Sum over records of clipped gradients of their log-likelihoods.
 
         Parameters
         ----------
-        theta : array of float64, shape (n_dim,)
-            Position, on the unconstrained scale.
-        index : array of int, shape (n,), optional
-            Records from 0 to ``n_records - 1``; repeated records count repeatedly. All records by default.
-        directions : array of float64, shape (n_dim, k) or (n_dim,), optional
-            A record's vector is ``directions.T @ gradient``; a vector means a diagonal matrix, None the identity.
+        theta, index, directions
+            As for `clipped_grad_steps`.
         bound : float
             Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum without clipping,
             of vectors that are finite, for runs that are not private.
@@ -219,10 +221,8 @@ class Reductions(ABC):
 
         Parameters
         ----------
-        theta : array of float64, shape (n_dim,)
-            Position, on the unconstrained scale.
-        directions : array of float64, shape (n_dim, k)
-            A record's vector is ``directions.T @ gradient``.
+        theta, directions
+            As for `norm_counts`.
         bound : float
             Largest Euclidean norm of a record's vector.
 
@@ -377,7 +377,7 @@ class Reductions(ABC):
     @abstractmethod
     def _grad_steps(
         self, bound: float, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None,
-        keeps_logp: bool = False,
+        keeps_logp: bool = False, unbiased: bool = False,
     ) -> np.ndarray:  # fmt: skip
         """See `clipped_grad_steps`; arguments are checked."""
 

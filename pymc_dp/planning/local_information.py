@@ -58,12 +58,15 @@ class LocalInformation(NamedTuple):
         Of the posterior.
     gradients : array of shape (n, n_dim)
         Scores of the simulated records.
+    logp : array of shape (n,)
+        Their log-likelihoods.
     grad_log_prior : callable
         Gradient of the log-prior for Newton steps: averaged, if there are hyperparameters.
     """
 
     precision: np.ndarray
     gradients: np.ndarray
+    logp: np.ndarray
     grad_log_prior: Gradient
 
 
@@ -84,12 +87,13 @@ def local_information(
     """
     likelihood, simulated = simulator.likelihood, simulator.simulated
     some = simulated.some(_N_SIMULATED, rng)
-    gradients = []
+    gradients, logp = [], []
     information = np.zeros((simulated.n_dim, simulated.n_dim))
     for _ in range(-(-_N_SIMULATED // len(some))):
         with np.errstate(all="ignore"):
             data = simulated.draw(theta, rng)
         gradients.append(simulated.gradients(theta, data, some))
+        logp.append(simulated.logp(theta, data, some))
         if not simulated.can_simulate:
             information += simulated.curvature(theta, data) / simulated.n_records * len(some)
     scores = np.concatenate(gradients)
@@ -120,7 +124,7 @@ def local_information(
     if 0 < len(below) < len(theta):
         prior = _averaged(prior, below, np.linalg.inv(precision[np.ix_(below, below)]))
         precision = precision_with(prior)
-    return LocalInformation(precision, scores, prior)
+    return LocalInformation(precision, scores, np.concatenate(logp), prior)
 
 
 def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> Gradient:

@@ -7,9 +7,10 @@ import numpy as np
 
 from pymc_dp.display import Shown
 from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.model.sums.clipped_vectors import larger_over_own
 from pymc_dp.scores.releases import PrivateScores
 
-__all__ = ["ClippedScores", "clip_rows"]
+__all__ = ["ClippedScores", "clip_rows", "unbiased_rows"]
 
 #: Records that are simulated for each of two estimates of the mean features of a stand-in's rows: first, and at most.
 _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
@@ -26,6 +27,12 @@ def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
     vectors = np.ascontiguousarray(vectors)
     _clip(vectors, bound)
     return vectors
+
+
+def unbiased_rows(vectors: np.ndarray, logp: np.ndarray, bound: float) -> np.ndarray:
+    """The same with factors that do not depend on the outcomes, which are binary, of these log-likelihoods."""
+    ratios = larger_over_own(logp)[:, None]
+    return clip_rows(vectors * ratios, bound) / ratios
 
 
 @numba.njit(error_model="numpy")
@@ -75,7 +82,11 @@ class ClippedScores(Shown):
         with np.errstate(all="ignore"):
             for r in self._releases:
                 vectors = self._simulated.gradients(r.theta, data, None, r.directions)
-                parts.append(clip_rows(vectors, r.bound))
+                if r.unbiased:
+                    logp = self._simulated.logp(r.theta, data)
+                    parts.append(unbiased_rows(vectors, logp, r.bound))
+                else:
+                    parts.append(clip_rows(vectors, r.bound))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def stand_in_error(

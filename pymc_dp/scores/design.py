@@ -11,6 +11,7 @@ import pymc as pm
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.sums.clipped_vectors import larger_over_own
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.noise_choice import least_noise
@@ -19,7 +20,7 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, design_check, tail_misfit
-from pymc_dp.scores.clipped_scores import clip_rows
+from pymc_dp.scores.clipped_scores import clip_rows, unbiased_rows
 from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.scores.releases import ScoreHistogram
 from pymc_dp.scores.second_moments import MOST_PRODUCTS, moment_sensitivity, n_products
@@ -41,6 +42,8 @@ _NEAR, _LEAST_STEPS, _STEPS_PART = 2.0, 4, 0.5
 #: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
 #: to the posterior.
 _MOST_NOISE = 0.3
+#: Relative difference of equal norms.
+_ROUNDING = 1e-9
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
 #: Part of several steps that is expected in their final average.
@@ -99,6 +102,8 @@ class SimulatedScores(Shown):
         The coordinates, of the parameters on which the likelihood depends.
     norms : array of shape (n,)
         Of the simulated scores, in these coordinates.
+    unbiased : bool
+        Whether clipped scores have a mean of zero here given the covariates, and so do not depend on a stand-in's errors.
     """
 
     def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
@@ -114,12 +119,14 @@ class SimulatedScores(Shown):
         self.directions: np.ndarray = Coordinates(mass, part, len(theta)).directions  # type: ignore[assignment]
         self._vectors = self._scores @ self.directions
         self.norms = np.linalg.norm(self._vectors, axis=1)
+        self._logp = local.logp
         fisher = self._scores.T @ self._scores / len(self._scores)
         self._temperature = simulator.temperature
         #: Relative error of the information that is allowed for.
         self.information_error = (
             _STAND_IN_ERROR if isinstance(simulator.covariates, pm.Model) else 0.0
         )
+        self.unbiased = self.information_error > 0 and simulator.likelihood.is_binary
         self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
         self._prior = local.precision - self._temperature * self._n * fisher
@@ -161,6 +168,11 @@ class SimulatedScores(Shown):
         """What a histogram of the records' norms at this position says; see :func:`tail_misfit`."""
         return tail_misfit(histogram, self.norms, self._vectors, reference_error)
 
+    @property
+    def _clipped_norms(self) -> np.ndarray:
+        """Those that the bound clips: with `unbiased`, of the larger of the scores of both outcomes."""
+        return self.norms * larger_over_own(self._logp) if self.unbiased else self.norms
+
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """Choose the clip bound with the least error of noise and misfit.
 
@@ -171,15 +183,19 @@ class SimulatedScores(Shown):
         misfit : TailMisfit
             What is known of the records' scores; by default nothing.
         """
-        bounds = {float(b) for b in np.quantile(self.norms, _QUANTILES) if b > 0}
-        bounds = {b * (_MARGIN if b == self.norms.max() else 1) for b in bounds}
+        norms = self._clipped_norms
+        bounds = {float(b) for b in np.quantile(norms, _QUANTILES) if b > 0}
+        bounds = {b * (_MARGIN if b == norms.max() else 1) for b in bounds}
         return min(
             (self.evaluate(b, noise_sd, misfit) for b in bounds), key=lambda design: design.cost
         )
 
     def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """What is expected with a clip bound."""
-        features = clip_rows(self._vectors.copy(), bound)
+        if self.unbiased:
+            features = unbiased_rows(self._vectors, self._logp, bound)
+        else:
+            features = clip_rows(self._vectors.copy(), bound)
         noise = (noise_sd * bound) ** 2 * np.eye(self.n_features)
         information, pull = information_of(self._scores, features, noise, self._n)
         covariance = np.linalg.inv(
@@ -192,7 +208,7 @@ class SimulatedScores(Shown):
         squares = np.diag(covariance) / without
         return ScoreDesign(
             bound=bound,
-            clipped=float(np.mean(self.norms > bound)),
+            clipped=float(np.mean(self._clipped_norms > bound * (1 + _ROUNDING))),
             sd_ratios=np.sqrt(squares),
             cost=float(np.mean(squares - 1 + shift**2 / without)),
         )

@@ -76,6 +76,9 @@ class ScoreRelease(Shown):
         The noisy sum.
     histogram : ScoreHistogram, optional
         Of the norms of the same scores.
+    unbiased : bool
+        Whether factors of the clipping are the same for both outcomes of a record, which is binary: the mean of its
+        vector given the covariates is zero at the reference.
 
     Examples
     --------
@@ -92,6 +95,7 @@ class ScoreRelease(Shown):
     scale: float
     total: np.ndarray
     histogram: ScoreHistogram | None = None
+    unbiased: bool = False
 
     @property
     def noise_sd(self) -> float:
@@ -241,6 +245,7 @@ class PrivateScores(Shown):
                 r["scale"],
                 np.array(r["total"]),
                 _histogram(r.get("histogram")),
+                r.get("unbiased", False),
             )
             for r in contents["releases"]
         )

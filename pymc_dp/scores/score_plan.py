@@ -116,7 +116,9 @@ class ScorePlan(Shown):
         note("compiling the releases")
         likelihood, simulated = self.simulator.likelihood.rehearsal, self.simulated
         # Compiled before anything is paid for.
-        likelihood.clipped_grad_steps(simulated.theta, 1.0, directions=simulated.directions)
+        likelihood.clipped_grad_steps(
+            simulated.theta, 1.0, directions=simulated.directions, unbiased=simulated.unbiased
+        )
         if self.design.check is not None:
             likelihood.norm_counts(simulated.theta, simulated.directions, np.ones(1))
         if self.design.moments is not None:
@@ -249,12 +251,12 @@ class ScorePlan(Shown):
         bound = simulated.design(factor * mechanism.noise_sd, misfit).bound
         total = noisy_scores(
             self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
-            OperatingSystemBits(),
+            OperatingSystemBits(), simulated.unbiased,
         )  # fmt: skip
         law = NoiseLaw.of(mechanism, factor * bound, len(total))
         return ScoreRelease(
-            simulated.theta, simulated.directions, bound, law.kind, law.scale, total
-        )
+            simulated.theta, simulated.directions, bound, law.kind, law.scale, total, unbiased=simulated.unbiased
+        )  # fmt: skip
 
     def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> ScoreHistogram:
         """Release the norms at the reference of the main sum."""

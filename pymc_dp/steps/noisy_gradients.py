@@ -200,6 +200,7 @@ def noisy_scores(
     mechanism: Gaussian | L2Laplace,
     sensitivity_factor: float,
     bits: BitSource,
+    unbiased: bool = False,
 ) -> np.ndarray:
     """Sum of clipped gradients with Gaussian or l2 noise, rounded exactly to the grid; paid for by the caller.
 
@@ -208,9 +209,9 @@ def noisy_scores(
     likelihood : Reductions
     theta : array of shape (n_dim,)
     directions : array of shape (n_dim, d), optional
-        See :meth:`Reductions.clipped_grad_steps`.
     bound : float
-        Clip bound.
+    unbiased : bool
+        See :meth:`Reductions.clipped_grad_steps`.
     mechanism : Gaussian or L2Laplace
     sensitivity_factor : float
         L2 sensitivity of the sum, in units of the bound.
@@ -222,7 +223,9 @@ def noisy_scores(
     """
     n_dim = len(theta) if directions is None else directions.shape[-1]
     law = NoiseLaw.of(mechanism, sensitivity_factor * bound, n_dim)
-    return likelihood.noisy(law, bits, "clipped_grad_steps", theta, bound, directions=directions)
+    return likelihood.noisy(
+        law, bits, "clipped_grad_steps", theta, bound, directions=directions, unbiased=unbiased
+    )
 
 
 def as_gradient_bound(bound: float, private: bool) -> float:

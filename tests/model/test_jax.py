@@ -121,6 +121,7 @@ def reduced(likelihood):
         likelihood.clipped_grad_steps(old, 0.7, index)[0],
         likelihood.clipped_grad_steps(old, 0.7, index, directions=directions)[0],
         likelihood.clipped_grad_steps(old, 0.7, index[:1])[0],
+        likelihood.clipped_grad_steps(old, 0.7, unbiased=likelihood.is_binary)[0],
         likelihood.product_steps(old, directions, 1.1)[0],
         likelihood.norm_counts(old, directions, EDGES),
     ]

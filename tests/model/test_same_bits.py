@@ -125,12 +125,14 @@ def check_same_bits(
             same(likelihood._gradients.each(theta, part, matrix), each[part])
     bound = float(np.median(np.linalg.norm(every[0], axis=1))) or 1.0
     sums = [likelihood.clipped_grad_steps(theta, bound, directions=m)[0] for m in directions]
-    for matrix, total in zip(directions, sums, strict=True):
-        steps = [
-            likelihood.clipped_grad_steps(theta, bound, part, directions=matrix)[0]
-            for part in parts
-        ]
-        assert np.array_equal(np.sum(steps, axis=0), total)
+    for matrix in directions:
+        for unbiased in (False, True) if likelihood.is_binary else (False,):
+            of, options = (
+                likelihood.clipped_grad_steps,
+                {"directions": matrix, "unbiased": unbiased},
+            )
+            steps = [of(theta, bound, part, **options)[0] for part in parts]
+            assert np.array_equal(np.sum(steps, axis=0), of(theta, bound, **options)[0])
     for n_threads in (1, 2):
         for length in LENGTHS:
             with pytest.MonkeyPatch.context() as patch:

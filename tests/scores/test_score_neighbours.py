@@ -98,8 +98,8 @@ def test_noise_for_adding_and_removing_alone_is_found(monkeypatch):
     """Control: the noise of a sum that changes by one bound, where records are replaced."""
     right = score_plan.noisy_scores
 
-    def less(likelihood, theta, directions, bound, mechanism, factor, bits):
-        return right(likelihood, theta, directions, bound, mechanism, 1.0, bits)
+    def less(likelihood, theta, directions, bound, mechanism, factor, *more):
+        return right(likelihood, theta, directions, bound, mechanism, 1.0, *more)
 
     monkeypatch.setattr(score_plan, "noisy_scores", less)
     release, mechanism, scale = audited("l2")

@@ -16,8 +16,10 @@ __all__ = [
     "add_columns",
     "add_rows",
     "columns_times_matrix",
+    "larger_over_own",
     "no_callback",
     "sum_of_blocks",
+    "sum_of_unbiased",
     "times_scales",
     "unchanged",
 ]
@@ -76,6 +78,35 @@ def add_columns(
         for i in range(n):
             part += np.trunc(vectors[j, i] * factors[i]) if factors[i] != 0.0 else 0.0
         total[j] += part
+
+
+def larger_over_own(logp: np.ndarray) -> np.ndarray:
+    """Norm of the larger of the scores of two outcomes over that of the one observed, at least 1; not infinite.
+
+    Their mean is zero, so that norms are in inverse proportion to probabilities, whose logarithm is given for the
+    outcome that was observed.
+    """
+    logp = np.minimum(logp, -np.finfo(float).tiny)
+    return np.maximum(1.0, np.exp(logp) / -np.expm1(logp))
+
+
+def sum_of_unbiased(
+    vectors: np.ndarray, ratios: np.ndarray, unit: float, length: float
+) -> np.ndarray:
+    """Sum of the rows of a matrix in whole units, after each was multiplied by ``min(1, length / (ratio * norm))``.
+
+    Operations are elementwise, so that the term of a row does not depend on its place.
+    """
+    with np.errstate(all="ignore"):
+        vectors = vectors * unit
+        squares = np.zeros(len(vectors))
+        for column in vectors.T:
+            squares += column**2
+        norms = ratios * np.sqrt(squares)
+        factors = length / np.maximum(norms, length)
+        vectors *= factors[:, None]
+    vectors[~(norms < np.inf)] = 0.0
+    return np.trunc(vectors).sum(axis=0)
 
 
 # `sum_of_blocks` uses one of the next three, or `product`, to convert gradients to vectors.

@@ -19,7 +19,12 @@ from pymc_dp.model.graphs.compiling import compile_frozen, quiet_compilers
 from pymc_dp.model.graphs.data_variables import rebuilt
 from pymc_dp.model.graphs.row_gradients import row_gradients
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered, RecordGroups, RowGraphs
-from pymc_dp.model.sums.clipped_vectors import add_columns, add_rows
+from pymc_dp.model.sums.clipped_vectors import (
+    add_columns,
+    add_rows,
+    larger_over_own,
+    sum_of_unbiased,
+)
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.record_groups import RecordGroupGradients
 from pymc_dp.model.sums.vector_sums import count_norms, sum_products
@@ -59,6 +64,7 @@ class RecordGradients(RecordGroups):
         index: np.ndarray | None,
         directions: np.ndarray | None,
         logp: np.ndarray | None = None,
+        unbiased: bool = False,
     ) -> np.ndarray:
         """`RecordLikelihood.clipped_grad_steps`; arguments are not checked."""
         exponent, limit = grid(bound)
@@ -66,7 +72,7 @@ class RecordGradients(RecordGroups):
         is_zero = limit == 0 or n_columns == 0
         groups = self._groups
         in_blocks = index is None and len(groups) == 1 and groups[0].has_loop
-        in_blocks = in_blocks and not is_zero and abs(exponent) <= MAX_EXPONENT
+        in_blocks = in_blocks and not (is_zero or unbiased) and abs(exponent) <= MAX_EXPONENT
         callback = None if logp is None else self._fill(logp, theta, in_blocks)
         if is_zero:
             return np.zeros(n_columns, dtype=np.int64)
@@ -78,7 +84,14 @@ class RecordGradients(RecordGroups):
         if in_blocks:
             return groups[0].clipped_sum(theta, directions, unit, length, callback)
         vectors = self._vectors(theta, index, directions)
+        if unbiased:
+            ratios = larger_over_own(self._logp(theta, index))
+            return self._add_up_unbiased(vectors, ratios, n_columns, unit, length)
         return self._add_up(vectors, n_columns, exponent, length)
+
+    def _logp(self, theta: np.ndarray, index: np.ndarray | None) -> np.ndarray:
+        likelihood = self._likelihood
+        return likelihood.all_records(theta) if index is None else likelihood([theta], index)[0]
 
     def _fill(
         self, logp: np.ndarray, theta: np.ndarray, in_blocks: bool
@@ -105,6 +118,22 @@ class RecordGradients(RecordGroups):
             add_vectors, layout = (add_columns, scaled.T) if by_column else (add_rows, scaled)
             add_vectors(np.ascontiguousarray(layout), unit, length, factors, total)
             steps += total.astype(np.int64)
+        return steps
+
+    def _add_up_unbiased(
+        self,
+        vectors: Iterator[np.ndarray],
+        ratios: np.ndarray,
+        n_columns: int,
+        unit: float,
+        length: float,
+    ) -> np.ndarray:
+        """The same, multiplied by factors that do not depend on outcomes."""
+        steps, begin = np.zeros(n_columns, dtype=np.int64), 0
+        for chunk in vectors:
+            end = begin + len(chunk)
+            steps += sum_of_unbiased(chunk, ratios[begin:end], unit, length).astype(np.int64)
+            begin = end
         return steps
 
     def plain_sum(

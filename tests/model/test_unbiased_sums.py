@@ -1,0 +1,105 @@
+"""Sums of scores of binary outcomes whose mean given the covariates is zero: closed form, norms, and what is refused."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import special
+
+from pymc_dp.data import Records
+from pymc_dp.model import BlockedLikelihood, RecordLikelihood
+from pymc_dp.model.sums.clipped_vectors import larger_over_own
+
+N, D = 203, 3
+MODE = {"mode": "FAST_COMPILE"}
+X = np.random.default_rng(1).normal(size=(N, D)) * [1.0, 2.0, 0.3]
+Y = np.random.default_rng(2).integers(0, 2, N)
+THETA = np.array([0.4, -1.5, 2.0])
+DIRECTIONS = np.random.default_rng(3).normal(size=(D, 2))
+BOUND = 0.6
+
+
+def regression(x, y):
+    pm.Bernoulli("y", logit_p=x @ pm.Normal("b", 0, 1, shape=D), observed=y)
+
+
+def likelihood_of(x=X, y=Y, **options):
+    with pm.Model() as model:
+        regression(x, y)
+    return RecordLikelihood(model, compile_kwargs=MODE, **options)
+
+
+def sums(likelihood, theta=THETA, bound=BOUND, index=None, directions=DIRECTIONS, unbiased=True):
+    steps, exponent = likelihood.clipped_grad_steps(
+        theta, bound, index, directions=directions, unbiased=unbiased
+    )
+    return np.ldexp(steps.astype(float), exponent)
+
+
+@pytest.mark.parametrize("directions", [None, DIRECTIONS, np.array([0.5, 1.0, 3.0])])
+def test_closed_form(directions):
+    """Scores (y - p) x times the factor that both outcomes allow."""
+    p = special.expit(X @ THETA)
+    matrix = np.eye(D) if directions is None else directions
+    image = X @ matrix if matrix.ndim == 2 else X * matrix
+    larger = np.maximum(p, 1 - p) * np.linalg.norm(image, axis=1)
+    factors = np.minimum(1, BOUND / larger)
+    assert 0.2 < np.mean(factors < 1) < 0.98
+    wanted = ((Y - p) * factors) @ image
+    found = sums(likelihood_of(), directions=directions)
+    np.testing.assert_allclose(found, wanted, atol=N * BOUND * 2.0**-29)
+    assert np.abs(sums(likelihood_of(), directions=directions, unbiased=False) - wanted).max() > 0.1
+
+
+def test_the_mean_of_both_outcomes_is_zero_and_norms_are_bounded():
+    """Record by record; without the argument means are far from zero."""
+    zeros, ones = (likelihood_of(y=np.full(N, k)) for k in (0, 1))
+    p = special.expit(X @ THETA)[:, None]
+
+    def means(unbiased):
+        zero, one = (
+            np.array([sums(of, index=[i], unbiased=unbiased) for i in range(N)])
+            for of in (zeros, ones)
+        )
+        assert max(np.linalg.norm(zero, axis=1).max(), np.linalg.norm(one, axis=1).max()) <= BOUND
+        return (1 - p) * zero + p * one
+
+    assert np.abs(means(True)).max() < BOUND * 2.0**-28
+    assert np.abs(means(False)).max() > 0.1 * BOUND
+
+
+def test_extreme_positions():
+    """Where an outcome is certain, its score is zero; one that is impossible has the bound's norm, not an infinite one."""
+    likelihood = likelihood_of(np.array([[1.0, 0, 0]] * 2), np.array([0, 1]))
+    for level in (40.0, 800.0):
+        each = [sums(likelihood, [level, 0, 0], index=[i], directions=None) for i in (0, 1)]
+        np.testing.assert_allclose(each[0], [-BOUND, 0, 0], atol=BOUND * 2.0**-29)
+        np.testing.assert_allclose(each[1], 0, atol=1e-12)
+    assert np.isfinite(larger_over_own(np.array([0.0, -np.inf, -1e-320, -800.0]))).all()
+
+
+def test_sums_over_blocks_and_parts_are_the_same():
+    whole = likelihood_of()
+    blocked = BlockedLikelihood(regression, Records({"x": X, "y": Y}, block_rows=64), compile_kwargs=MODE)  # fmt: skip
+    assert blocked.is_binary and blocked.rehearsal.is_binary
+    order = np.random.default_rng(4).permutation(N)
+    parts = [sums(whole, index=part) for part in np.split(order, [1, 8, 70])]
+    np.testing.assert_array_equal(np.sum(parts, axis=0), sums(whole))
+    np.testing.assert_array_equal(sums(blocked), sums(whole))
+
+
+def test_what_is_not_one_binary_outcome_is_refused():
+    labels = np.arange(N) // 2
+    with pm.Model() as counts:
+        pm.Poisson("y", pm.math.exp(pm.Normal("b")), observed=Y)
+    with pm.Model() as pairs:
+        pm.Bernoulli("y", logit_p=pm.Normal("b"), observed=np.column_stack([Y, 1 - Y]))
+    with pm.Model() as two:
+        for name in ("one", "two"):
+            pm.Bernoulli(name, logit_p=pm.Normal(f"b_{name}"), observed=Y)
+    found = [RecordLikelihood(model, compile_kwargs=MODE) for model in (counts, pairs, two)]
+    for likelihood in [*found, likelihood_of(records=labels)]:
+        assert not likelihood.is_binary
+        with pytest.raises(ValueError, match="one Bernoulli outcome"):
+            likelihood.clipped_grad_steps(np.zeros(likelihood.n_dim), 1.0, unbiased=True)
+    assert likelihood_of(records=np.arange(N)).is_binary

@@ -1,0 +1,133 @@
+"""With private covariates and binary outcomes, errors of a stand-in do not shift sums at the reference."""
+
+import functools
+import json
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy import special
+
+from pymc_dp import PrivacyBudget, PrivateScores, Ranges
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.queries.stand_in import StandIn
+from pymc_dp.scores import ScoreRelease, plan_scores
+from pymc_dp.scores.clipped_scores import ClippedScores
+from tests.queries.test_cells import cell_covariance
+
+N, LEVEL, BOUND = 4000, -2.0, 0.4
+RANGES = Ranges(g=[0, 1, 3])
+SHARES, NOISE_SD = np.array([0.5, 0.3, 0.2]), 0.02
+REFERENCE = np.array([0.3])
+
+
+def model_of(g, y):
+    with pm.Model() as model:
+        b = pm.Normal("b", 0, 1)
+        pm.Bernoulli("y", logit_p=LEVEL + b * pm.Data("g", g), observed=y)
+    return model
+
+
+@functools.cache
+def data():
+    rng = np.random.default_rng(1)
+    g = rng.choice([0.0, 1.0, 3.0], N, p=SHARES)
+    return g, rng.binomial(1, special.expit(LEVEL + 0.5 * g))
+
+
+@functools.cache
+def simulator():
+    found = Simulator(model_of(*data()), covariates=RANGES)
+    return found.standing_in(StandIn(RANGES, (SHARES,), np.eye(1), N, 0, SHARES, NOISE_SD))
+
+
+def features(unbiased):
+    release = ScoreRelease(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), unbiased=unbiased)  # fmt: skip
+    scores = PrivateScores((release,), {"b": ()}, N, "substitute", ())
+    return ClippedScores(scores, simulator().simulated)
+
+
+def means(b, unbiased):
+    """Of the features of each g, given the parameter: in closed form."""
+    g, p, now = np.array([0, 1, 3.0]), *(special.expit(LEVEL + x * np.array([0, 1, 3.0])) for x in (REFERENCE, b))  # fmt: skip
+    one, zero = (1 - p) * g, p * g
+    factors = [np.minimum(1, BOUND / np.maximum(s, 1e-9)) for s in (one, zero)]
+    if unbiased:
+        factors = [np.minimum(*factors)] * 2
+    return now * one * factors[0] - (1 - now) * zero * factors[1]
+
+
+@pytest.mark.parametrize("b", [REFERENCE[0], 0.8])
+def test_error_of_the_stand_in(b):
+    """Zero at the reference, where that of clipped scores is not; and what the change of their means makes of it elsewhere."""
+    covariance = N**2 * cell_covariance(SHARES, [3], [False], NOISE_SD)
+    clipped, found = (
+        features(unbiased).stand_in_error(np.array([b]), N, np.random.default_rng(2))[0, 0]
+        for unbiased in (False, True)
+    )
+    wanted = [means(b, unbiased) @ covariance @ means(b, unbiased) for unbiased in (False, True)]
+    assert clipped == pytest.approx(wanted[0], rel=0.1)
+    if b == REFERENCE[0]:
+        assert wanted[0] > 100 and wanted[1] < 1e-9 and found < 0.02 * wanted[0]
+    else:
+        assert found == pytest.approx(wanted[1], rel=0.1)
+
+
+def released(covariates):
+    budget = PrivacyBudget(2.0, 1e-6, chains=1)
+    simulator = Simulator(model_of(*data()), covariates=covariates)
+    return simulator, plan_scores(simulator, budget, fit_share=0, random_seed=1).release()
+
+
+def test_releases_with_private_covariates():
+    """Sums are of these vectors with ranges or a stand-in, and not with public covariates; files keep it."""
+    rng = np.random.default_rng(3)
+    stand_in = model_of(rng.choice([0.0, 1.0, 3.0], 500), np.zeros(500, int))
+    for covariates, unbiased in [(RANGES, True), (stand_in, True), ("public", False)]:
+        simulator, scores = released(covariates)
+        assert {release.unbiased for release in scores.releases} == {unbiased}
+        content = json.loads(json.dumps(scores.to_dict()))
+        assert PrivateScores.from_dict(content).releases[-1].unbiased is unbiased
+        # What was released is the sum of these vectors: the noise is no larger than it should be.
+        release = scores.releases[-1]
+        steps, exponent = simulator.likelihood.clipped_grad_steps(
+            release.theta, release.bound, directions=release.directions, unbiased=unbiased
+        )
+        exact = np.ldexp(steps.astype(float), exponent)
+        assert np.abs(release.total - exact).max() < 6 * release.noise_sd
+    # Files of earlier versions do not say it.
+    del content["releases"][-1]["unbiased"]
+    assert not PrivateScores.from_dict(content).releases[-1].unbiased
+
+
+def test_features_of_simulated_records_are_those_of_private_ones():
+    """The posterior clips as the release does."""
+    simulator, scores = released("public")
+    (release, *_) = scores.releases
+    release = ScoreRelease(release.theta, release.directions, BOUND, "gaussian", 1.0, release.total, unbiased=True)  # fmt: skip
+    of = ClippedScores(PrivateScores((release,), {"b": ()}, N, "substitute", ()), simulator.simulated)  # fmt: skip
+    steps, exponent = simulator.likelihood.clipped_grad_steps(
+        release.theta, BOUND, directions=release.directions, unbiased=True
+    )
+    found = of.of([data()[1]]).sum(axis=0)
+    np.testing.assert_allclose(found, np.ldexp(steps.astype(float), exponent), atol=1e-5)
+
+
+def test_the_plan_expects_what_comes_out():
+    """Bound and information of the design are those of these vectors, in closed form at the plan's position."""
+    simulator = Simulator(model_of(*data()), covariates=RANGES)
+    budget = PrivacyBudget(2.0, 1e-6, chains=1)
+    plan = plan_scores(simulator, budget, fit_share=0, random_seed=1)
+    g = simulator.covariates["g"].get_value()
+    root = plan.simulated.directions[0, 0]
+    p = special.expit(LEVEL + plan.simulated.theta[0] * g)
+    larger = np.maximum(p, 1 - p) * g * root
+    bound = plan.design.design.bound
+    assert plan.design.design.clipped == pytest.approx(np.mean(larger > 1.001 * bound), abs=0.02)
+    factors = np.minimum(1, bound / np.maximum(larger, 1e-9))
+    slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
+    noise = (2 * bound * plan.design.main.noise_sd) ** 2
+    whole = 1 + np.sum(p * (1 - p) * g**2)
+    wanted = np.sqrt(whole / (1 + slope**2 / (square + noise)))
+    assert plan.sd_ratios["b"][0] == pytest.approx(wanted, rel=0.03)
