@@ -58,7 +58,8 @@ def private_scores(
     the posterior; the rest for one sum there. With a stand-in of the user a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
     part, a fifth if combinations are counted, else 5 to 40 per cent, pays for a stand-in that is
-    made from these. Noise and all
+    made from these; if a record is a Bernoulli outcome, scores are then clipped by factors that do not depend on it,
+    so that errors of the stand-in do not shift sums at the reference. Noise and all
     parts are those with the least expected error on records drawn from the model, and so is the clip bound,
     unless the histogram of the fit check, which is released before, has tails unlike the model's: private data decide about nothing else.
 
@@ -110,7 +111,8 @@ def private_scores(
     References
     ----------
     Releases and posterior: the page on noisy scores. l2 noise: Joseph, Kulesza, Yu (2025),
-    https://arxiv.org/abs/2502.15929.
+    https://arxiv.org/abs/2502.15929. Factors that do not depend on outcomes: Künsch, Stefanski, Carroll (1989),
+    https://doi.org/10.1080/01621459.1989.10478791.
 
     Examples
     --------
