@@ -8,6 +8,7 @@ from scipy import special
 
 from pymc_dp.data import Records
 from pymc_dp.model import BlockedLikelihood, RecordLikelihood
+from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums.clipped_vectors import larger_over_own
 
 N, D = 203, 3
@@ -78,7 +79,7 @@ def test_extreme_positions():
     assert np.isfinite(larger_over_own(np.array([0.0, -np.inf, -1e-320, -800.0]))).all()
 
 
-def test_sums_over_blocks_and_parts_are_the_same():
+def test_sums_over_blocks_and_parts_are_the_same(monkeypatch):
     whole = likelihood_of()
     blocked = BlockedLikelihood(regression, Records({"x": X, "y": Y}, block_rows=64), compile_kwargs=MODE)  # fmt: skip
     assert blocked.is_binary and blocked.rehearsal.is_binary
@@ -86,6 +87,10 @@ def test_sums_over_blocks_and_parts_are_the_same():
     parts = [sums(whole, index=part) for part in np.split(order, [1, 8, 70])]
     np.testing.assert_array_equal(np.sum(parts, axis=0), sums(whole))
     np.testing.assert_array_equal(sums(blocked), sums(whole))
+    expected = sums(whole)
+    monkeypatch.setattr(gradients, "CHUNK", 64)
+    assert whole._gradients.chunk == 64
+    np.testing.assert_array_equal(sums(whole), expected)
 
 
 def test_what_is_not_one_binary_outcome_is_refused():
