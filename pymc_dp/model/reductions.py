@@ -57,8 +57,7 @@ class Reductions(ABC):
         new, old : array of float64, shape (n_dim,)
             The two positions, on the unconstrained scale.
         bound : float
-            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum without clipping, for runs
-            that are not private.
+            Largest contribution of a record, at least 0. ``inf`` gives an ordinary sum, for runs that are not private.
 
         Returns
         -------
@@ -107,18 +106,15 @@ class Reductions(ABC):
         bound : float
             Largest Euclidean norm of a record's vector, finite, at least 0.
         index : array of int, shape (n,), optional
-            Records from 0 to ``n_records - 1``, in any order; repeated records count repeatedly. All records by
-            default.
+            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
         directions : array of float64, shape (n_dim, k) or (n_dim,), optional
             A record's vector is ``directions.T @ gradient``: the columns are directions in the space of ``theta``,
-            along which derivatives are taken. A vector means a diagonal matrix, None the identity (then
-            ``k = n_dim``). Must be a function of public quantities and of private releases.
+            along which derivatives are taken; a vector means a diagonal matrix, None the identity. Must be a function
+            of public quantities and of private releases.
         keeps_logp : bool
-            Whether to compute log-likelihoods along with the gradients, which read the same data, and to keep them
-            for `clipped_change`. False by default.
+            Whether to keep log-likelihoods, which read the same data, for `clipped_change`. False by default.
         unbiased : bool
-            Whether factors are the same for both outcomes of a record, which is binary: the mean of its vector given
-            the covariates is zero at `theta`. False by default.
+            Whether to scale both outcomes of a record, which is binary, by one factor. False by default.
 
         Returns
         -------
@@ -129,8 +125,8 @@ class Reductions(ABC):
         Raises
         ------
         ValueError
-            If `bound` is negative, infinite or not a number, `directions` has another shape, or records are not binary
-            and `unbiased` is True.
+            If `bound` is negative, infinite or not a number, `directions` has another shape, or `unbiased`, but not
+            `is_binary`.
         IndexError
             If there is no such record, or `index` is not a vector of integers.
         UnsupportedModel
@@ -143,10 +139,10 @@ class Reductions(ABC):
         steps within the bound, so vectors only become shorter, by less than ``g`` per coordinate. The bound is
         reduced by a margin for rounding errors of the norm: the norm of a record's integers is at most ``bound / g``,
         exactly. With `unbiased`, the factor is that of the longer of the vectors of both outcomes, whose norms are in
-        inverse proportion to their probabilities. Integers are added without rounding. So replacing a record changes
-        the sum by at most ``2 * bound`` in Euclidean norm, removing one by at most ``bound``, and the order of addition
-        does not matter. A vector that is not finite, or too long to be squared (1e154, or as many steps), counts as
-        zero: a rule that depends on one record alone.
+        inverse proportion to their probabilities, so that their mean is zero. Integers are added without rounding. So
+        replacing a record changes the sum by at most ``2 * bound``, removing one by at most ``bound``, and the order
+        of addition does not matter. A vector that is not finite, or too long to be squared (1e154, or as many steps),
+        counts as zero: a rule that depends on one record alone.
 
         The vector of a record is computed with the same roundings in any place, in a batch of any length and for any
         number of threads (in Numba, and as far as was observed in JAX, see `RowFunction`): sums over the parts of a
@@ -166,8 +162,12 @@ class Reductions(ABC):
 
         Parameters
         ----------
-        theta, index, directions
-            As for `clipped_grad_steps`.
+        theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
+        index : array of int, shape (n,), optional
+            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
+        directions : array of float64, shape (n_dim, k) or (n_dim,), optional
+            A record's vector is ``directions.T @ gradient``; a vector means a diagonal matrix, None the identity.
         bound : float
             Largest Euclidean norm of a record's vector, at least 0. ``inf`` gives an ordinary sum without clipping,
             of vectors that are finite, for runs that are not private.
@@ -175,8 +175,7 @@ class Reductions(ABC):
         Returns
         -------
         array of float64, shape (k,)
-            ``steps * 2.0**exponent`` of `clipped_grad_steps`, with one rounding if a coordinate of the sum exceeds
-            ``2**22 * bound``.
+            ``steps * 2.0**exponent`` of `clipped_grad_steps`, rounded once where it exceeds ``2**22 * bound``.
 
         Raises
         ------
@@ -221,8 +220,10 @@ class Reductions(ABC):
 
         Parameters
         ----------
-        theta, directions
-            As for `norm_counts`.
+        theta : array of float64, shape (n_dim,)
+            Position, on the unconstrained scale.
+        directions : array of float64, shape (n_dim, k)
+            A record's vector is ``directions.T @ gradient``.
         bound : float
             Largest Euclidean norm of a record's vector.
 
