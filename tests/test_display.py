@@ -27,8 +27,8 @@ from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in
 from pymc_dp.queries.stand_in_design import design_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
-from pymc_dp.scores.design import MomentDesign
 from pymc_dp.scores.releases import ScoreMoments
+from pymc_dp.scores.simulated_scores import MomentDesign
 from pymc_dp.steps.base import DPStep
 from tests import test_sites
 from tests.test_public import PLACES

@@ -30,11 +30,11 @@ from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, count_sensitivity, edges_of
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.design import SimulatedScores
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
 from pymc_dp.scores.second_moments import corrected_by
+from pymc_dp.scores.simulated_scores import SimulatedScores
 
 __all__ = ["FitCheck", "check_fit", "release_histogram"]
 

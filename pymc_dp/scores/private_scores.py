@@ -23,9 +23,10 @@ from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
-from pymc_dp.scores.design import SimulatedScores, best_design
+from pymc_dp.scores.design import best_design
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
+from pymc_dp.scores.simulated_scores import SimulatedScores
 
 __all__ = ["plan_scores", "private_scores"]
 

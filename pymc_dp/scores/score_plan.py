@@ -24,7 +24,7 @@ from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.design import MomentDesign, SimulatedScores, StartDesign
+from pymc_dp.scores.design import StartDesign
 from pymc_dp.scores.fit_check import release_histogram
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import (
@@ -34,6 +34,7 @@ from pymc_dp.scores.releases import (
     ScoreRelease,
 )
 from pymc_dp.scores.second_moments import corrected, release_moments
+from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
 from pymc_dp.steps.noisy_gradients import noisy_scores
 
 __all__ = ["ScorePlan"]

@@ -22,10 +22,11 @@ from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.scores import check_design
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
 from pymc_dp.scores.clipped_scores import clip_rows
-from pymc_dp.scores.design import SimulatedScores, best_design
+from pymc_dp.scores.design import best_design
 from pymc_dp.scores.fit_check import _tested, check_fit, release_histogram
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.simulated_scores import SimulatedScores
 
 N_ROWS = 3000
 

@@ -20,8 +20,8 @@ from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.scores import plan_scores, score_plan
-from pymc_dp.scores.design import SimulatedScores
 from pymc_dp.scores.linearized import normal_posterior
+from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.scores.score_models import simulator_of
 
 N, N_MANY = 150, 30_000

@@ -13,8 +13,9 @@ from pymc_dp import PrivacyBudget, PrivateScores, Ranges
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
-from pymc_dp.scores import ScoreRelease, design, plan_scores
+from pymc_dp.scores import ScoreRelease, plan_scores, simulated_scores
 from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.queries.test_cells import cell_covariance
 
 N, LEVEL, BOUND = 4000, -2.0, 0.4
@@ -84,7 +85,7 @@ def released(covariates):
 def test_releases_with_private_covariates(monkeypatch):
     """Sums are of these vectors with ranges or a stand-in, and not with public covariates; files keep it."""
     monkeypatch.setattr(NoiseLaw, "add", lambda _, steps, exponent, bits: np.ldexp(steps.astype(float), exponent))  # fmt: skip
-    monkeypatch.setattr(design, "_QUANTILES", (0.7,))  # so that the bound clips
+    monkeypatch.setattr(simulated_scores, "_QUANTILES", (0.7,))  # so that the bound clips
     rng = np.random.default_rng(3)
     stand_in = model_of(rng.choice([0.0, 1.0, 3.0], 500), np.zeros(500, int))
     for covariates, unbiased in [(RANGES, True), (stand_in, True), ("public", False)]:
@@ -120,6 +121,18 @@ def test_features_of_simulated_records_are_those_of_private_ones():
     )
     found = of.of([data()[1]]).sum(axis=0)
     np.testing.assert_allclose(found, np.ldexp(steps.astype(float), exponent), atol=1e-5)
+
+
+def test_what_is_cut_off_is_what_a_wrong_probability_makes_of_it():
+    """The mean of scores, less that of clipped ones, if the rarer outcome is a tenth more frequent."""
+    position = np.array([0.9])  # the rarer outcome is 1, 1 and 0
+    found = SimulatedScores(simulator(), position, np.random.default_rng(4))
+    root, g = found.directions[0, 0], simulator().covariates["g"].get_value()
+    p = special.expit(LEVEL + position[0] * g)
+    bound, part = 0.5 * root, 0.1 * np.minimum(p, 1 - p)
+    factors = np.minimum(1, bound / np.maximum(np.maximum(p, 1 - p) * g * root, 1e-9))
+    wanted = np.mean(part * g * root * (1 - factors))
+    assert 0.1 * found._clip(bound)[1][0] == pytest.approx(wanted, rel=0.03)
 
 
 def test_the_plan_expects_what_comes_out():
