@@ -52,7 +52,7 @@ def step_on(model, epsilon=1.0, chains=1, **options):
 
 def run(model, budget, step, cores=1):
     return pm.sample(
-        10, tune=0, chains=budget.chains, step=step, callback=budget, model=model, **(QUIET | {"cores": cores})
+        10, tune=0, chains=budget.chains, step=step, callback=budget, model=model, **(QUIET | {"cores": cores, "random_seed": 1})
     )  # fmt: skip
 
 

@@ -124,8 +124,8 @@ def watched(**options):
             spend(self, label, accesses, *data)
             events.append(("claim", accesses))
 
-        def total(theta, bound, index=None, *, directions=None, logp=None):
-            assert index is None and logp is None
+        def total(theta, bound, index=None, *, directions=None, unbiased=False):
+            assert index is None and not unbiased
             events.append(("sum", bound))
             return type(likelihood).clipped_grad_steps(likelihood, theta, bound, directions=directions)  # fmt: skip
 
