@@ -85,13 +85,8 @@ class RecordGradients(RecordGroups):
             return groups[0].clipped_sum(theta, directions, unit, length, callback)
         vectors = self._vectors(theta, index, directions)
         if unbiased:
-            ratios = larger_over_own(self._logp(theta, index))
-            return self._add_up_unbiased(vectors, ratios, n_columns, unit, length)
+            return self._add_up_unbiased(vectors, theta, index, n_columns, unit, length)
         return self._add_up(vectors, n_columns, exponent, length)
-
-    def _logp(self, theta: np.ndarray, index: np.ndarray | None) -> np.ndarray:
-        likelihood = self._likelihood
-        return likelihood.all_records(theta) if index is None else likelihood([theta], index)[0]
 
     def _fill(
         self, logp: np.ndarray, theta: np.ndarray, in_blocks: bool
@@ -123,7 +118,8 @@ class RecordGradients(RecordGroups):
     def _add_up_unbiased(
         self,
         vectors: Iterator[np.ndarray],
-        ratios: np.ndarray,
+        theta: np.ndarray,
+        index: np.ndarray | None,
         n_columns: int,
         unit: float,
         length: float,
@@ -131,9 +127,11 @@ class RecordGradients(RecordGroups):
         """The same, multiplied by factors that do not depend on outcomes."""
         steps, begin = np.zeros(n_columns, dtype=np.int64), 0
         for chunk in vectors:
-            end = begin + len(chunk)
-            steps += sum_of_unbiased(chunk, ratios[begin:end], unit, length).astype(np.int64)
-            begin = end
+            records = np.arange(begin, begin + len(chunk))
+            logp = self._likelihood([theta], records if index is None else index[records])[0]
+            ratios = larger_over_own(logp)
+            steps += sum_of_unbiased(chunk, ratios, unit, length).astype(np.int64)
+            begin += len(chunk)
         return steps
 
     def plain_sum(
