@@ -106,7 +106,8 @@ class SimulatedScores(Shown):
         self.information_error = (
             _STAND_IN_ERROR if isinstance(simulator.covariates, pm.Model) else 0.0
         )
-        self.unbiased = self.information_error > 0 and simulator.likelihood.is_binary
+        is_binary = simulator.likelihood.is_binary and simulator.simulated.is_binary
+        self.unbiased = self.information_error > 0 and is_binary
         self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
         self._prior = local.precision - self._temperature * self._n * fisher

@@ -127,12 +127,12 @@ def check_same_bits(
     sums = [likelihood.clipped_grad_steps(theta, bound, directions=m)[0] for m in directions]
     for matrix in directions:
         for unbiased in (False, True) if likelihood.is_binary else (False,):
-            of, options = (
-                likelihood.clipped_grad_steps,
-                {"directions": matrix, "unbiased": unbiased},
+            options = {"directions": matrix, "unbiased": unbiased}
+            total, *steps = (
+                likelihood.clipped_grad_steps(theta, bound, part, **options)[0]
+                for part in (None, *parts)
             )
-            steps = [of(theta, bound, part, **options)[0] for part in parts]
-            assert np.array_equal(np.sum(steps, axis=0), of(theta, bound, **options)[0])
+            assert np.array_equal(np.sum(steps, axis=0), total)
     for n_threads in (1, 2):
         for length in LENGTHS:
             with pytest.MonkeyPatch.context() as patch:

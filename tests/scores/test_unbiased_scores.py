@@ -110,6 +110,14 @@ def test_releases_with_private_covariates(monkeypatch):
     assert not PrivateScores.from_dict(content).releases[-1].unbiased
 
 
+def test_not_if_a_record_of_the_stand_in_is_two_outcomes():
+    model, stand_in = model_of(*data()), model_of(np.ones(300), np.zeros(300, int))
+    for size, unbiased in [(1, True), (2, False)]:
+        labels = {"records": np.arange(N), "stand_in_records": np.arange(300) // size}
+        found = Simulator(model, covariates=stand_in, **labels)
+        assert SimulatedScores(found, REFERENCE, np.random.default_rng(4)).unbiased is unbiased
+
+
 def test_features_of_simulated_records_are_those_of_private_ones():
     """The posterior clips as the release does."""
     simulator, scores = released("public")
