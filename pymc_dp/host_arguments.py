@@ -14,20 +14,18 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 
 from pymc.backends.base import BaseTrace
 from pymc.backends.zarr import ZarrTrace
 from pymc.initial_point import make_initial_point_fn
 from pymc.util import get_random_generator
-from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from rich.theme import Theme
 
 from pymc_dp.arguments import as_integer
 
 __all__ = [
-    "as_model", "check_compile_kwargs", "check_host_arguments", "check_memory", "check_seed",
+    "as_model", "check_host_arguments", "check_memory", "check_seed",
     "checked_initvals", "initial_point",
 ]  # fmt: skip
 
@@ -150,23 +148,6 @@ def check_memory(draws: int, chains: int, model: pm.Model) -> None:
     except (MemoryError, ValueError):
         raise ValueError(
             f"draws={draws} of {n_values} parameter(s) in chains={chains} do not fit into memory: ask for fewer."
-        ) from None
-
-
-def check_compile_kwargs(options: Any) -> None:
-    """Raise for options that ``pytensor.function`` does not have, before it is called on private data."""
-    if options is None:
-        return
-    if not isinstance(options, Mapping):
-        raise TypeError(f'compile_kwargs must be a dict, such as {{"mode": "NUMBA"}}, got {options!r}.')  # fmt: skip
-    known = [*inspect.signature(pytensor.function).parameters][2:]
-    if unknown := sorted(set(map(str, options)) - set(known)):
-        raise TypeError(f"compile_kwargs has {', '.join(unknown)}, which pytensor.function does not have: leave out.")  # fmt: skip
-    try:
-        get_mode(options.get("mode"))
-    except Exception:
-        raise ValueError(
-            f"compile_kwargs has the mode {options['mode']!r}, which PyTensor does not have: give one such as 'NUMBA' or 'JAX', or leave out."
         ) from None
 
 

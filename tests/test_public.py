@@ -16,9 +16,7 @@ from numpydoc.docscrape import NumpyDocString
 
 import pymc_dp
 
-#: But the one that imports JAX, whose threads do not go with the forks of other tests.
-MODULES = sorted({m.name for m in pkgutil.walk_packages(pymc_dp.__path__, "pymc_dp.")} - {"pymc_dp.model.graphs.jax_products"})  # fmt: skip
-
+MODULES = sorted(m.name for m in pkgutil.walk_packages(pymc_dp.__path__, "pymc_dp."))
 
 PLACES = [pymc_dp, *(getattr(pymc_dp, n) for n in ("checks", "comparison", "errors", "model", "planning", "plots", "privacy", "privatized", "queries", "scores", "sites", "steps"))]  # fmt: skip
 

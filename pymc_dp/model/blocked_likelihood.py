@@ -52,7 +52,7 @@ class BlockedLikelihood(Reductions):
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
-        Arguments for ``pytensor.function``, such as ``{"mode": "JAX"}``; Numba by default.
+        Arguments for ``pytensor.function``; Numba by default.
 
     Attributes
     ----------

@@ -19,7 +19,6 @@ from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compile
 from pymc_dp.model.graphs.data_variables import downstream
 from pymc_dp.model.graphs.double_precision import in_doubles
 from pymc_dp.model.graphs.exposed import Exposed
-from pymc_dp.model.graphs.jax_linker import in_double_precision
 from pymc_dp.model.graphs.parameter_checks import strip_checks
 from pymc_dp.model.identity import model_token
 from pymc_dp.model.privacy_unit import assign_rows, per_record
@@ -120,7 +119,6 @@ class CompiledModel:
         logp = pt.switch(pt.isnan(logp), -np.inf, logp)
         # Flat priors, and some observed variables, have no parameters.
         options = {"mode": "NUMBA", "on_unused_input": "ignore"} | dict(compile_kwargs or {})
-        options["mode"] = in_double_precision(options["mode"])
         graphs = RowGraphs(theta, rows, labels, self.n_records, options)
         self._batch = BatchLikelihood(logp, graphs)
         self._gradients = RecordGradients(self._batch, log_prior, graphs)

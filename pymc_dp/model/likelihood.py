@@ -17,7 +17,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import data_keys, row_keys
-from pymc_dp.model.graphs.compiling import quiet_compilers
+from pymc_dp.model.graphs.compiling import check_compile_kwargs, quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
 from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.public_arrays import PublicArrays
@@ -59,9 +59,8 @@ class RecordLikelihood(CompiledModel, Reductions):
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
-        Passed on to ``pytensor.function``. The mode is ``"NUMBA"`` unless given. With ``"JAX"`` a
-        record's terms differ from those of Numba by rounding: about one in a million by a step of the
-        grid. That they do not depend on the record's place is observed there, and not proved.
+        Passed on to ``pytensor.function``. The mode is ``"NUMBA"`` unless given. Other compilers (JAX,
+        MLX, PyTorch) may round a record's terms differently in other places, and are refused.
 
     Attributes
     ----------
@@ -115,6 +114,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         private: bool = True,
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        check_compile_kwargs(compile_kwargs)
         self._private = private
         self._called: set[tuple[int, str]] = set()  # by process, as each process compiles
         self._latest = LatestValues()

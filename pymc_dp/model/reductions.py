@@ -145,8 +145,7 @@ class Reductions(ABC):
         counts as zero: a rule that depends on one record alone.
 
         The vector of a record is computed with the same roundings in any place, in a batch of any length and for any
-        number of threads (in Numba, and as far as was observed in JAX, see `RowFunction`): sums over the parts of a
-        data set add up to the sum over all of it.
+        number of threads (see `RowFunction`): sums over the parts of a data set add up to the sum over all of it.
         """
         arguments = self._arguments(theta, index, directions)
         check_bound(bound)

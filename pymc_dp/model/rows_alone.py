@@ -24,7 +24,7 @@ DEPENDS_ON_ROWS = (
     "The model depends on the number of rows of a block, or on their order, for instance by len(y), np.arange(len(y)) or a mean "
     "over rows: use public numbers, and add what differs between records to the columns."
 )
-#: The same row may round differently in NumPy and JAX, by 1e-13 or so; a row that depends on others differs by more.
+#: The same row may round differently in other places, by 1e-13 or so; a row that depends on others differs by more.
 ROUNDING: Any = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
 
 

@@ -15,7 +15,7 @@ from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.display import Shown, in_short
-from pymc_dp.host_arguments import as_model, check_compile_kwargs, initial_point
+from pymc_dp.host_arguments import as_model, initial_point
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import (
     is_array_root,
@@ -78,7 +78,7 @@ class Simulator(Shown):
     temperature : float
         Power of the likelihood, in (0, 1].
     compile_kwargs : dict, optional
-        Arguments for ``pytensor.function``, such as ``{"mode": "JAX"}``; Numba by default.
+        Arguments for ``pytensor.function``; Numba by default.
 
     Attributes
     ----------
@@ -135,7 +135,6 @@ class Simulator(Shown):
         _check_covariates(covariates)
         check_labels(records)
         check_labels(stand_in_records)
-        check_compile_kwargs(compile_kwargs)
         self.public, self.temperature = tuple(public), temperature
         #: Of private covariates whose stand-in is made up, with the private positions of all values, and what was
         #: released about them.

@@ -16,7 +16,7 @@ from pymc.util import get_random_generator
 from pymc_dp.arguments import check_labels
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
-from pymc_dp.host_arguments import as_model, check_compile_kwargs
+from pymc_dp.host_arguments import as_model
 from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
@@ -79,7 +79,7 @@ class DPStep(HostedStep):
     rng : numpy.random.Generator or int, optional
         Public randomness of proposals; PyMC sets it when a chain begins.
     compile_kwargs : dict, optional
-        For ``pytensor.function``, e.g. ``{"mode": "JAX"}``; Numba by default.
+        For ``pytensor.function``; Numba by default.
 
     Raises
     ------
@@ -168,7 +168,6 @@ class DPStep(HostedStep):
             )
         model = as_model(model)
         check_labels(records)
-        check_compile_kwargs(compile_kwargs)
         if likelihood is not None:
             check_likelihood(likelihood, model, budget)
         variables = model.value_vars if vars is None else value_vars(vars, model)

@@ -204,6 +204,7 @@ STEPS = {
     "vars by name": (lambda w: w.step(vars=["beta"]), TypeError, r"vars=\[model\['beta'\]\]"),
     "step without model": (lambda w: w.step(model=None, likelihood=None), TypeError, "no model: pass model=model"),
     "unknown mode": (lambda w: w.step(likelihood=None, compile_kwargs={"mode": "FAST"}), ValueError, "mode 'FAST'.*such as 'NUMBA'"),
+    "another compiler": (lambda w: w.step(likelihood=None, compile_kwargs={"mode": "JAX"}), ValueError, r"mode 'JAX' \(JAXLinker\).*give 'NUMBA'"),
     "unknown option": (lambda w: w.step(likelihood=None, compile_kwargs={"foo": 1}), TypeError, "has foo, which pytensor.function does not have"),
     "options as text": (lambda w: w.of_model(compile_kwargs="FAST"), TypeError, r"compile_kwargs: .*Simulator\(model, compile_kwargs="),
     "batch too large": (lambda w: w.step(batch_size=1000), ValueError, "batch_size must be from 2 to .* 40, got 1000"),

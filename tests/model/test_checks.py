@@ -12,7 +12,7 @@ import pytest
 from pytensor.compile.mode import Mode
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model import RecordLikelihood
+from pymc_dp.model import RecordLikelihood, likelihood
 from pymc_dp.model.graphs.parameter_checks import holds
 
 pytestmark = [
@@ -218,6 +218,17 @@ def test_refusals(fill, message, fine):
         RecordLikelihood(model, compile_kwargs={"mode": Mode("py", None)})
     if not fine:
         assert "31.4" not in str(error.value)
+
+
+@pytest.mark.parametrize("mode", ["JAX", "PYTORCH", "MLX", Mode("jax")])
+def test_compilers_whose_roundings_depend_on_places_are_refused_first(mode, monkeypatch):
+    """Before a graph of the model is looked at."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("mu"), 1, observed=Y)
+    for name in ("expose", "PublicArrays", "check_ranges"):
+        monkeypatch.delattr(likelihood, name)
+    with pytest.raises(ValueError, match=r"\w+Linker\), which may round .* give 'NUMBA', or leave"):
+        RecordLikelihood(model, compile_kwargs={"mode": mode})
 
 
 def test_persons_make_a_dependence_between_rows_harmless():

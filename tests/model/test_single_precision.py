@@ -41,14 +41,10 @@ def model(x, w, k, y):
     pm.Normal("y", mu, scale + w * w, observed=y)
 
 
-SLOW = [pytest.param(mode, marks=pytest.mark.slow) for mode in ("FAST_COMPILE", "NUMBA")]
-
-
-@pytest.mark.parametrize("mode", [*SLOW, pytest.param("JAX", marks=pytest.mark.jax)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
 def test_sums_are_those_of_the_rounded_numbers(tmp_path, mode):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    if mode == "JAX":
-        pytest.importorskip("jax")
     pq.write_table(pa.table(columns()), tmp_path / "a.parquet", row_group_size=300)
     options = {"arguments": ARGUMENTS, "block_rows": 128}
     sources = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.basic import SequentialGraphRewriter, in2out, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.link.basic import JITLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.math import Softplus
 from pytensor.tensor.elemwise import Elemwise
@@ -30,6 +32,7 @@ from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, rebu
 
 __all__ = [
     "NumbaFunction",
+    "check_compile_kwargs",
     "compile_frozen",
     "freeze",
     "quiet_compilers",
@@ -186,6 +189,28 @@ class StrictNumbaLinker(NumbaLinker):
     def jit_compile(self, fn: Callable) -> Callable:
         with pytensor.config.change_flags(numba__fastmath=False):
             return super().jit_compile(fn)
+
+
+def check_compile_kwargs(options: Any) -> None:
+    """Raise for options that ``pytensor.function`` does not have, and for compilers whose roundings are not controlled."""
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise TypeError(f'compile_kwargs must be a dict, such as {{"mode": "NUMBA"}}, got {options!r}.')  # fmt: skip
+    known = [*inspect.signature(pytensor.function).parameters][2:]
+    if unknown := sorted(set(map(str, options)) - set(known)):
+        raise TypeError(f"compile_kwargs has {', '.join(unknown)}, which pytensor.function does not have: leave out.")  # fmt: skip
+    try:
+        linker = get_mode(options.get("mode", "NUMBA")).linker
+    except Exception:
+        raise ValueError(
+            f"compile_kwargs has the mode {options['mode']!r}, which PyTensor does not have: give one such as 'NUMBA', or leave out."
+        ) from None
+    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker):
+        raise ValueError(
+            f"compile_kwargs has the mode {options['mode']!r} ({type(linker).__name__}), which may round a record differently in another "
+            "place: give 'NUMBA', or leave out."
+        )
 
 
 def strict(mode: Any) -> Any:

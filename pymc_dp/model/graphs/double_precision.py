@@ -1,8 +1,7 @@
 """Graphs that compute in double precision, whatever the types of their data.
 
-PyTensor's logarithm of a column of float32, or of small integers, is a float32; JAX computes that of integers of 32 bits in
-single precision, too, although the graph has a float64 there. Both would round what is computed from such columns alone to
-24 bits, and differently.
+PyTensor's logarithm of a column of float32, or of small integers, is a float32: what is computed from such columns alone
+would be rounded to 24 bits.
 """
 
 from __future__ import annotations

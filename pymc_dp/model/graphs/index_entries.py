@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-import pytensor.tensor as pt
 
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import Op
@@ -19,7 +18,6 @@ __all__ = [
     "Blocked",
     "block",
     "bounds",
-    "count",
     "has_rows",
     "is_range",
     "new_axes",
@@ -59,11 +57,6 @@ def bounds(op: Op, entry: Any, length: int | None) -> tuple[int, int, int]:
         value = part.data if isinstance(part, Constant) else part
         numbers.append(None if value is None else int(value))
     return slice(*numbers).indices(length or 0)
-
-
-def count(n: Variable) -> Variable:
-    """0, 1, ..., n - 1; of a type that JAX, too, counts in, where PyTensor would take the smallest one for 0 and 1."""
-    return pt.arange(np.int64(0), n, np.int64(1))
 
 
 def new_axes(entries: Sequence[Any]) -> range:

@@ -18,13 +18,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
-from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
-from pytensor.link.basic import JITLinker
-from pytensor.link.jax.linker import JAXLinker
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
-from pytensor.link.numba.linker import NumbaLinker
 from pytensor.tensor import as_tensor_variable, tensor
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
@@ -44,11 +40,8 @@ VERSION = 2  # of the compiled code, which PyTensor keeps on disk
 _strict = numba.njit(nogil=True, error_model="numpy")
 
 
-def in_fixed_order(output: Variable, rows: Sequence[Variable], mode: Any) -> Variable:
+def in_fixed_order(output: Variable, rows: Sequence[Variable]) -> Variable:
     """The same graph with operations of this module, where products or solutions depend on `rows`."""
-    linker = get_mode(mode).linker
-    if isinstance(linker, JITLinker) and not isinstance(linker, NumbaLinker | JAXLinker):
-        return output  # for instance PyTorch, which does not know them
     dependent = downstream([output], rows)
 
     def rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:

@@ -25,7 +25,7 @@ from pytensor.tensor.type_other import NoneTypeT, SliceType
 
 from pymc_dp.model.graphs.data_variables import is_array_root, observed_arrays, stored
 
-#: Modules whose operations are functions of their inputs alone. (Calls of JAX functions are not.)
+#: Modules whose operations are functions of their inputs alone. (Calls of other libraries, in ``pytensor.link``, are not.)
 _HOST = (
     "pymc.", "pytensor.compile.", "pytensor.graph.", "pytensor.gradient", "pytensor.ifelse", "pytensor.raise_op",
     "pytensor.scalar.", "pytensor.scan.", "pytensor.sparse.", "pytensor.tensor.",

@@ -30,7 +30,6 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
 from pymc_dp.model.graphs.data_variables import interpreted, rebuilt
-from pymc_dp.model.graphs.index_entries import count
 from pymc_dp.model.graphs.row_subsets import SOLVE, Blocked, Gathered, RowWalk
 
 __all__ = ["RowGradients", "row_gradients"]
@@ -185,7 +184,7 @@ class _GradientWalk(RowWalk):
 
         def pull_back(sensitivity: Variable) -> Variable:
             n = index.shape[0]
-            rows = count(n).reshape((-1, *[1] * (-from_end - 1)))
+            rows = pt.arange(n).reshape((-1, *[1] * (-from_end - 1)))
             # With an index in front, NumPy moves the axes of all index arrays to the front.
             moved = pt.moveaxis(sensitivity, range(first, first + n_axes), range(n_axes))
             zeros = pt.zeros((n, *shape))

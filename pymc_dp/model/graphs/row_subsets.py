@@ -42,7 +42,6 @@ from pymc_dp.model.graphs.index_entries import (
     Blocked,
     block,
     bounds,
-    count,
     has_rows,
     is_range,
     new_axes,
@@ -112,7 +111,7 @@ class RowWalk:
 
     def _owner(self, index: Variable) -> Variable:
         """For each entry of an index, which of the requested rows it belongs to, from 0."""
-        return count(index.shape[0]) if self._owners[index] is None else self._owners[index]
+        return pt.arange(index.shape[0]) if self._owners[index] is None else self._owners[index]
 
     def _aligned(self, variable: Variable, axis: int, index: Variable) -> Variable:
         """Rows of a variable along `axis`, counted from the end (negative), unless it is broadcast there."""
@@ -228,7 +227,7 @@ class RowWalk:
         rows = self(x, first, self._derived(index // inner, self._owners[index]))
         shape = x.type.shape
         rows = rows.reshape([*shape[:first], -1, inner, *shape[last:]])
-        rows = rows[(*[slice(None)] * first, count(index.shape[0]), index % inner)]
+        rows = rows[(*[slice(None)] * first, pt.arange(index.shape[0]), index % inner)]
         return pt.reshape(rows, [*new[:axis], -1, *new[axis + 1 :]])
 
     @_through.register
@@ -330,7 +329,7 @@ class RowWalk:
             flat = self._derived(chosen.ravel(), pt.broadcast_to(owners, chosen.shape).ravel())
             # Lengths of 1 must stay known, for broadcasting.
             shape = [n if n == 1 else chosen.shape[d] for d, n in enumerate(chosen.type.shape)]
-        return self(x, axis, flat), count(flat.shape[0]).reshape(shape)
+        return self(x, axis, flat), pt.arange(flat.shape[0]).reshape(shape)
 
     def _picked(
         self, x: Variable, entries: list[Any], axis: int, from_end: int, index: Variable

@@ -19,7 +19,6 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.model.graphs.data_variables import interpreted
-from pymc_dp.model.graphs.jax_linker import is_jax
 from pymc_dp.model.graphs.ordered_products import product
 from pymc_dp.model.graphs.row_gradients import RowGradients
 from pymc_dp.model.sums.batch_likelihood import Gathered, RowGraphs, RowsOfGroup
@@ -45,8 +44,7 @@ class RecordGroupGradients(RowsOfGroup):
         super().__init__(label, n_records)
         n_rows = n_records if self._one_each else 0  # 0: rows are asked for by number only
         inputs = [theta, *rows.inputs]
-        arguments = inputs, index, rows.gathered, rows.gradients, n_rows, options
-        self._function = RowFunction(*arguments, row_axis=1 if rows.by_column else 0)
+        self._function = RowFunction(inputs, index, rows.gathered, rows.gradients, n_rows, options)
         self.by_column = rows.by_column
         self._quantities = _Quantities(rows, theta, options)
         self.width = max(self._function.width, self._quantities.size)
@@ -144,8 +142,6 @@ class _Quantities:
             weights = pt.vector("weights", dtype="float64")
             pulled = pt.grad(None, theta, known_grads={flat: weights}, disconnected_inputs="ignore")
             outputs.append(vectorize_graph(pulled, {weights: each}))
-        if is_jax(options["mode"]):  # which has no operations that split batches
-            options = options | {"mode": "NUMBA"}
         self._function = pytensor.function([theta, each], outputs, **options)
         self._function.trust_input = True
 

@@ -25,11 +25,10 @@ from threadpoolctl import ThreadpoolController
 
 from pymc_dp.model.graphs.compiling import compile_frozen, strict
 from pymc_dp.model.graphs.data_variables import stored
-from pymc_dp.model.graphs.jax_linker import is_jax
 from pymc_dp.model.graphs.ordered_products import in_fixed_order
 from pymc_dp.model.graphs.row_subsets import Gathered
 
-__all__ = ["LARGE", "RowFunction", "compiled_loop", "is_numba"]
+__all__ = ["LARGE", "RowFunction", "compiled_loop"]
 
 BLOCK = 2**14  # numbers per block: the cache of a core holds several such arrays
 LARGE = 2**17  # numbers above which a loop over blocks is worth its compilation
@@ -38,7 +37,6 @@ _LAYOUT: Any = (
     "W",
     "E",
 )  # Numba compiles again for read-only arrays, other layouts and subclasses
-MANY = 2**16  # numbers per block for JAX, whose calls take as long as some thousands of operations
 PER_THREAD = 2**20  # numbers per thread: work that takes much longer than starting a thread
 
 # Without flags: the functions that a loop calls would inherit them.
@@ -51,8 +49,6 @@ class RowFunction:
     `inputs` are the inputs without rows, `index` is the vector of row numbers of which `output` is a
     function, and `gathered` are further inputs: rows of the data. The output for a row is the same, to the
     bit, in any place among any other rows, if it is compiled by Numba (and Numba does not use Intel's SVML).
-    In JAX this is observed, and not proved: all rows go through one function of blocks of one length.
-    `row_axis` is the axis of the output that has the rows.
     """
 
     def __init__(
@@ -63,23 +59,17 @@ class RowFunction:
         output: Variable,
         n_rows: int,
         options: dict[str, Any],
-        *,
-        row_axis: int = 0,
     ) -> None:
-        mode = options["mode"]
-        output = in_fixed_order(output, [index, *(g.rows for g in gathered)], mode)
-        self._is_jax, self._row_axis = is_jax(mode), row_axis
-        if self._is_jax:
-            inputs = [*inputs, index, *(g.rows for g in gathered)]
-        else:
-            begin, end = pt.lscalars("begin", "end")
-            numbers, arrays = index.type(), [g.rows.type() for g in gathered]
-            rows = {index: numbers[begin:end]}
-            for g, array in zip(gathered, arrays, strict=True):
-                rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
-            inputs = [*inputs, begin, end, numbers, *arrays]
-            output = graph_replace(output, rows, strict=False)
-        self.function: Any = compile_frozen(inputs, output, options | {"mode": strict(mode)})
+        output = in_fixed_order(output, [index, *(g.rows for g in gathered)])
+        begin, end = pt.lscalars("begin", "end")
+        numbers, arrays = index.type(), [g.rows.type() for g in gathered]
+        rows = {index: numbers[begin:end]}
+        for g, array in zip(gathered, arrays, strict=True):
+            rows[g.rows] = array[(*[slice(None)] * g.axis, slice(begin, end))]
+        inputs = [*inputs, begin, end, numbers, *arrays]
+        output = graph_replace(output, rows, strict=False)
+        options = options | {"mode": strict(options["mode"])}
+        self.function: Any = compile_frozen(inputs, output, options)
         self._gathered = [(g.data, g.axis) for g in gathered]
         self.refresh()
         self._n_rows, self._n_inputs = n_rows, len(inputs)
@@ -116,33 +106,16 @@ class RowFunction:
 
     def __call__(self, values: Sequence[np.ndarray], gathered: list[np.ndarray]) -> np.ndarray:
         """The output for values of the inputs, and for rows that `gather` returned."""
-        if self._is_jax:
-            return self._in_equal_blocks(values, *gathered)
-        function = getattr(self.function.vm, "jit_fn", None)
-        if not isinstance(function, CPUDispatcher):
+        if not self._is_numba:
             return self.function(*values, *gathered)
         # Without PyTensor, which takes microseconds to pass data.
-        (output,) = function(*values, *gathered, *self._hidden)
+        (output,) = self.function.vm.jit_fn(*values, *gathered, *self._hidden)
         return output
 
-    def _in_equal_blocks(
-        self, values: Sequence[np.ndarray], begin: Any, end: Any, *arrays: np.ndarray
-    ) -> np.ndarray:
-        """The output in blocks of one length, the last one filled up with copies of its last row.
-
-        JAX compiles a function for each length of its arrays. With one length, it is one function, and each block
-        has whole vector instructions only.
-        """
-        axes = 0, *(axis for _, axis in self._gathered)
-        length = equal_length(self.width)
-        parts = []
-        for a in range(int(begin), int(end), length):
-            b = min(a + length, int(end))
-            rows = slice(a, b) if b - a == length else np.minimum(np.arange(a, a + length), b - 1)
-            cut = [x[(*[slice(None)] * axis, rows)] for x, axis in zip(arrays, axes, strict=True)]
-            part = self.function(*values, *cut)
-            parts.append(part.take(range(b - a), self._row_axis) if b - a < length else part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, self._row_axis)
+    @property
+    def _is_numba(self) -> bool:
+        """Whether there is a function compiled by Numba, which a loop can call."""
+        return isinstance(getattr(self.function.vm, "jit_fn", None), CPUDispatcher)
 
     @property
     def _hidden(self) -> list[Any]:
@@ -152,7 +125,7 @@ class RowFunction:
     @property
     def has_loop(self) -> bool:
         """Whether there are enough rows for a loop, and it can be compiled."""
-        return self._n_rows * self.width > LARGE and is_numba(self.function)
+        return self._n_rows * self.width > LARGE and self._is_numba
 
     def compiled(self, values: Sequence[np.ndarray]) -> tuple[CPUDispatcher, tuple[tuple, tuple]]:
         """A function for a `compiled_loop`, and its arguments before and after the limits of a block."""
@@ -190,16 +163,6 @@ class RowFunction:
 def block_length(width: int) -> int:
     """Number of rows in a block, from that of numbers in a row."""
     return max(64, BLOCK // width)
-
-
-def equal_length(width: int) -> int:
-    """Number of rows in a block for JAX, a power of 2 from 64 to 2**13, from that of numbers in a row."""
-    return min(2**13, max(64, 2 ** (MANY // width).bit_length() // 2))
-
-
-def is_numba(function: Any) -> bool:
-    """Whether a compiled PyTensor function has a Numba function that a loop can call."""
-    return isinstance(getattr(function.vm, "jit_fn", None), CPUDispatcher)
 
 
 @lru_cache(maxsize=4)
