@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -138,6 +140,16 @@ def no_variance(self, log_variances):
     return np.exp(-log_variances[0]) * np.eye(2), -2 * float(log_variances[0])
 
 
+@functools.cache
+def l2_target():
+    """A law with l2 noise, a position, and the scale of the noise."""
+    case, simulator = CASES["location_scale"], simulator_of("location_scale", 150)
+    one = template(case, "l2", 1.0, case.prior[0], 0.6, 150)
+    scores = public(case, released(case, [one], case.prior[0], np.random.default_rng(5), 150), 150)
+    step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
+    return step.target, case.prior[0], one.scale
+
+
 right_noise, right_precision = (
     getattr(sum_law.NormalSums, n) for n in ("_noise_density", "_precision")
 )
@@ -149,11 +161,7 @@ FAULTS = {"_noise_density": [wrong_shape], "_precision": [no_determinant, no_var
 )
 def test_l2_noise_and_the_spread_of_records_have_their_law(name, fault, monkeypatch):
     """Log-variances are integrated out: what is left is the convolution of a normal law and exp(-|r| / s), by quadrature."""
-    case, simulator = CASES["location_scale"], simulator_of("location_scale", 150)
-    one = template(case, "l2", 1.0, case.prior[0], 0.6, 150)
-    scores = public(case, released(case, [one], case.prior[0], np.random.default_rng(5), 150), 150)
-    target = DPScore(scores, simulator=simulator, model=simulator.model, method="normal").target
-    s, spread = one.scale, 0.7
+    target, prior, s, spread = *l2_target(), 0.7
     target._spread = (spread * s) ** 2 * np.eye(2)
     if fault is not None:
         monkeypatch.setattr(target, name, fault.__get__(target))
@@ -167,7 +175,7 @@ def test_l2_noise_and_the_spread_of_records_have_their_law(name, fault, monkeypa
         monkeypatch.setattr(
             target, "residual", lambda theta, r=residual: (r, target._weights(theta))
         )
-        logs = np.array([target.log_density(np.append(case.prior[0], v))[0] for v in grid])
+        logs = np.array([target.log_density(np.append(prior, v))[0] for v in grid])
         found.append(np.logaddexp.reduce(logs))
         wanted.append(np.log(weights @ np.exp(-np.linalg.norm(residual - shifts, axis=1) / s)))
     error = np.abs(np.diff(found) - np.diff(wanted)).max()
