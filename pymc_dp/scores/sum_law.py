@@ -54,7 +54,7 @@ _PER_RECORD, _MOST, _FEW = 4, 4_000_000, 200_000
 _SINGULAR = 1e-10
 #: How often the mode is searched, and in how many steps.
 _N_CENTRES, _N_STEPS = 2, 30
-#: Distance of a log-variance from that of its mean where the density counts as zero: it is below e^-40 there.
+#: Distance of a log-variance from that of the mean variance beyond which the density, below e^-80, counts as zero.
 _FAR = 80.0
 
 
@@ -116,7 +116,7 @@ class NormalSums(Shown):
             self._simulate(centre, _FEW, rng)
             found = minimize(
                 lambda z, at=centre: self._minus(at + root @ z), np.zeros(n), jac=True, method="trust-exact",
-                hess=lambda z, at=centre: root.T @ self._curvature(at + root @ z) @ root,
+                hess=lambda z, at=centre: np.nan_to_num(root.T @ self._curvature(at + root @ z) @ root),
                 options={"maxiter": _N_STEPS, "gtol": 0.01},
             )  # fmt: skip
             mode = centre + root @ found.x
@@ -134,10 +134,8 @@ class NormalSums(Shown):
         """Minus the second derivative of the same, without that of the means."""
         found = self.with_slope(theta)
         assert found is not None
-        prior = -differences(self._prior.grad_log_prior, theta)
-        return (
-            prior + self._temperature * found[1].T @ self._precision(self._expected)[0] @ found[1]
-        )
+        precision = self._temperature * self._precision(self._expected)[0]
+        return found[1].T @ precision @ found[1] - differences(self._prior.grad_log_prior, theta)
 
     def _simulate(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
         """Draw records at the centre, at most so many: mean and covariance of their features."""
