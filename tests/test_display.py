@@ -188,7 +188,7 @@ def compiled(quick_scores):
         *[r.histogram for r in scores.releases if r.histogram is not None], stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
         dp.DPPenalty(**bounds | own), last, chain, chain.approximation, augmented,
         dp.scores.check_fit(scores, simulator), last.budget.claim(last.label, last.token),
-        chain.target, next(chain.states(1)), chain.features, normal.target, state, state.place,
+        chain.target, next(chain.states(1)), chain.features, normal.target, state,
     ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 :func:`~pymc_dp.private_scores` makes the releases (``score_plan.py``), planned by ``design.py`` on simulated
 records; ``releases.py`` has the public result. :class:`~pymc_dp.DPScore` samples: ``latent_posterior.py`` has the
-exact target and its moves, ``sum_law.py`` the normal approximation for many records. :func:`~pymc_dp.scores.check_fit`
+exact target and its moves, ``sum_law.py`` the normal approximation for many records, and ``nuts.py`` moves the
+parameters of both. :func:`~pymc_dp.scores.check_fit`
 compares a noisy histogram of score norms with the model (``fit_check.py``, planned by ``check_design.py``).
 With private covariates, released second moments correct those of the stand-in (``second_moments.py``).
 """

@@ -10,9 +10,8 @@ Each of three moves leaves it invariant:
 1. *Records*: for each in turn, :math:`D_i^* \sim p(\cdot \mid \theta)`, accepted with probability
    :math:`\min\{1, g(r - f_i^* + f_i) / g(r)\}`, where :math:`r = S - \sum_i f_i`. (Metropolis-Hastings
    with the full conditional of the record without the release as proposal.)
-2. *Parameters*: Hamiltonian Monte Carlo on :math:`p(\theta) \prod_i p(D_i \mid \theta)`, which is the full
-   conditional of :math:`\theta`, as ``S`` depends on ``D`` alone. If there are hyperparameters, also
-   Metropolis-Hastings moves in partially non-centred coordinates.
+2. *Parameters*: NUTS on :math:`p(\theta) \prod_i p(D_i \mid \theta)`, which is the full conditional of
+   :math:`\theta`, as ``S`` depends on ``D`` alone.
 3. *Both*: :math:`\theta^* \sim q(\theta, \cdot)` and a fresh data set :math:`D^* \sim p(\cdot \mid \theta^*)`,
    accepted with probability :math:`\min\{1, q(\theta^*, \theta) p(\theta^*) g(S - \sum_i f_i^*) /
    [q(\theta, \theta^*) p(\theta) g(S - \sum_i f_i)]\}`: the densities of the records cancel. Moves 1 and 2 are slow where the noise exceeds the spread of the sum (autocorrelation
@@ -43,8 +42,6 @@ from pymc_dp.display import Shown
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.hamiltonian import hamiltonian_move
-from pymc_dp.scores.noncentring import PartialNoncentring
 from pymc_dp.scores.record_sweep import sweep
 
 __all__ = ["LatentPosterior", "LatentState", "Walk"]
@@ -90,10 +87,6 @@ class LatentPosterior(Shown):
     prior : Reductions
         The model whose prior counts.
     n_records : int
-    root : array of shape (n_dim, n_dim)
-        Root of the covariance of the posterior without privacy: scales of the trajectories.
-    noncentring : PartialNoncentring, optional
-        Moves of hyperparameters.
     error_root : array of shape (width, n_errors), optional
         ``R``: root of the covariance of the sums that is due to errors of the stand-in.
     """
@@ -104,14 +97,10 @@ class LatentPosterior(Shown):
         simulated: SimulatedRecords,
         prior: Reductions,
         n_records: int,
-        root: np.ndarray,
-        noncentring: PartialNoncentring | None = None,
         error_root: np.ndarray | None = None,
     ) -> None:
-        self._noncentring = noncentring
         self._error_root = np.zeros((len(features.total), 0)) if error_root is None else error_root
         self._features, self._simulated, self._prior = features, simulated, prior
-        self._root = root
         m = simulated.n_records
         self._weights = [np.ones(m) for _ in range(-(-n_records // m))]
         # The records that do not count are spread over the rows, which may be sorted.
@@ -196,19 +185,6 @@ class LatentPosterior(Shown):
                 more, slope = self._simulated.weighted_sum(theta, data, weights)
                 value, gradient = value + more, gradient + slope
         return value, gradient
-
-    def update_parameters(
-        self, state: LatentState, step_size: float, rng: np.random.Generator
-    ) -> float:
-        """Move 2, in place; acceptance probability."""
-        state.theta, probability = hamiltonian_move(
-            state.theta, lambda theta: self.log_density(theta, state), self._root, step_size, rng
-        )
-        if self._noncentring is not None:
-            state.theta = self._noncentring.metropolis(
-                state.theta, lambda theta: self.log_density(theta, state)[0], rng
-            )
-        return probability
 
     def update_both(
         self, state: LatentState, walk: Walk, rng: np.random.Generator

@@ -18,10 +18,9 @@ from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.hamiltonian import StepSize
 from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
 from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
-from pymc_dp.scores.noncentring import PartialNoncentring
+from pymc_dp.scores.nuts import Nuts
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.sum_law import NormalSums, SumState
@@ -38,9 +37,6 @@ _WARMUP = (50, 50, 100, 200)
 #: Moves of parameters and records together in each iteration, if they are ever accepted.
 _N_BOTH = 3
 _LEAST_ACCEPTANCE = 0.01
-#: Part of the iterations with a trajectory where more than so many transport moves are accepted, in models without
-#: hyperparameters.
-_FEW_TRAJECTORIES, _GOOD_ACCEPTANCE = 0.2, 0.4
 #: First states of chains are this much wider than the posterior, so that R-hat can see a failure.
 _OVERDISPERSION = 1.5
 _MAX_TRIES = 20
@@ -84,10 +80,10 @@ class DPScore(Shown, BlockedStep):
 
     Notes
     -----
-    A chain begins with 400 iterations that adapt the step size and are not returned; ``initvals`` are not
-    used. Statistics: ``acceptance_rate`` of trajectories, ``record_acceptance_rate`` (method
-    ``"records"``), ``both_acceptance_rate`` of moves of parameters and records together,
-    ``transport_acceptance_rate`` (method ``"normal"``; NaN for moves that are not made), and
+    PyMC's NUTS moves the parameters. A chain begins with 400 iterations that adapt it and are not returned,
+    so PyMC's own ``tune`` may be 0; ``initvals`` are not used. Statistics: those of NUTS (``diverging``,
+    ``tree_depth``, ``step_size``, ``energy``, ``lp``, ``acceptance_rate``, ...), ``record_acceptance_rate`` and
+    ``both_acceptance_rate`` of moves of parameters and records together (method ``"records"``, else NaN), and
     ``reference_distance`` from the mean of the posterior that the scores' reference gives in normal
     approximation, in its standard deviations: root mean square over the parameters with scores, about 1.
 
@@ -112,9 +108,15 @@ class DPScore(Shown, BlockedStep):
     default_tune_steps = 0
     stats_dtypes_shapes: dict[str, tuple[Any, list]] = {
         "acceptance_rate": (np.float64, []),
+        "diverging": (bool, []),
+        "energy": (np.float64, []),
+        "lp": (np.float64, []),
+        "n_steps": (np.float64, []),
+        "reached_max_treedepth": (bool, []),
+        "step_size": (np.float64, []),
+        "tree_depth": (np.int64, []),
         "record_acceptance_rate": (np.float64, []),
         "both_acceptance_rate": (np.float64, []),
-        "transport_acceptance_rate": (np.float64, []),
         "reference_distance": (np.float64, []),
     }
     _state_class = StepMethodState
@@ -168,9 +170,7 @@ class DPScore(Shown, BlockedStep):
 
     def _make_target(self, rng: np.random.Generator) -> LatentPosterior | NormalSums:
         simulator, approximation = self.simulator, self.approximation
-        noncentring = _noncentring(simulator, approximation)
         if self.method == "records":
-            root = np.linalg.cholesky(np.linalg.inv(approximation.precision))
             error = self._features.stand_in_error(approximation.mean, self.scores.n_records, rng)
             values, vectors = np.linalg.eigh(error)
             target = LatentPosterior(
@@ -178,8 +178,6 @@ class DPScore(Shown, BlockedStep):
                 simulator.simulated,
                 simulator.likelihood,
                 self.scores.n_records,
-                root,
-                noncentring,
                 (vectors * np.sqrt(np.maximum(values, 0)))[:, values > 0],
             )
             target.compile(approximation.mean)
@@ -187,7 +185,7 @@ class DPScore(Shown, BlockedStep):
         root = np.linalg.cholesky(approximation.covariance)
         return NormalSums(
             self._features, simulator.simulated, simulator.likelihood, self.scores.n_records,
-            simulator.temperature, approximation.mean, root, noncentring, rng,
+            simulator.temperature, approximation.mean, root, not approximation.information.all(), rng,
         )  # fmt: skip
 
     def set_rng(self, rng: Any) -> None:
@@ -204,7 +202,7 @@ class DPScore(Shown, BlockedStep):
         if self._chain is None:
             self._chain = self._started()
         stats = self._chain.iterate()
-        theta = self._chain.theta
+        theta = self._chain.state.theta
         stats["reference_distance"] = self.approximation.distance(theta)
         return self.simulator.likelihood.unravel(theta), [stats]
 
@@ -218,7 +216,7 @@ class DPScore(Shown, BlockedStep):
         while True:
             for _ in range(thin):
                 chain.iterate()
-            yield chain._state
+            yield chain.state
 
     @property
     def target(self) -> LatentPosterior | NormalSums:
@@ -235,17 +233,6 @@ class DPScore(Shown, BlockedStep):
         chain = make(self._target, self.approximation, self.rng)  # type: ignore[arg-type]
         chain.warm_up()
         return chain
-
-
-def _noncentring(simulator: Simulator, approximation: NormalPosterior) -> PartialNoncentring | None:
-    """Moves of the hyperparameters, on which no score depends; None without any."""
-    if approximation.information.all():
-        return None
-    scale = np.sqrt(np.diag(approximation.covariance))
-    return PartialNoncentring(
-        simulator.likelihood.grad_log_prior, approximation.theta, approximation.gradient,
-        approximation.information, scale,
-    )  # fmt: skip
 
 
 def _chosen(method: str, n_records: int, simulator: Simulator) -> str:
@@ -270,27 +257,29 @@ class _RecordsChain:
         self, target: LatentPosterior, approximation: NormalPosterior, rng: np.random.Generator
     ) -> None:
         self._target, self._rng = target, rng
-        self._step_size = StepSize(len(approximation.mean))
         self._walk = Walk(approximation.mean, np.linalg.cholesky(approximation.covariance))
         self._n_both = 1
-        self._state = _first(approximation, rng, lambda theta: target.draw(theta, rng))
+        self.state: LatentState = _first(approximation, rng, lambda theta: target.draw(theta, rng))
+        # Given the records, the posterior is that without privacy, wherever these are.
+        root = np.linalg.cholesky(np.linalg.inv(approximation.precision))
+        self._nuts = Nuts(
+            lambda theta: target.log_density(theta, self.state),
+            approximation.mean,
+            root,
+            rng,
+            False,
+        )
 
-    @property
-    def theta(self) -> np.ndarray:
-        return self._state.theta
-
-    def iterate(self) -> dict[str, float]:
+    def iterate(self) -> dict[str, Any]:
         """Each move once, and the cheap ones several times; statistics."""
         accepted = []
         for _ in range(self._n_both):
-            self._state, was_accepted = self._target.update_both(self._state, self._walk, self._rng)
+            self.state, was_accepted = self._target.update_both(self.state, self._walk, self._rng)
             accepted.append(was_accepted)
-        rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
-        return {
-            "acceptance_rate": rate,
-            "record_acceptance_rate": self._target.update_records(self._state, self._rng),
+        self.state.theta, stats = self._nuts.move(self.state.theta)
+        return stats | {
+            "record_acceptance_rate": self._target.update_records(self.state, self._rng),
             "both_acceptance_rate": float(np.mean(accepted)) if accepted else np.nan,
-            "transport_acceptance_rate": np.nan,
         }
 
     def warm_up(self) -> None:
@@ -299,14 +288,13 @@ class _RecordsChain:
         for length in _WARMUP:
             accepted = []
             for _ in range(length):
-                stats = self.iterate()
-                self._step_size.adapt(stats["acceptance_rate"])
-                path.append(self.theta)
-                accepted.append(stats["both_acceptance_rate"])
+                accepted.append(self.iterate()["both_acceptance_rate"])
+                path.append(self.state.theta)
             self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 1
             path = path[len(path) // 4 :]
             self._walk = _adapted(first, np.array(path))
         self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 0
+        self._nuts.stop_tuning()
 
 
 class _SumsChain:
@@ -315,49 +303,28 @@ class _SumsChain:
     def __init__(
         self, target: NormalSums, approximation: NormalPosterior, rng: np.random.Generator
     ) -> None:
-        self._target, self._rng = target, rng
-        self._step_size = StepSize(len(approximation.mean))
-        #: Whether transport moves are made, and the part of the iterations with a trajectory.
-        self._transported, self._trajectories = True, 1.0
+        self._target = target
 
-        def first(theta: np.ndarray) -> SumState | None:
-            return target.first(theta) if target.is_possible(theta) else None
+        def first(theta: np.ndarray) -> np.ndarray | None:
+            return target.position(theta) if target.is_possible(theta) else None
 
-        self._state = _first(approximation, rng, first)
+        self._position = _first(approximation, rng, first)
+        self._nuts = Nuts(target.log_density, *target.standard, rng)
 
     @property
-    def theta(self) -> np.ndarray:
-        return self._state.theta
+    def state(self) -> SumState:
+        return self._target.state(self._position)
 
-    def iterate(self) -> dict[str, float]:
-        """Move the parameters, then the variances of l2 noise; statistics."""
-        accepted, rate = np.nan, np.nan
-        if self._transported:
-            accepted = float(self._target.update_by_transport(self._state, self._rng))
-        if self._rng.random() < self._trajectories:
-            rate = self._target.update_parameters(self._state, self._step_size.value, self._rng)
-        self._target.update_variances(self._state, self._rng)
-        return {
-            "acceptance_rate": rate,
-            "record_acceptance_rate": np.nan,
-            "both_acceptance_rate": np.nan,
-            "transport_acceptance_rate": accepted,
-        }
+    def iterate(self) -> dict[str, Any]:
+        """Move parameters and variances of l2 noise; statistics."""
+        self._position, stats = self._nuts.move(self._position)
+        return stats | {"record_acceptance_rate": np.nan, "both_acceptance_rate": np.nan}
 
     def warm_up(self) -> None:
-        """Iterate, and adapt the step size and the mixture of moves, which are fixed afterwards."""
-        for length in _WARMUP:
-            accepted = []
-            for _ in range(length):
-                stats = self.iterate()
-                if np.isfinite(rate := stats["acceptance_rate"]):
-                    self._step_size.adapt(rate)
-                accepted.append(stats["transport_acceptance_rate"])
-            part = float(np.mean(accepted))  # NaN where no transport was tried
-            self._transported = part > _LEAST_ACCEPTANCE
-            # Hyperparameters are moved with the trajectories.
-            is_good = part > _GOOD_ACCEPTANCE and not self._target.has_hyperparameters
-            self._trajectories = _FEW_TRAJECTORIES if is_good else 1.0
+        """Iterate while NUTS adapts."""
+        for _ in range(sum(_WARMUP)):
+            self.iterate()
+        self._nuts.stop_tuning()
 
 
 def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:

@@ -18,12 +18,9 @@ the fewer ones: so the error of the latter is of second order in the change of t
 evaluation depends on ``N``. The density of ``S`` is bounded in :math:`\theta`, so the posterior is proper if the
 prior is. The error is that of the central limit theorem, of order :math:`1 / \sqrt{N}`.
 
-Parameters are moved in coordinates in which this posterior is nearly normal
-(:mod:`pymc_dp.scores.transport`), and by Hamiltonian trajectories: in a fifth of the iterations, or in all of
-them if the former are mostly rejected.
-
 l2 noise is a scale mixture of normals: its variance ``v`` is a further parameter, with
-:math:`v / s^2` twice a Gamma((d + 1) / 2) variable, updated by a random walk on its logarithm.
+:math:`v / s^2` twice a Gamma((d + 1) / 2) variable. Its logarithm has the log-density
+:math:`(d + 1) / 2 \log v - v / (2 s^2)`. So parameters and log-variances have one smooth density, and NUTS samples it.
 
 References
 ----------
@@ -34,18 +31,17 @@ https://doi.org/10.1080/10618600.2017.1302882.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.display import Shown
+from scipy.optimize import minimize
+
+from pymc_dp.display import Shown, one_line
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.simulation import SimulatedRecords, differences
 from pymc_dp.scores.clipped_scores import ClippedScores
-from pymc_dp.scores.hamiltonian import hamiltonian_move
 from pymc_dp.scores.moments import simulated_moments
-from pymc_dp.scores.noncentring import PartialNoncentring
-from pymc_dp.scores.transport import Law, Place, Transport
 
 __all__ = ["NormalSums", "SumState"]
 
@@ -54,35 +50,26 @@ _N_WEIGHTED, _MOST_SETS = 10_000, 100
 #: Simulated records for the mean at the centre: in units of the number of records, and at most; at most for the
 #: search of the centre.
 _PER_RECORD, _MOST, _FEW = 4, 4_000_000, 200_000
-#: Standard deviation of the random walk on the logarithm of the variance of l2 noise.
-_VARIANCE_STEP = 0.7
 #: Relative cutoff of singular values: hyperparameters have no scores.
 _SINGULAR = 1e-10
-#: How often the mode is searched.
-_N_CENTRES = 2
-#: Least precision of the prior in the coordinates of the transport.
-_LEAST_PRECISION = 1e-6
+#: How often the mode is searched, and in how many steps.
+_N_CENTRES, _N_STEPS = 2, 30
+#: Distance of a log-variance from that of the mean variance beyond which the density, below e^-80, counts as zero.
+_FAR = 80.0
 
 
-@dataclass
-class SumState(Shown):
-    """Parameters, and the logarithm of the variance of the noise of each release.
-
-    Parameters
-    ----------
-    theta : array of shape (n_dim,)
-    log_variances : array of shape (n_releases,)
-    place : Place, optional
-        The position in the coordinates of :class:`~pymc_dp.scores.transport.Transport`, if it is known.
-    """
+class SumState(NamedTuple):
+    """Parameters, and the logarithm of the variance of the noise of each release."""
 
     theta: np.ndarray
     log_variances: np.ndarray
-    place: Place | None = None
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
 
 class NormalSums(Shown):
-    """The target, and its moves.
+    """The density of positions: parameters, followed by the log-variances of the releases with l2 noise.
 
     Parameters
     ----------
@@ -97,8 +84,8 @@ class NormalSums(Shown):
         Position in the bulk of the posterior, where records are simulated.
     root : array of shape (n_dim, n_dim)
         Root of the covariance of the posterior, approximately.
-    noncentring : PartialNoncentring, optional
-        Moves of hyperparameters.
+    has_hyperparameters : bool
+        Whether there are parameters on which no score depends: then the mode is no centre.
     rng : numpy.random.Generator
     """
 
@@ -111,38 +98,44 @@ class NormalSums(Shown):
         temperature: float,
         centre: np.ndarray,
         root: np.ndarray,
-        noncentring: PartialNoncentring | None,
+        has_hyperparameters: bool,
         rng: np.random.Generator,
     ) -> None:
-        self._noncentring = noncentring
         self._features, self._simulated, self._prior = features, simulated, prior
         self._n, self._temperature, self._root = n_records, temperature, root
-        if noncentring is None:  # else the mode is no centre
+        self._l2 = np.flatnonzero(~features.is_gaussian)
+        self._expected = np.log(features.release_variances())
+        if not has_hyperparameters:
             centre = self._central(centre, rng)
         self._simulate(centre, _MOST, rng)
 
     def _central(self, centre: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The mode, found by the law around the given centre, and around what was found there."""
+        n, root = len(centre), self._root
         for _ in range(_N_CENTRES):
             self._simulate(centre, _FEW, rng)
-            mode = self._transport.solve(np.zeros(len(centre)))
-            if mode is None or not self.is_possible(mode.theta):
+            found = minimize(
+                lambda z, at=centre: self._minus(at + root @ z), np.zeros(n), jac=True, method="trust-exact",
+                hess=lambda z, at=centre: np.nan_to_num(root.T @ self._curvature(at + root @ z) @ root),
+                options={"maxiter": _N_STEPS, "gtol": 0.01},
+            )  # fmt: skip
+            mode = centre + root @ found.x
+            if not self.is_possible(mode):
                 break
-            centre = mode.theta
+            centre = mode
         return centre
 
-    def _make_transport(self, centre: np.ndarray) -> Transport:
-        prior = self._prior
-        precision = self._temperature * np.linalg.inv(
-            self._covariance(self.first(centre).log_variances)
-        )
-        found = self.with_slope(centre)
+    def _minus(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Minus the log-density with the expected variances, and its gradient in the coordinates of the root."""
+        value, gradient = self.log_density(self.position(theta))
+        return -value, -self._root.T @ gradient[: len(theta)]
+
+    def _curvature(self, theta: np.ndarray) -> np.ndarray:
+        """Minus the second derivative of the same, without that of the means."""
+        found = self.with_slope(theta)
         assert found is not None
-        curvature = -differences(prior.grad_log_prior, centre)
-        values, vectors = np.linalg.eigh(curvature)
-        prior_precision = (vectors * np.maximum(values, _LEAST_PRECISION)) @ vectors.T
-        law = self._combined(found[1].T @ precision)
-        return Transport(law, centre, prior.grad_log_prior(centre), prior_precision)
+        precision = self._temperature * self._precision(self._expected)[0]
+        return found[1].T @ precision @ found[1] - differences(self._prior.grad_log_prior, theta)
 
     def _simulate(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
         """Draw records at the centre, at most so many: mean and covariance of their features."""
@@ -178,7 +171,9 @@ class NormalSums(Shown):
         simulation_error = moments.unexplained / moments.n
         self._spread = self._n * moments.covariance + self._n**2 * simulation_error
         self._spread += self._features.stand_in_error(centre, self._n, rng)
-        self._transport = self._make_transport(centre)
+        self._constant = None
+        if not len(self._l2):
+            self._constant = self._precision(self._expected)
 
     def _different(self, values: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of weighted records that differ, in ascending order, and how many are equal to each.
@@ -194,18 +189,34 @@ class NormalSums(Shown):
         order = np.argsort(first)
         return first[order], counts[order].astype(float)
 
-    def first(self, theta: np.ndarray) -> SumState:
-        """State with the expected variance of the noise."""
-        return SumState(theta, np.log(self._features.release_variances()))
+    def position(self, theta: np.ndarray) -> np.ndarray:
+        """Parameters with the expected variances of the noise."""
+        return np.append(theta, self._expected[self._l2])
+
+    def state(self, position: np.ndarray) -> SumState:
+        """Parameters and log-variances of a position."""
+        n, log_variances = len(self._centre), self._expected.copy()
+        log_variances[self._l2] = position[n:]
+        return SumState(position[:n], log_variances)
+
+    @property
+    def standard(self) -> tuple[np.ndarray, np.ndarray]:
+        """A position in the bulk, and the root of the covariance of positions, approximately."""
+        widths = np.diff(self._features.ends)[self._l2]
+        n = len(self._centre)
+        root = np.diag(np.append(np.ones(n), np.sqrt(2 / (widths + 1))))
+        root[:n, :n] = self._root
+        return self.position(self._centre), root
 
     def is_possible(self, theta: np.ndarray) -> bool:
         """Whether the density is positive."""
         return bool(np.isfinite(self._prior.log_prior(theta))) and self.residual(theta) is not None
 
-    def _covariance(self, log_variances: np.ndarray) -> np.ndarray:
-        return self._spread + np.diag(
-            np.repeat(np.exp(log_variances), np.diff(self._features.ends))
-        )
+    def _precision(self, log_variances: np.ndarray) -> tuple[np.ndarray, float]:
+        """Inverse of the covariance of the noisy sums, and the logarithm of its determinant."""
+        noise = np.repeat(np.exp(log_variances), np.diff(self._features.ends))
+        inverse = np.linalg.inv(self._spread + np.diag(noise))
+        return inverse, float(np.linalg.slogdet(inverse)[1])
 
     def _weights(self, theta: np.ndarray) -> np.ndarray | None:
         """Weights of the simulated records; None where none is finite."""
@@ -225,101 +236,48 @@ class NormalSums(Shown):
 
     def with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Sums minus their means, and the derivative of the means."""
-        return self._combined(np.eye(len(self._mean)))(theta)
+        found = self.residual(theta)
+        if found is None:
+            return None
+        residual, weights = found
+        # The covariance of features and scores under the weights.
+        scores = self._weighted.gradients(theta)
+        slope = self._values.T @ (weights[:, None] * scores)
+        slope -= np.outer(weights @ self._values, weights @ scores)
+        return residual, self._n * slope
 
-    def _combined(self, pull: np.ndarray) -> Law:
-        """The same of linear combinations, the rows of a matrix: there are fewer of these than of sums."""
-        values = self._values @ pull.T
-        at_centre = pull @ (self._features.total - self._n * self._mean)
-
-        def law(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-            weights = self._weights(theta)
-            if weights is None:
-                return None
-            mean = weights @ values
-            # The covariance of features and scores under the weights.
-            scores = self._weighted.gradients(theta)
-            slope = values.T @ (weights[:, None] * scores) - np.outer(mean, weights @ scores)
-            return at_centre - self._n * mean, self._n * slope
-
-        return law
-
-    def log_density(self, theta: np.ndarray, inverse: np.ndarray) -> float:
-        """Log-density of the parameters given the variances of the noise."""
+    def log_density(self, position: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density of a position, up to a constant, and its gradient."""
+        nowhere = -np.inf, np.zeros(len(position))
+        theta, log_variances = self.state(position)
+        if (
+            not (np.abs(log_variances - self._expected) < _FAR).all()
+            or not np.isfinite(theta).all()
+        ):
+            return nowhere
         value = self._prior.log_prior(theta)
         found = self.residual(theta) if np.isfinite(value) else None
         if found is None:
-            return -np.inf
-        return float(value - self._temperature * found[0] @ inverse @ found[0] / 2)
-
-    def with_gradient(self, theta: np.ndarray, inverse: np.ndarray) -> tuple[float, np.ndarray]:
-        """The same, and its gradient."""
-        value, gradient = self._prior.log_prior(theta), self._prior.grad_log_prior(theta)
-        found = self.residual(theta) if np.isfinite(value) else None
-        if found is None:
-            return -np.inf, gradient
+            return nowhere
         residual, weights = found
+        inverse, log_det = self._constant or self._precision(log_variances)
         pulled = inverse @ residual
+        value += self._temperature * (log_det - residual @ pulled) / 2
         # Derivative of the mean: the covariance of features and scores under the weights.
-        terms = weights * ((self._values - weights @ self._values) @ pulled)
-        slope = terms @ self._weighted.gradients(theta)
-        factor = self._temperature
-        return value - factor * residual @ pulled / 2, gradient + factor * self._n * slope
+        terms = self._values @ pulled
+        slope = (weights * (terms - weights @ terms)) @ self._weighted.gradients(theta)
+        gradient = self._prior.grad_log_prior(theta) + self._temperature * self._n * slope
+        # Zero weights times infinite scores. (Any force that depends on the position alone is exact.)
+        gradient = np.nan_to_num(gradient, posinf=0.0, neginf=0.0)
+        if not len(self._l2):
+            return value, gradient
+        more, slopes = self._noise_density(log_variances)
+        squares = np.add.reduceat(pulled**2 - np.diag(inverse), self._features.ends[:-1])
+        slopes += self._temperature * np.exp(log_variances) * squares / 2
+        return value + more, np.append(gradient, slopes[self._l2])
 
-    @property
-    def has_hyperparameters(self) -> bool:
-        """Whether there are parameters on which no score depends."""
-        return self._noncentring is not None
-
-    def update_parameters(
-        self, state: SumState, step_size: float, rng: np.random.Generator
-    ) -> float:
-        """Move the parameters, in place; acceptance probability."""
-        inverse = np.linalg.inv(self._covariance(state.log_variances))
-        state.theta, probability = hamiltonian_move(
-            state.theta,
-            lambda theta: self.with_gradient(theta, inverse),
-            self._root,
-            step_size,
-            rng,
-        )
-        if self._noncentring is not None:
-            state.theta = self._noncentring.metropolis(
-                state.theta, lambda theta: self.log_density(theta, inverse), rng
-            )
-        return probability
-
-    def update_by_transport(self, state: SumState, rng: np.random.Generator) -> bool:
-        """Move the parameters in the coordinates of the transport, in place; whether the move was accepted."""
-        if state.place is None or state.place.theta is not state.theta:
-            state.place = self._transport.place(state.theta)
-        if (place := state.place) is None:
-            return False
-        inverse = np.linalg.inv(self._covariance(state.log_variances))
-        new = self._transport.move(place, lambda theta: self.log_density(theta, inverse), rng)
-        state.theta, state.place = new.theta, new
-        return new is not place
-
-    def update_variances(self, state: SumState, rng: np.random.Generator) -> None:
-        """Move the variances of l2 noise, in place."""
-        found = None if self._features.is_gaussian.all() else self.residual(state.theta)
-        if found is None:
-            return
-        for k in np.flatnonzero(~self._features.is_gaussian):
-            new = state.log_variances.copy()
-            new[k] += _VARIANCE_STEP * rng.standard_normal()
-            now, then = (
-                self._variance_density(x, int(k), found[0]) for x in (state.log_variances, new)
-            )
-            if np.log(rng.random()) < then - now:
-                state.log_variances = new
-
-    def _variance_density(self, log_variances: np.ndarray, k: int, residual: np.ndarray) -> float:
-        """Log-density of the logarithm of a variance of l2 noise."""
-        d = self._features.ends[k + 1] - self._features.ends[k]
-        log_variance, scale = log_variances[k], self._features.scales[k]
-        prior = (d + 1) / 2 * log_variance - np.exp(log_variance) / (2 * scale**2)
-        covariance = self._covariance(log_variances)
-        quadratic = residual @ np.linalg.solve(covariance, residual)
-        likelihood = -(quadratic + np.linalg.slogdet(covariance)[1]) / 2
-        return float(prior + self._temperature * likelihood)
+    def _noise_density(self, log_variances: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density of the log-variances of l2 noise, and the derivative of each one's."""
+        shapes = (np.diff(self._features.ends) + 1) / 2
+        ratios = np.exp(log_variances) / (2 * self._features.scales**2)
+        return float((shapes * log_variances - ratios)[self._l2].sum()), shapes - ratios

@@ -18,6 +18,7 @@ from scipy import stats
 from pymc_dp.scores import latent_posterior
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
+from pymc_dp.scores.nuts import Nuts
 from tests.scores.score_models import CASES, noise_of, public, simulator_of, template
 
 #: By model: releases (noise, its standard deviation over the root of the number of records, reference, clipped fraction).
@@ -37,9 +38,8 @@ def compiled(name, has_error):
     releases = [template(case, *r) for r in RELEASES[name]]
     simulated = simulator_of(name).simulated
     found = ClippedScores(public(case, releases), simulated)
-    root = np.diag(0.5 * case.prior[1])
     error = releases[0].noise_sd * np.eye(len(found.total))[:, : int(has_error)]
-    return case, LatentPosterior(found, simulated, simulated, case.n, root, None, error), found
+    return case, LatentPosterior(found, simulated, simulated, case.n, error), found
 
 
 def target_of(name, has_error=False):
@@ -55,7 +55,18 @@ def records(target, state, rng, case):
 
 
 def parameters(target, state, rng, case):
-    target.update_parameters(state, 0.8, rng)
+    if not hasattr(target, "nuts"):
+        scales = np.diag(0.5 * case.prior[1])
+        target.nuts = Nuts(
+            lambda theta: target.log_density(theta, target.current),
+            case.prior[0],
+            scales,
+            rng,
+            False,
+        )
+        target.nuts.stop_tuning()
+    target.current = state
+    state.theta, _ = target.nuts.move(state.theta)
     return state
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import arviz as az
 import numpy as np
 import pymc as pm
@@ -102,54 +104,82 @@ def test_the_density_is_proper(kind):
     step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
     target, centre = step._target, step.approximation.mean
     sd = np.sqrt(np.diag(step.approximation.covariance))
-    inverse = np.linalg.inv(target._covariance(target.first(centre).log_variances))
 
     def likelihood(theta):
-        return target.log_density(theta, inverse) - simulator.likelihood.log_prior(theta)
+        return target.log_density(target.position(theta))[0] - simulator.likelihood.log_prior(theta)
 
     bulk = likelihood(centre)
-    assert bulk <= 0
     for direction in ([1, 0], [-1, 0], [0, 1], [0, -1], [1, 1], [-1, 1]):
         for distance in (10, 100, 1000):
-            far = likelihood(centre + distance * np.array(direction) * sd)
-            assert far < bulk, (direction, distance)
-            assert far <= 0
-    # The gradient is that of the density.
-    theta, h = centre + 0.7 * sd, 1e-5
-    value, gradient = target.with_gradient(theta, inverse)
-    assert value == pytest.approx(target.log_density(theta, inverse), rel=1e-12)
-    for e, g in zip(np.eye(2), gradient, strict=True):
-        up, down = (target.log_density(theta + s * h * e, inverse) for s in (1, -1))
+            assert likelihood(centre + distance * np.array(direction) * sd) < bulk
+    # The gradient is that of the density, of parameters and of the log-variance.
+    position, h = target.position(centre + 0.7 * sd), 1e-5
+    position[2:] += 0.4
+    gradient = target.log_density(position)[1]
+    assert len(gradient) == 2 + (kind == "l2")
+    for e, g in zip(np.eye(len(gradient)), gradient, strict=True):
+        up, down = (target.log_density(position + s * h * e)[0] for s in (1, -1))
         assert (up - down) / (2 * h) == pytest.approx(g, rel=1e-5)
+    # Where there is no density the gradient is finite.
+    for e in np.eye(len(gradient)):
+        for far in (1e4, 1e9, np.inf, np.nan):
+            value, slope = target.log_density(position + np.where(e, far, 0.0))
+            assert value < bulk and np.isfinite(slope).all()
 
 
-@pytest.mark.slow
-def test_variances_of_l2_noise_have_their_law():
-    """Without records' spread: the chain of variances given the residual, against the mixture's conditional by quadrature."""
+def wrong_shape(self, log_variances):
+    value, slopes = right_noise(self, log_variances)
+    return value - log_variances[self._l2].sum(), slopes - 1
+
+
+def no_determinant(self, log_variances):
+    return right_precision(self, log_variances)[0], 0.0
+
+
+def no_variance(self, log_variances):
+    return np.exp(-log_variances[0]) * np.eye(2), -2 * float(log_variances[0])
+
+
+@functools.cache
+def l2_target():
+    """A law with l2 noise, a position, and the scale of the noise."""
     case, simulator = CASES["location_scale"], simulator_of("location_scale", 150)
     one = template(case, "l2", 1.0, case.prior[0], 0.6, 150)
-    rng = np.random.default_rng(5)
-    scores = public(case, released(case, [one], case.prior[0], rng, 150), 150)
+    scores = public(case, released(case, [one], case.prior[0], np.random.default_rng(5), 150), 150)
     step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
-    target, state = step._target, step._target.first(step.approximation.mean)
-    residual, _ = target.residual(state.theta)
-    draws = np.empty(6000)
-    for i in range(len(draws)):
-        target.update_variances(state, rng)
-        draws[i] = state.log_variances[0]
-    grid = np.linspace(draws.min() - 3, draws.max() + 3, 2000)
-    d, s = 2, one.scale
-    # Gamma((d + 1) / 2) with scale 2 s^2, on the scale of the logarithm, times the normal density.
-    log_p = (d + 1) / 2 * grid - np.exp(grid) / (2 * s**2)
-    for i, v in enumerate(np.exp(grid)):
-        covariance = target._spread + v * np.eye(d)
-        log_p[i] -= np.linalg.slogdet(covariance)[1] / 2
-        log_p[i] -= residual @ np.linalg.solve(covariance, residual) / 2
-    p = np.exp(log_p - log_p.max())
-    p /= p.sum()
-    error = draws.std() / np.sqrt(float(az.ess(draws[None])))
-    assert abs(draws.mean() - p @ grid) < 4.5 * error
-    assert draws.std() == pytest.approx(np.sqrt(p @ (grid - p @ grid) ** 2), rel=0.1)
+    return step.target, case.prior[0], one.scale
+
+
+right_noise, right_precision = (
+    getattr(sum_law.NormalSums, n) for n in ("_noise_density", "_precision")
+)
+FAULTS = {"_noise_density": [wrong_shape], "_precision": [no_determinant, no_variance]}
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [(None, None), *((k, f) for k, faults in FAULTS.items() for f in faults)]
+)
+def test_l2_noise_and_the_spread_of_records_have_their_law(name, fault, monkeypatch):
+    """Log-variances are integrated out: what is left is the convolution of a normal law and exp(-|r| / s), by quadrature."""
+    target, prior, s, spread = *l2_target(), 0.7
+    target._spread = (spread * s) ** 2 * np.eye(2)
+    if fault is not None:
+        monkeypatch.setattr(target, name, fault.__get__(target))
+    grid = target._expected[0] + np.linspace(-14, 6, 400)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(60)
+    shifts = spread * s * np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2)
+    weights = np.outer(weights, weights).ravel()
+    found, wanted = [], []
+    for distance in (0.0, 1.0, 3.0, 8.0):
+        residual = distance * s * np.array([0.6, -0.8])
+        monkeypatch.setattr(
+            target, "residual", lambda theta, r=residual: (r, target._weights(theta))
+        )
+        logs = np.array([target.log_density(np.append(prior, v))[0] for v in grid])
+        found.append(np.logaddexp.reduce(logs))
+        wanted.append(np.log(weights @ np.exp(-np.linalg.norm(residual - shifts, axis=1) / s)))
+    error = np.abs(np.diff(found) - np.diff(wanted)).max()
+    assert error < 0.005 if fault is None else error > 0.05
 
 
 def sums_of(monkeypatch, n_weighted, shift=0.0):
@@ -190,7 +220,7 @@ def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
     monkeypatch.setattr(SimulatedRecords, "pooled", kept)
     for seed in range(8):
         law = sum_law.NormalSums(
-            features, simulator.simulated, simulator.likelihood, N, 1.0, centre, np.diag(sd), None,
+            features, simulator.simulated, simulator.likelihood, N, 1.0, centre, np.diag(sd), True,
             np.random.default_rng(seed),
         )  # fmt: skip
         scale = np.sqrt(np.diag(law._spread))
@@ -216,8 +246,8 @@ def test_the_centre_is_the_mode(monkeypatch):
     """Wherever the approximation was."""
     step, sd = sums_of(monkeypatch, 4000, shift=8.0)
     target = step._target
-    coordinates = target._transport.at(target._centre)[0]
-    assert np.abs(coordinates).max() < 0.5
+    gradient = target.log_density(target.position(target._centre))[1]
+    assert np.linalg.norm(target._root.T @ gradient) < 0.5
     assert (np.abs(target._centre - step.approximation.mean) > 4 * sd).any()
 
 
@@ -245,10 +275,8 @@ def test_equal_records_count_as_often_as_there_are(n, monkeypatch):
     other = DPScore(scores, simulator=simulator, method="normal").target
     assert len(one._counts) == 6
     assert one._counts.sum() == len(other._counts) == 10_000
-    inverse = np.linalg.inv(one._covariance(one.first(one._centre).log_variances))
     for theta in one._centre + 0.1 * rng.standard_normal((5, 3)):
-        assert one.log_density(theta, inverse) == pytest.approx(
-            other.log_density(theta, inverse), rel=1e-6
-        )
+        ours, theirs = (law.log_density(law.position(theta))[0] for law in (one, other))
+        assert ours == pytest.approx(theirs, rel=1e-6)
         for x, y in zip(one.with_slope(theta), other.with_slope(theta), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)

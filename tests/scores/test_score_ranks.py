@@ -127,9 +127,10 @@ def p_value(found):
     return min(tests) * len(tests)
 
 
+@pytest.mark.parametrize("method", ["records", "normal"])
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_are_uniform(name):
-    found = ranks(name)
+def test_ranks_are_uniform(name, method):
+    found = ranks(name, method)
     assert p_value(found) > 1e-4
     # The mean rank, too, which tells more of a shift.
     z = (found.mean(axis=0) - DRAWS / 2) / np.sqrt(((DRAWS + 1) ** 2 - 1) / 12 / SETS)

@@ -15,7 +15,6 @@ from pymc_dp import DPScore, PrivacyBudget, PrivateScores, private_scores
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step
 from pymc_dp.scores.results import warn_of_distance
-from pymc_dp.scores.sum_law import NormalSums
 from tests.scores.score_models import CASES, public, released, simulator_of, template
 
 CASE = CASES["location_scale"]
@@ -82,15 +81,18 @@ def test_a_lost_chain_is_reported():
 
 
 @pytest.mark.slow
-def test_chains_in_spawned_processes():
-    step = step_of(method="records")
+@pytest.mark.parametrize("method", ["records", "normal"])
+def test_chains_in_spawned_processes(method):
+    step = step_of(method=method)
     alone = values(sample(step, cores=1))
     np.testing.assert_array_equal(values(sample(step, cores=2, mp_ctx="spawn")), alone)
 
 
 @pytest.mark.slow
-def test_a_step_can_be_pickled():
-    step = step_of(method="records")
+@pytest.mark.parametrize("method", ["records", "normal"])
+def test_a_step_can_be_pickled(method):
+    step = step_of(method=method)
+    step.step({})
     copy = pickle.loads(cloudpickle.dumps(step))  # as PyMC does for other processes
     chains = []
     for s in (step, copy):
@@ -187,9 +189,5 @@ def effective_draws(step, n_draws=300):
 
 
 @pytest.mark.slow
-def test_hyperparameters_move_in_every_iteration(monkeypatch):
-    """Transport moves, which hardly move them, are accepted so often here that trajectories would be rare."""
-    step = step_of_groups()
-    found = effective_draws(step)
-    monkeypatch.setattr(NormalSums, "has_hyperparameters", False)
-    assert found > 75 > effective_draws(step)
+def test_hyperparameters_move():
+    assert effective_draws(step_of_groups()) > 75
