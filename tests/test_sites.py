@@ -195,9 +195,9 @@ def test_sites_refuse_less_than_the_least_noise(noisy_likelihood, question):
 def test_digests_of_sites_do_not_show_which_columns_are_equal():
     equal = {"x": np.arange(20.0), "y": np.arange(20.0), "z": np.ones(20)}
     found = []
-    for columns in (equal, equal | {"y": equal["y"] + 1}):
+    for data in (equal, equal | {"y": equal["y"] + 1}):
         site = object.__new__(Site)
-        site._records, site._new_digest = Records(columns), KeyedDigest(bytes(32))
+        site._records, site._new_digest = Records(data), KeyedDigest(bytes(32))
         found.append(json.loads(site._answer("digests", [])[1]))
         assert len(set(found[-1].values())) == 3
     assert found[0]["x"] == found[1]["x"] and found[0]["y"] != found[1]["y"]

@@ -23,7 +23,6 @@ from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compile
 from pymc_dp.model.graphs.data_variables import (
     observed_arrays,
     observed_values,
-    stored,
     upstream,
 )
 from pymc_dp.model.graphs.drawing import Drawing

@@ -46,7 +46,9 @@ class Column(Shown):
         """
         if self.has_text:
             numbers = {category: float(k) for k, category in enumerate(self.categories)}
-            return _each(values.astype(object), lambda value: numbers.get(value, len(numbers) - 1.0))
+            return _each(
+                values.astype(object), lambda value: numbers.get(value, len(numbers) - 1.0)
+            )
         is_number = values.dtype.kind in "biuf"
         found = values.astype(float) if is_number else _each(values.astype(object), _number)
         if self.categories:
@@ -192,10 +194,9 @@ def _each(values: np.ndarray, position: Callable[[Any], float]) -> np.ndarray:
 
 def _number(value: Any) -> float:
     """An entry as a float, with huge integers as infinities; NaN if it is not a real number, such as a text."""
-    if not isinstance(value, Real | Decimal | np.bool_):
-        return np.nan
+    is_number = isinstance(value, Real | Decimal | np.bool_)
     try:
-        return float(value)
+        return float(value) if is_number else np.nan
     except OverflowError:
         return np.inf if value > 0 else -np.inf
 

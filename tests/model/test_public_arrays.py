@@ -135,7 +135,9 @@ def test_refusals_do_not_depend_on_equal_values(last):
         pm.Normal("y", mu, 1, observed=y)
     for public in ([t], [t, y]):
         simulated = SimulatedRecords(model, public=public, public_covariates=True)
-        assert simulated.n_records == 30 and len(PublicArrays(model, public).descriptions) == len(public)
+        assert simulated.n_records == 30 and len(PublicArrays(model, public).descriptions) == len(
+            public
+        )
     with pytest.raises(ValueError, match="covariates=stand_in_model"):
         SimulatedRecords(model, public=[t])  # a copy of the outcome is private
 

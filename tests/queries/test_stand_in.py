@@ -68,7 +68,7 @@ def test_positions():
 
 #: Values that are neither in the range from 0 to 10, nor one of the categories.
 HOSTILE = [
-    None, math.nan, pd.NA, pd.NaT, np.datetime64("NaT"), "0", "", b"0", [0], [], (0,), {}, np.zeros(1), np.zeros((2, 2)), np.array("0"), 1j,
+    None, math.nan, pd.NA, pd.NaT, np.datetime64("NaT", "ns"), "0", "", b"0", [0], [], (0,), {}, np.zeros(1), np.zeros((2, 2)), np.array("0"), 1j,
     pd.Timestamp(0), object(), Decimal("NaN"), Decimal("sNaN"), 10**400, math.inf, Decimal("1e999"), Fraction(10**400), np.longdouble("1e4000"), 11,
 ]  # fmt: skip
 
@@ -87,7 +87,9 @@ def test_ranges_one_record_of_any_kind_is_the_last_category(given, container):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = Ranges(x=given).places(data)[:, 0]
-        assert np.array_equal(found[:3], others) and found[3] == (2 if isinstance(given, list) or len(given) == 3 else 1)
+        assert np.array_equal(found[:3], others) and found[3] == (
+            2 if isinstance(given, list) or len(given) == 3 else 1
+        )
 
 
 def test_ranges_in_a_file():
@@ -402,7 +404,7 @@ def test_a_release_that_spends_everything_and_raises():
     """One range at delta = 0: the stand-in and the start left 4e-10 of epsilon to the main sum, of which noise was 2**62 steps."""
     rng = np.random.default_rng(1)
     x = rng.uniform(-1, 1, size=1000)
-    with pm.Model() as model:
+    with pm.Model():
         a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2)
         y = (rng.random(1000) < 1 / (1 + np.exp(-x))).astype(int)
         pm.Bernoulli("y", logit_p=a + b * pm.Data("x", x), observed=y)

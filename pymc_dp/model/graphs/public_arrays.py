@@ -24,7 +24,12 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 
-from pymc_dp.model.graphs.data_variables import is_array_root, observed_arrays, observed_values, stored
+from pymc_dp.model.graphs.data_variables import (
+    is_array_root,
+    observed_arrays,
+    observed_values,
+    stored,
+)
 
 #: Modules whose operations are functions of their inputs alone. (Calls of JAX functions are not.)
 _HOST = (
@@ -254,7 +259,9 @@ def is_view(array: np.ndarray, whole: np.ndarray) -> bool:
     (low, high), (begin, end) = map(_memory, (array, whole))
     if (low, high, array.shape, array.strides) == (begin, end, whole.shape, whole.strides):
         return True
-    is_block = whole.flags.c_contiguous or whole.flags.f_contiguous  # all memory between its ends is its own
+    is_block = (
+        whole.flags.c_contiguous or whole.flags.f_contiguous
+    )  # all memory between its ends is its own
     return is_block and begin <= low < high <= end
 
 
