@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pymc_dp.arguments import as_positive_float
 from pymc_dp.data import Records
 from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.data.several_sites import COUNT_STEPS, Sites
@@ -33,12 +34,14 @@ __all__ = ["Site", "Sites"]
 #: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
 _REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps", "count_checked")
 
-#: Exponents of the steps of what may be released, from the arguments.
-_EXPONENT: dict[str, Callable[[tuple], int]] = {
-    "_grad_steps": lambda arguments: grid(arguments[0])[0],
-    "_norm_counts": lambda arguments: 1 - COUNT_STEPS.bit_length(),
-    "_product_steps": lambda arguments: product_exponent(arguments[2]),
-}
+#: Of what may be released: the exponent of its steps, and how far replacing a record moves it, from the arguments.
+_RELEASED: dict[str, Callable[[tuple], tuple[int, float]]] = {
+    "_grad_steps": lambda arguments: (grid(arguments[0])[0], 2 * arguments[0]),
+    "_norm_counts": lambda arguments: (1 - COUNT_STEPS.bit_length(), math.sqrt(2)),
+    "_product_steps": lambda arguments: (
+        product_exponent(arguments[2]), math.sqrt(2) * arguments[2] ** 2,
+    ),
+}  # fmt: skip
 
 
 class Site:
@@ -67,13 +70,18 @@ class Site:
     adds_noise : bool
         Whether sites add the Gaussian noise of releases, each the same part of its variance, and refuse to tell sums
         without it. The same at all sites. False by default: then the coordinator adds it.
+    least_noise : float
+        With `adds_noise`: least standard deviation of the noise on an answer of all sites, relative to how far replacing
+        a record can move it; with less, the answer is refused. The same at all sites. 1 by default: then each answer
+        alone is (4.9, 1e-6)-differentially private, whatever the coordinator asks for. (All answers together: the
+        coordinator keeps the budget.)
     timeout : float
         Seconds to wait for another site. 600 by default.
 
     Raises
     ------
     ValueError
-        If there are no peers, or `number` is one of theirs.
+        If there are no peers, `number` is one of theirs, or `least_noise` is not positive.
 
     Notes
     -----
@@ -105,6 +113,7 @@ class Site:
         example: Mapping[str, Any] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         adds_noise: bool = False,
+        least_noise: float = 1.0,
         timeout: float = 600.0,
     ) -> None:
         if not peers or number in peers:
@@ -119,6 +128,7 @@ class Site:
         # Each pair of sites in the same order: none waits for one that waits for it.
         self._peers = sorted(peers.items())
         self._number = number
+        self._least_noise = as_positive_float("least_noise", least_noise)
         self._new_digest = KeyedDigest(os.urandom(32))
 
     def __repr__(self) -> str:
@@ -154,10 +164,13 @@ class Site:
         if word == "describe":
             columns = [(name, d.str, s) for name, (d, s) in records.layout.items()]
             described = {"columns": columns, "block_rows": records.block_rows}
+            if self._adds_noise:
+                described["least_noise"] = self._least_noise
             return word, json.dumps(described | {"adds_noise": self._adds_noise})
         if word == "digests":
-            found = records.digests(self._new_digest)
-            return word, json.dumps({name: digest.hex() for name, digest in found.items()})
+            # Hashed with their names: else those of columns that are equal would be equal.
+            found = {n: d.hex() for n, d in records.digests(self._new_digest).items()}
+            return word, json.dumps({n: self._new_digest(n + d).hexdigest() for n, d in found.items()})  # fmt: skip
         if word == "n_records":
             return word, *self._shared(lambda: records.n_records)
         if word not in _REDUCTIONS:
@@ -168,6 +181,11 @@ class Site:
         if self._adds_noise and scale is None and word != "count_checked":
             why = "A site that adds noise tells no sum without it: use dp.sample(epsilon=, delta=)."
             return "refused", why
+        if self._adds_noise and scale is not None and not self._is_enough(word, scale, arguments):
+            return "refused", (
+                f"A site answers with noise of at least {self._least_noise:g} times the change by a record, and not with less: lower epsilon, or "
+                "agree on another least_noise= at all sites."
+            )
         term = Term(word, tuple(arguments))
 
         def compute() -> np.ndarray:
@@ -176,13 +194,23 @@ class Site:
 
         return word, *self._shared(compute)
 
+    def _is_enough(self, word: str, scale: Any, arguments: list[Any]) -> bool:
+        """Whether noise of all sites is at least the least, and finite; False for arguments that are no numbers."""
+        if word not in _RELEASED:
+            return False
+        try:
+            _, sensitivity = _RELEASED[word](tuple(arguments))
+            return bool(0 < self._least_noise * sensitivity <= scale < math.inf)
+        except (TypeError, ValueError, ArithmeticError, IndexError):
+            return False
+
     def _with_noise(self, steps: np.ndarray, scale: float, term: Term) -> np.ndarray:
         """Add the part of the noise of one site."""
         if not self._adds_noise:
             raise ValueError("This site does not add noise.")
         if term.name == "_norm_counts":
             steps = steps * COUNT_STEPS
-        in_steps = math.ldexp(scale, -_EXPONENT[term.name](term.arguments))
+        in_steps = math.ldexp(scale, -_RELEASED[term.name](term.arguments)[0])
         part = in_steps / math.sqrt(len(self._peers) + 1)
         return steps + rounded_gaussian(part, steps.size, OperatingSystemBits())
 

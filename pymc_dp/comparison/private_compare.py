@@ -203,7 +203,7 @@ def private_compare(
     keys = dict.fromkeys(key for c in candidates for key in c.likelihood.data_keys)
     assumptions = _assumptions(names, released)
     note(f"spending epsilon = {budget.epsilon:g} on the comparison")
-    claim_all(budget, _LABEL, mechanism, keys, n_records)
+    claim_all(budget, _LABEL, mechanism, law, keys, n_records)
     pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
     noisy = law.add(
         np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()

@@ -53,7 +53,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         default every row is a record.
     public : sequence of str or array, optional
         Arrays of the model that do not hold data of records: names of ``pm.Data`` and of named
-        constants, arrays (each constant with these values), and names of parameters and potentials,
+        constants, arrays (constants that store them or views of them), and names of parameters and potentials,
         whose own arrays are then public. Every other array must be a scalar, a pattern made without
         data (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each observed row.
     private : bool

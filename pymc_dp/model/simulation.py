@@ -23,7 +23,6 @@ from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compile
 from pymc_dp.model.graphs.data_variables import (
     observed_arrays,
     observed_values,
-    stored,
     upstream,
 )
 from pymc_dp.model.graphs.drawing import Drawing
@@ -304,11 +303,9 @@ def _check_public(
     left: Sequence[Variable], exposed: Exposed, model: pm.Model, public_covariates: bool
 ) -> None:
     """Raise if the graphs hold private arrays that are not the replaced observations."""
+    # Containers, never values: an outcome that is equal to a public covariate is no reason to refuse.
     inside = upstream([*exposed.values, *observed_values(model)])
-    arrays = observed_arrays(model)
-    # The same NumPy array used twice makes two constants.
-    copies = [v for v in left if any(np.array_equal(stored(v), a) for a in arrays)]
-    if copies or not inside.isdisjoint(left):
+    if not inside.isdisjoint(left):
         raise UnsupportedModel(
             "what is observed also enters the parameters of an observed variable, where it cannot be drawn anew: "
             "write these with the random variable itself instead of its data (and keep covariates in another "

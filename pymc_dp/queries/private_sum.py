@@ -253,13 +253,13 @@ def private_sum(
         raise ValueError(f"centre must be finite, and bound positive and finite, got {centre!r} and {bound!r}.")  # fmt: skip
     is_ball = np.ndim(bound) == 0
     mechanism = noise_of_all(budget, "private sum", d, noise)
-    claim_all(budget, "private sum", mechanism, of_records.data_keys, of_records.n_records)
+    sensitivity = budget.adjacency.sensitivity_factor * (1.0 if is_ball else math.sqrt(d))
+    law = NoiseLaw.of(mechanism, sensitivity, d)
+    claim_all(budget, "private sum", mechanism, law, of_records.data_keys, of_records.n_records)
     if is_ball:
         steps, exponent = of_records.ball_steps(middle, float(widths[0]))
     else:
         steps, exponent = of_records.box_steps(middle, widths)
-    sensitivity = budget.adjacency.sensitivity_factor * (1.0 if is_ball else math.sqrt(d))
-    law = NoiseLaw.of(mechanism, sensitivity, d)
     noisy = law.add(steps, exponent, OperatingSystemBits()) * widths
     return PrivateSum(
         noisy.reshape(shape), middle.reshape(shape), float(widths[0]) if is_ball else widths.reshape(shape), law,
@@ -328,11 +328,10 @@ def private_counts(
     inner = _as_edges(edges, of_records)
     n_bins = sum(len(e) + 1 for e in inner)
     mechanism = noise_of_all(budget, "private counts", n_bins, noise)
-    claim_all(budget, "private counts", mechanism, of_records.data_keys, of_records.n_records)
+    sensitivity = math.sqrt(budget.adjacency.sensitivity_factor * len(inner))
+    law = NoiseLaw.of(mechanism, sensitivity, n_bins)
+    claim_all(budget, "private counts", mechanism, law, of_records.data_keys, of_records.n_records)
     counts = of_records.counts(inner)
-    law = NoiseLaw.of(
-        mechanism, math.sqrt(budget.adjacency.sensitivity_factor * len(inner)), n_bins
-    )
     noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
     ends = np.cumsum([len(count) for count in counts])[:-1]
     return PrivateCounts(

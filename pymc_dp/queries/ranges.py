@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from pymc_dp.arguments import as_float
 from pymc_dp.display import MOST_ROWS, Shown
+from pymc_dp.model.withheld import evaluate
 
 __all__ = ["Column", "Ranges"]
+
+_WHERE = "when a covariate was read"
 
 
 @dataclass(frozen=True)
@@ -36,17 +41,26 @@ class Column(Shown):
     def places(self, values: np.ndarray) -> np.ndarray:
         """Position of each value as a function of this value alone: from 0 to 1 in a range, or the number of a category.
 
-        Values outside of a range have the position of the nearest limit; other categories, and what is not a number,
-        that of the last one.
+        Values outside of a range have the position of the nearest limit; other categories, and whatever is not a number
+        where one is expected, that of the last one. No value makes it raise or warn.
         """
+        if self.has_text:
+            numbers = {category: float(k) for k, category in enumerate(self.categories)}
+            return _each(
+                values.astype(object), lambda value: numbers.get(value, len(numbers) - 1.0)
+            )
+        is_number = values.dtype.kind in "biuf"
+        found = values.astype(float) if is_number else _each(values.astype(object), _number)
         if self.categories:
-            found = np.full(len(values), len(self.categories) - 1.0)
-            for k, category in enumerate(self.categories):
-                found[np.asarray(values == category, dtype=bool)] = k
-            return found
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = (np.asarray(values, dtype=float) - self.low) / (self.high - self.low)
+            equal = found[:, None] == np.array(self.categories, dtype=float)
+            return np.where(equal.any(axis=1), equal.argmax(axis=1), len(self.categories) - 1.0)
+        found = (found - self.low) / (self.high - self.low)
         return np.clip(np.where(np.isnan(found), 1.0, found), 0.0, 1.0)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether categories are strings."""
+        return bool(self.categories) and isinstance(self.categories[0], str)
 
     def values(self, places: np.ndarray) -> np.ndarray:
         """Inverse of :meth:`places`."""
@@ -63,7 +77,8 @@ class Ranges(Mapping[str, Any]):
     **columns
         For each covariate: a pair of numbers ``(low, high)``, the limits of a range; or a list of categories (numbers
         or strings; a tuple of strings will do); or, for a matrix with a row per record, a list with one of these for
-        each of its columns. Values outside are treated as the nearest limit, or the last category. A whole number
+        each of its columns. Values outside are treated as the nearest limit, or the last category; so is whatever is
+        missing or of another type, as the upper limit or the last category. Types of columns are public. A whole number
         with few values is better listed: in a range, made-up values are not whole.
 
     Raises
@@ -117,32 +132,32 @@ class Ranges(Mapping[str, Any]):
         return f"Ranges({', '.join([*names[:MOST_ROWS], *more])})"
 
     def places(self, data: Any) -> np.ndarray:
-        """Positions of all values, shape ``(n_rows, n_columns)``; ValueError if the data do not fit."""
+        """Positions of all values, shape ``(n_rows, n_columns)``; ValueError if types or shapes do not fit: these are public."""
         found = []
         for name, (parts, is_matrix) in self._parts.items():
             if name not in data:
                 raise ValueError(
                     f"Ranges describe {name!r}, which the data do not have: they have {', '.join(map(str, data))}."
                 )
-            values = np.asarray(data[name])
+            values = evaluate(_WHERE, _as_array, data[name], is_matrix)
             matrix = values if is_matrix else values[:, None] if values.ndim == 1 else values
             if matrix.ndim != 2 or matrix.shape[1] != len(parts):
                 raise ValueError(
                     f"Ranges describe {len(parts)} column(s) of {name!r}, whose shape is {values.shape}."
                 )
             for column, part in zip(matrix.T, parts, strict=True):
-                if not part.categories and column.dtype.kind not in "biuf":
+                if not part.categories and column.dtype.kind not in "biufO":
                     raise ValueError(
                         f"{part.name} has a range, but its values are not numbers: list its categories."
                     )
-                found.append(part.places(column))
+                found.append(evaluate(_WHERE, part.places, column))
         if len({len(column) for column in found}) > 1:
             raise ValueError("The columns of the data must have the same number of rows.")
         return np.column_stack(found)
 
     def numbers(self, data: Any) -> list[np.ndarray]:
         """The columns that hold numbers, as they are."""
-        arrays = [np.asarray(data[name]) for name in self]
+        arrays = [_as_array(data[name]) for name in self]
         return [array for array in arrays if array.dtype.kind in "biuf"]
 
     def rows(self, places: np.ndarray) -> dict[str, np.ndarray]:
@@ -153,6 +168,37 @@ class Ranges(Mapping[str, Any]):
             found[name] = np.column_stack(columns) if is_matrix else columns[0]
             k += len(parts)
         return found
+
+
+def _as_array(values: Any, is_matrix: bool = False) -> np.ndarray:
+    """A column as it is; of a list, whose type one entry may decide, the entries as objects."""
+    if not isinstance(values, list | tuple):
+        return np.asarray(values)
+    if is_matrix:
+        return np.asarray(values, dtype=object)
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _each(values: np.ndarray, position: Callable[[Any], float]) -> np.ndarray:
+    """A function of each entry; NaN, or the last category, where it raises, as it does for a list or ``pandas.NA``."""
+    last = position(None)
+
+    def guarded(value: Any) -> float:
+        try:
+            return position(value)
+        except Exception:  # which one depends on the value
+            return last
+
+    return np.fromiter(map(guarded, values), dtype=float, count=len(values))
+
+
+def _number(value: Any) -> float:
+    """An entry as a float, with huge integers as infinities; NaN if it is not a real number, such as a text."""
+    is_number = isinstance(value, Real | Decimal | np.bool_)
+    try:
+        return float(value) if is_number else np.nan
+    except OverflowError:
+        return np.inf if value > 0 else -np.inf
 
 
 def _described(name: str, given: Any) -> tuple[list[Column], bool]:

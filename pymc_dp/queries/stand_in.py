@@ -61,7 +61,7 @@ from pymc_dp.queries.copula import Margin, bin_edges, correlations_of, limit_pro
 from pymc_dp.queries.copula_error import copula_error
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
-from pymc_dp.queries.whole_budget import check_unused
+from pymc_dp.queries.whole_budget import check_can_be_made, check_unused
 
 #: Allowance for the truncation of products to a grid.
 _TRUNCATION = 1 + 2.0**-20
@@ -349,6 +349,7 @@ def private_stand_in(
     number = as_integer("n_records", len(places) if n_records is None else n_records, 1)
     n_rows, random_seed = as_integer("n_rows", n_rows, 1), as_integer("random_seed", random_seed, 0)
     design = design_stand_in(ranges, budget, number)
+    check_can_be_made(design.accesses, budget.adjacency)
     keys = evaluate("when its columns were identified", array_keys, ranges.numbers(data))
     budget.spend("stand-in", design.accesses, keys, len(places), plan=design.accesses)
     made = release_stand_in(places, ranges, design, budget.adjacency, n_rows, random_seed)

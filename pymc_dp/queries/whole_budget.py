@@ -7,16 +7,26 @@ import math
 from collections.abc import Iterable
 
 from pymc_dp.errors import PrivacyBudgetExhausted
+from pymc_dp.model.sums.exact_sums import GRID_BITS
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
+from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
-__all__ = ["NO_PROTECTION", "check_unused", "claim_all", "noise_of_all"]
+__all__ = ["NO_PROTECTION", "check_can_be_made", "check_unused", "claim_all", "noise_of_all"]
 
 #: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
 NO_PROTECTION = Gaussian(1e-6)
+
+
+def check_can_be_made(accesses: Accesses, adjacency: Adjacency) -> None:
+    """Raise ValueError unless the noise of all these sums can be added, whatever their clip bounds are going to be."""
+    for mechanism, _ in accesses:
+        assert isinstance(mechanism, Gaussian | L2Laplace)
+        # A bound has less than 2**(GRID_BITS + 1) steps; counts change by less.
+        NoiseLaw.of(mechanism, adjacency.sensitivity_factor, 1).check(-GRID_BITS - 1)
 
 
 def check_unused(budget: PrivacyBudget, label: str) -> None:
@@ -51,9 +61,11 @@ def claim_all(
     budget: PrivacyBudget,
     label: str,
     mechanism: Gaussian | L2Laplace,
+    law: NoiseLaw,
     data_keys: Iterable[bytes],
     n_records: int,
 ) -> None:
-    """Claim the release, before it is made."""
+    """Claim the release, before it is made: a sum on the grid of all sums, or of whole numbers, with noise of this law."""
+    law.check(-GRID_BITS)
     accesses = ((mechanism, 1),)
     budget.spend(label, accesses, data_keys, n_records, plan=accesses)

@@ -7,11 +7,13 @@ import math
 from dataclasses import dataclass, replace
 
 from pymc_dp.display import Shown
+from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.queries.stand_in_design import StandInDesign
+from pymc_dp.queries.whole_budget import check_can_be_made
 from pymc_dp.scores.check_design import CheckDesign, design_check
 from pymc_dp.scores.second_moments import n_products
 from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
@@ -29,6 +31,8 @@ _LEAST_STEPS, _STEPS_PART = 4, 0.5
 _MOST_NOISE = 0.3
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
+#: Least epsilon of the main release alone, relative to that of the budget.
+_LEAST_MAIN = 0.1
 #: Part of several steps that is expected in their final average.
 _AVERAGED = 1 / 3
 #: Parts of the budget for the moments that correct a stand-in.
@@ -97,6 +101,16 @@ class StartDesign(Shown):
         """Accesses of the start."""
         return (*self.steps, *self.sums)
 
+    def check_feasible(self, budget: PrivacyBudget) -> None:
+        """Raise ValueError unless all releases can be made, and the main one gets its part of the budget."""
+        check_can_be_made(self.accesses, budget.adjacency)
+        main = Cost.of([(self.main, 1)]).epsilon(budget.delta, budget.accountant)
+        if budget.epsilon < math.inf and main < _LEAST_MAIN * budget.epsilon:
+            raise ValueError(
+                f"The main sum of scores would get epsilon = {main:.2g} of {budget.epsilon:g}, less than a tenth: lower fit_share, give a guess= "
+                "that is nearer, or release the stand-in on a budget of its own. Nothing was accessed."
+            )
+
 
 def best_design(
     simulated: SimulatedScores,
@@ -108,16 +122,19 @@ def best_design(
 ) -> StartDesign:
     """Start, noise and clip bound with the least expected error.
 
-    Noise is calibrated twice: without moments and start, and with the chosen ones. Between them, the part of the
-    budget that these take is taken from the epsilon of l2 noise, or from the squared ``mu`` of Gaussian noise. So
-    is `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
+    Noise is calibrated twice: with the stand-in, but without moments and start, and with the chosen ones. Between them,
+    the part that these take of what the stand-in leaves is taken from the epsilon of l2 noise, or from the squared ``mu``
+    of Gaussian noise. So is `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
     """
     d, factor = simulated.n_features, budget.adjacency.sensitivity_factor
     epsilon, delta = budget.epsilon, budget.delta
     if epsilon == math.inf:
         alone: Gaussian | L2Laplace = Gaussian(_MIN_NOISE)
     else:
-        alone = least_noise(d, epsilon, delta, noise=noise, accountant=budget.accountant)
+        before = stand_in.accesses if stand_in else ()
+        alone = least_noise(
+            d, epsilon, delta, before=before, noise=noise, accountant=budget.accountant
+        )
     width = simulated.prior_width
     many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
     if stand_in is not None and (stand_in.is_joint or width > NEAR):

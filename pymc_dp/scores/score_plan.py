@@ -84,6 +84,9 @@ class ScorePlan(Shown):
     rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
     moments: ScoreMoments | None = None
 
+    def __post_init__(self) -> None:
+        self.design.check_feasible(self.budget)
+
     @property
     def sd_ratios(self) -> Mapping[str, np.ndarray]:
         """Forecast of the posterior's standard deviation over the one without privacy, by value variable."""

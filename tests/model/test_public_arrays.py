@@ -10,6 +10,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.model.graphs.data_variables import is_array_root
 from pymc_dp.model.graphs.public_arrays import PublicArrays, is_structural
+from pymc_dp.model.simulation import SimulatedRecords
 
 PATTERNS = {
     "a scalar": np.array(3.7),
@@ -84,17 +85,21 @@ def test_declared_by_name(model):
     assert model["x"] in public
     assert model["y_data"] not in public
     assert model["a"] not in public
-    # The same values in another constant.
+    # The same values in another container.
     (constant,) = [v for v in roots_of(model["again"]) if v.type.shape == (20,)]
-    assert constant is not model["x"] and constant in public
+    assert constant is not model["x"] and constant not in public
 
 
-def test_declared_by_value(model):
-    public = PublicArrays(model, [model.x.copy(), np.ones(3)])
-    assert public.descriptions == ("an array of shape (20,)", "an array of shape (3,)")
-    assert model["x"] in public
-    assert pt.constant(model.x) in public
-    assert pt.constant(model.x[:19]) not in public
+def test_a_declared_array_is_known_by_its_memory(model):
+    """And by its values, if it has no axis as long as the data: no private array has to be compared."""
+    matrix, one = np.arange(40.0).reshape(20, 2), np.ones(3)
+    public = PublicArrays(model, [model.x, matrix[:, 0], one, matrix[:5, 1]])
+    assert public.descriptions[::2] == ("an array of shape (20,)", "an array of shape (3,)")
+    for array in (model.x, model.x[::-1], model.x[3:], matrix[:, 0], np.ones(3)):
+        assert pt.constant(array) in public
+    for array in (model.x.copy(), matrix, matrix[:, 1], matrix[:, 0].copy(), np.ones(4)):
+        assert pt.constant(array) not in public
+    assert model["x"] not in public  # pm.Data has a copy
     assert pt.constant(model.z) not in public
     assert not any(str(v)[:8] in text for v in model.x for text in public.descriptions)
 
@@ -114,7 +119,27 @@ def test_what_is_observed_is_not_public(model):
     with pytest.raises(ValueError, match="y_data: the values of an observed variable"):
         PublicArrays(model, ["x", "y_data"])
     with pytest.raises(ValueError, match=r"shape .20,.: the values of an observed variable"):
-        PublicArrays(model, [model["y_data"].get_value()])
+        PublicArrays(model, [model["y_data"].get_value(borrow=True)])
+    declared = model["y_data"].get_value()
+    assert model["y_data"] not in PublicArrays(model, [declared])
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0])
+def test_refusals_do_not_depend_on_equal_values(last):
+    """A declared array, or a public covariate, whose values are those of the outcome, or all of them but one."""
+    t = np.random.default_rng(3).normal(size=30)
+    y = t.copy()
+    y[-1] += last
+    with pm.Model() as model:
+        mu = pm.Normal("a") * pt.constant(t) + pm.Normal("b") * pt.constant(y.copy())
+        pm.Normal("y", mu, 1, observed=y)
+    for public in ([t], [t, y]):
+        simulated = SimulatedRecords(model, public=public, public_covariates=True)
+        assert simulated.n_records == 30 and len(PublicArrays(model, public).descriptions) == len(
+            public
+        )
+    with pytest.raises(ValueError, match="covariates=stand_in_model"):
+        SimulatedRecords(model, public=[t])  # a copy of the outcome is private
 
 
 def test_a_single_name_is_refused(model):

@@ -274,11 +274,6 @@ def test_leak_would_be_found():
     assert not same(one, other)
 
 
-def by_constant(y, z):
-    pm.Normal("y", pm.Normal("mu"), 1.0, observed=y)
-    pm.Normal("z", pm.Normal("b") * y, 1.0, observed=z)
-
-
 def by_container(y, z):
     data = pm.Data("y_data", y)
     pm.Normal("y", pm.Normal("mu"), 1.0, observed=data)
@@ -291,7 +286,7 @@ def by_column(y, z):
     pm.Normal("z", pm.Normal("b") * table[:, 0], 1.0, observed=table[:, 1])
 
 
-@pytest.mark.parametrize("fill", [by_constant, by_container, by_column])
+@pytest.mark.parametrize("fill", [by_container, by_column])
 @pytest.mark.parametrize("public", [True, False])
 def test_observed_data_in_other_parameters_are_refused(fill, public):
     """Even if covariates are public: what is observed is not."""

@@ -179,6 +179,16 @@ def test_all_of_the_budget_is_claimed(epsilon, delta):
         private_sum(lambda x: x, DATA, bound=1.0, budget=budget)
 
 
+@pytest.mark.parametrize("bound", [1.0, np.ones(3)])
+def test_noise_that_cannot_be_added_is_refused_before_the_claim(bound):
+    budget = budget_for(1e-7, delta=0)
+    with pytest.raises(ValueError, match=r"too much for sums.*Nothing was accessed"):
+        private_sum(lambda z: z, DATA, centre=np.zeros(3), bound=bound, budget=budget)
+    with pytest.raises(ValueError, match="too much for sums"):
+        private_counts(lambda k: k, DATA, edges=[0.5], budget=budget)
+    assert budget.spent() == 0
+
+
 def test_nothing_is_accessed_before_the_claim(tmp_path, monkeypatch):
     account = Ledger(tmp_path / "account", epsilon=1.0, delta=1e-6)
     seen = []

@@ -5,7 +5,12 @@ import json
 import math
 import warnings
 
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 
@@ -54,9 +59,37 @@ def test_positions():
     assert found[:, 0].tolist() == [0, 1, 0.5, 1, 1]
     assert found[:, 1].tolist() == [0, 1, 0, 1, 0] and found[:, 2].tolist() == [0, 1, 0, 1, 1]
     assert found[:, 3].tolist() == [0.5, 0, 1, 0, 1] and found[:, 4].tolist() == [2, 1, 0, 2, 2]
+    data["x"] = data["x"].tolist()
+    assert np.array_equal(RANGES.places(data), found)
     rows = RANGES.rows(found[:3])
     assert rows["age"].tolist() == [18, 100, 59] and rows["sex"].tolist() == ["f", "m", "f"]
-    assert np.array_equal(rows["x"], data["x"][:3])
+    assert rows["x"].tolist() == data["x"][:3]
+
+
+#: Values that are neither in the range from 0 to 10, nor one of the categories.
+HOSTILE = [
+    None, math.nan, pd.NA, pd.NaT, np.datetime64("NaT", "ns"), "0", "", b"0", [0], [], (0,), {}, np.zeros(1), np.zeros((2, 2)), np.array("0"), 1j,
+    pd.Timestamp(0), object(), Decimal("NaN"), Decimal("sNaN"), 10**400, math.inf, Decimal("1e999"), Fraction(10**400), np.longdouble("1e4000"), 11,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("container", [list, tuple, pd.Series, "array"])
+@pytest.mark.parametrize("given", [(0, 10), [0, 1, 2], ("f", "m", "other")])
+def test_ranges_one_record_of_any_kind_is_the_last_category(given, container):
+    """No entry raises or warns, and none changes the positions of others."""
+    good = ["f", "m", "other"] if isinstance(given[0], str) else [0, True, 2.0]
+    others = Ranges(x=given).places({"x": good})[:, 0]
+    for value in HOSTILE:
+        values = np.empty(4, dtype=object)
+        values[:3] = good
+        values[3] = value
+        data = {"x": values if container == "array" else container(list(values))}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = Ranges(x=given).places(data)[:, 0]
+        assert np.array_equal(found[:3], others) and found[3] == (
+            2 if isinstance(given, list) or len(given) == 3 else 1
+        )
 
 
 def test_ranges_in_a_file():
@@ -365,6 +398,27 @@ def test_refused_plans(change, error, match):
     model = regression(40, np.random.default_rng(1))
     with pytest.raises((error, UnsupportedModel), match=match):
         plan(epsilon=1.0, delta=1e-3, model=model, **change)
+
+
+def test_a_release_that_spends_everything_and_raises():
+    """One range at delta = 0: the stand-in and the start left 4e-10 of epsilon to the main sum, of which noise was 2**62 steps."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-1, 1, size=1000)
+    with pm.Model():
+        a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2)
+        y = (rng.random(1000) < 1 / (1 + np.exp(-x))).astype(int)
+        pm.Bernoulli("y", logit_p=a + b * pm.Data("x", x), observed=y)
+        found = plan(epsilon=1.0, delta=0, covariates=Ranges(x=(-1, 1)), random_seed=1)
+    assert found.design.main.epsilon >= 0.1
+    poor = replace(found.design, main=replace(found.design.main, epsilon=4e-10))
+    with pytest.raises(ValueError, match=r"too much for sums.*Nothing was accessed"):
+        replace(found, design=poor)
+    poor = replace(found.design, main=replace(found.design.main, epsilon=0.05))
+    with pytest.raises(ValueError, match=r"would get epsilon = 0\.05 of 1.*Nothing was accessed"):
+        replace(found, design=poor)
+    assert found.budget.spent() == 0
+    assert np.isfinite(found.release(progressbar=False).releases[-1].total).all()
+    assert 0.99 < found.budget.spent() <= 1
 
 
 def test_a_made_up_simulator_has_no_private_row():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,12 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.type_other import NoneTypeT, SliceType
 
-from pymc_dp.model.graphs.data_variables import is_array_root, observed_arrays, stored
+from pymc_dp.model.graphs.data_variables import (
+    is_array_root,
+    observed_arrays,
+    observed_values,
+    stored,
+)
 
 #: Modules whose operations are functions of their inputs alone. (Calls of other libraries, in ``pytensor.link``, are not.)
 _HOST = (
@@ -38,6 +44,7 @@ __all__ = [
     "is_stored_object",
     "is_structural",
     "is_transparent",
+    "is_view",
 ]
 
 
@@ -162,13 +169,15 @@ def _holds_numbers(value: Any) -> bool:
 class PublicArrays:
     """Arrays that the user declares public, such as a public design matrix.
 
-    A constant or shared variable of the model's graphs is public if it is declared by its name, or
-    if its shape and values equal those of a declared array. An array that NumPy computes from a
-    declared one (``X[:, 0]``) is another array and must be declared as well. The name of a free
-    variable or potential declares all arrays of its prior, or of its graph: `priors` has these names.
-    `descriptions` has names, and shapes of arrays, for the report, without values.
+    A constant or shared variable of the model's graphs is public if it is declared by its name, or if it stores a
+    declared array or a view of it (``X[:, 0]``): the same memory. PyTensor's constants store the user's arrays
+    themselves; ``pm.Data`` stores a copy, and is declared by its name. Values are compared for arrays without an axis
+    as long as the data only, such as bounds or data of groups: of arrays with a row for each record, which may be
+    private, equal values would show that they are equal. An array that NumPy computes from a declared one must be
+    declared as well. The name of a free variable or potential declares all arrays of its prior, or of its graph:
+    `priors` has these names. `descriptions` has names, and shapes of arrays, for the report, without values.
 
-    ValueError is raised if the model has no array of such a name, or if a declared array is observed.
+    ValueError is raised if the model has no array of such a name, or if a declared container is observed.
     """
 
     def __init__(self, model: pm.Model, declared: Sequence[Any] = ()) -> None:
@@ -189,15 +198,18 @@ class PublicArrays:
             else:
                 array = stored(entry) if isinstance(entry, Variable) else np.asarray(entry)
                 self._add([array], f"an array of shape {array.shape}")
-        if self._arrays and self._has_observed(model):
+        self._lengths = {len(a) for a in observed_arrays(model)} - {1} if self._arrays else set()
+        if self._has_observed(model):
             raise ValueError(
                 f"public= has observed values, among {', '.join(self.descriptions)}: the values of an observed variable are "
                 "protected. Remove them from public=."
             )
 
     def _has_observed(self, model: pm.Model) -> bool:
-        observed = [array for array in observed_arrays(model) if not is_structural(array)]
-        return any(are_equal(a, b) for a in self._arrays for b in observed)
+        """Whether a declared container is one of those that are observed, whatever their values."""
+        observed = set(filter(is_array_root, ancestors(observed_values(model))))
+        pairs = product(self._arrays, map(stored, observed))
+        return not self._variables.isdisjoint(observed) or any(np.shares_memory(*p) for p in pairs)
 
     def _declare(self, name: str, named: dict[str, list[Variable]], factors: set[str]) -> None:
         if name in factors:
@@ -219,8 +231,14 @@ class PublicArrays:
         """Whether a variable is a stored array that is declared public."""
         if not (isinstance(variable, Variable) and is_array_root(variable)):
             return False
-        array = stored(variable)
-        return variable in self._variables or any(are_equal(array, a) for a in self._arrays)
+        return variable in self._variables or self._has(stored(variable))
+
+    def _has(self, array: np.ndarray) -> bool:
+        """Whether an array is declared, or a view of one that is; of another length than the data: or equal to one."""
+        if any(is_view(array, declared) for declared in self._arrays):
+            return True
+        is_other = self._lengths.isdisjoint(array.shape)
+        return is_other and any(are_equal(array, declared) for declared in self._arrays)
 
 
 def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
@@ -232,6 +250,26 @@ def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
         if variable.name and is_array_root(variable):
             named.setdefault(variable.name, []).append(variable)
     return named
+
+
+def is_view(array: np.ndarray, whole: np.ndarray) -> bool:
+    """Whether an array is another one, or a view of it: by the memory, never by the values."""
+    if array is whole:
+        return True
+    (low, high), (begin, end) = map(_memory, (array, whole))
+    if (low, high, array.shape, array.strides) == (begin, end, whole.shape, whole.strides):
+        return True
+    is_block = (
+        whole.flags.c_contiguous or whole.flags.f_contiguous
+    )  # all memory between its ends is its own
+    return is_block and begin <= low < high <= end
+
+
+def _memory(array: np.ndarray) -> tuple[int, int]:
+    """Addresses of the first byte of an array, and after the last one."""
+    ends = [s * (n - 1) for n, s in zip(array.shape, array.strides, strict=True) if n]
+    begin = array.__array_interface__["data"][0] + sum(e for e in ends if e < 0)
+    return begin, begin + sum(map(abs, ends)) + array.itemsize if array.size else begin
 
 
 def are_equal(one: np.ndarray, other: np.ndarray) -> bool:

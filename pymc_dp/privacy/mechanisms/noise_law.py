@@ -11,8 +11,8 @@ import numpy as np
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
-from pymc_dp.privacy.randomness.rounded_l2 import rounded_l2
+from pymc_dp.privacy.randomness.rounded_gaussian import LARGEST_SCALE, noisy_sum
+from pymc_dp.privacy.randomness.rounded_l2 import LARGEST_L2_SCALE, rounded_l2
 
 __all__ = ["NoiseLaw"]
 
@@ -55,6 +55,15 @@ class NoiseLaw:
     def sd(self) -> float:
         """Standard deviation of each coordinate."""
         return self.scale if self.kind == "gaussian" else math.sqrt(self.n_dim + 1) * self.scale
+
+    def check(self, exponent: int) -> None:
+        """Raise ValueError unless it can be added to sums in steps of ``2**exponent``; called before a claim."""
+        largest = LARGEST_SCALE if self.kind == "gaussian" else LARGEST_L2_SCALE
+        if not 0 < self.scale <= math.ldexp(largest, exponent):
+            raise ValueError(
+                f"Noise of scale {self.scale:.3g} is too much for sums in steps of 2**{exponent}: the part of the budget that this release "
+                "gets is too small. Raise epsilon, or plan fewer releases. Nothing was accessed."
+            )
 
     def add(self, steps: np.ndarray, exponent: int, bits: BitSource) -> np.ndarray:
         """Noisy sum: see :func:`~pymc_dp.privacy.randomness.rounded_gaussian.noisy_sum`; paid for by the caller."""

@@ -25,11 +25,11 @@ from pymc_dp.arguments import as_positive_float
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import LARGEST_SCALE, REJECTED, proposed_whole_part
 
-__all__ = ["rounded_l2"]
+__all__ = ["LARGEST_L2_SCALE", "rounded_l2"]
 
 #: The length has a Gamma(d) law: scales at which it leaves the integers after the largest sum with
 #: probability below exp(-2000), for up to a thousand coordinates.
-_LARGEST_SCALE = LARGEST_SCALE / 32
+LARGEST_L2_SCALE = LARGEST_SCALE / 32
 
 
 @dataclass
@@ -78,7 +78,7 @@ def rounded_l2(scale: float, size: int, bits: BitSource) -> np.ndarray:
     Time depends on the noise (never on the data): do not publish it.
     """
     as_positive_float("scale in grid steps", scale)
-    if scale > _LARGEST_SCALE:
+    if scale > LARGEST_L2_SCALE:
         raise ValueError(f"The scale must be at most 2**50 grid steps, got {scale!r}: use a coarser grid.")  # fmt: skip
     mixture = [_normal(bits) for _ in range(size + 1)]
     coordinates = [_normal(bits) for _ in range(size)]
