@@ -20,6 +20,7 @@ from pymc_dp.checks.statistics_of_records import (
     GroupMeans,
     block_of,
     block_of_function,
+    sensitivity,
 )
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
@@ -38,8 +39,6 @@ from pymc_dp.scores.score_step import DPScore
 __all__ = ["private_ppc"]
 
 _LABEL = "private ppc"
-#: Allowance for terms that are truncated to the grid.
-_TRUNCATION = 1 + 2.0**-30
 #: Iterations of the chain between replicates; draws with method "normal" are nearly independent.
 _THIN = {"records": 5, "normal": 1}
 #: Parameters, and data sets at each, whose mean outcome is a record's prediction; data sets that choose bounds and bins.
@@ -153,7 +152,7 @@ def private_ppc(
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
     claim_all(budget, _LABEL, mechanism, likelihood.data_keys, likelihood.n_records)
     steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
-    law = NoiseLaw.of(mechanism, math.sqrt(len(blocks)) * _TRUNCATION, d)
+    law = NoiseLaw.of(mechanism, sensitivity(len(blocks), d), d)
     total = law.add(steps, exponent, OperatingSystemBits())
 
     def vectors(data: list[np.ndarray]) -> np.ndarray:

@@ -17,6 +17,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import data_keys, row_keys
+from pymc_dp.model.fingerprint import fingerprint
 from pymc_dp.model.graphs.compiling import quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
 from pymc_dp.model.graphs.exposed import expose
@@ -134,6 +135,8 @@ class RecordLikelihood(CompiledModel, Reductions):
     ) -> None:
         exposed = expose(model, declared)
         derived = self._derive(model, exposed)
+        self.shapes = {name: shape for name, (shape, _) in zip(self._names, self._layout, strict=True)}
+        self.fingerprint = fingerprint(derived.rows, model.value_vars)
         self.data_keys = data_keys(model, map(stored, exposed.private))
         self.row_keys = row_keys(model, labels)
         inputs = {

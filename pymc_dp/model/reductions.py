@@ -32,6 +32,10 @@ class Reductions(ABC):
         Length of ``theta``.
     is_binary : bool
         Whether a record is one Bernoulli outcome.
+    shapes : mapping of str to tuple of int
+        Of the value variables of the model, in their order.
+    fingerprint : str
+        Of the operations of the log-likelihood: :func:`~pymc_dp.model.fingerprint.fingerprint`.
 
     Examples
     --------
@@ -44,6 +48,8 @@ class Reductions(ABC):
     n_records: int
     n_dim: int
     is_binary: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    fingerprint: str
     public: tuple[str, ...]
     data_keys: tuple[bytes, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
