@@ -78,7 +78,7 @@ class BlockedLikelihood(Reductions):
     ValueError
         If `example` does not fit the columns.
     ModelError
-        If the model raises on the data, for instance as an index is out of range.
+        If the model raises on the data.
 
     Examples
     --------
@@ -121,8 +121,6 @@ class BlockedLikelihood(Reductions):
             rv.name: tuple(digests[take.name] + repr(take).encode() for take in takes)
             for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)
         }
-        if self._block.has_indices:
-            self._sum(Term("count_checked"))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on_workers": None}  # of no use in another process

@@ -79,6 +79,10 @@ class _Codes(dict[Variable, str]):
             return self._joined("Mul", [parts[0], _inverse(parts[1])])
         if name == "Reciprocal":
             return _inverse(parts[0])
+        if name == "Log1p":
+            return _digest(["Log", "0", self._joined("Add", [_FIXED, *parts])])
+        if name == "Expm1":
+            return self._joined("Add", [_FIXED, _digest(["Exp", "0", *parts])])
         if name in _POWERS:
             return _digest(["Pow", *parts[:1], *(parts[1:] or [_FIXED])])
         inner = [fingerprint(outputs, _inputs(outputs)) for outputs in inner_graphs(node.op)]

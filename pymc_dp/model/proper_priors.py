@@ -70,7 +70,9 @@ def _improper(model: pm.Model, rv: Variable) -> tuple[str, str] | None:
 
 def _parts(rv: Variable) -> int:
     """Number of connected parts of the graph of a pm.ICAR."""
-    matrices = [v for v in rv.owner.inputs if is_array_root(v) and isinstance(v, Constant) and v.ndim == 2]
+    matrices = [
+        v for v in rv.owner.inputs if is_array_root(v) and isinstance(v, Constant) and v.ndim == 2
+    ]
     return connected_components(np.asarray(stored(matrices[0])))[0] if matrices else 1
 
 

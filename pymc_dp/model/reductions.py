@@ -336,9 +336,9 @@ class Reductions(ABC):
         """
 
     @property
+    @abstractmethod
     def rehearsal(self) -> Reductions:
-        """What to call to compile reductions before anything is paid for; nothing that it returns is used."""
-        return self
+        """What to call to compile reductions before anything is paid for: it reads no record."""
 
     @abstractmethod
     def forget(self, but: np.ndarray | None = None) -> None:

@@ -200,7 +200,10 @@ class PrivateScores(Shown):
                 f"These scores are derivatives with respect to {_listed(self.shapes)}, but the model has {_listed(shapes)} (variables on "
                 "the unconstrained scale, in this order). Priors may differ, names, shapes and transforms may not."
             )
-        if None not in (self.fingerprint, model.fingerprint) and self.fingerprint != model.fingerprint:
+        if (
+            None not in (self.fingerprint, model.fingerprint)
+            and self.fingerprint != model.fingerprint
+        ):
             raise ValueError(
                 "These scores are derivatives of another log-likelihood: its operations, or the places where parameters enter, are others. "
                 "Write the likelihood as it was when the scores were released (priors and data may differ), or release scores of this one."

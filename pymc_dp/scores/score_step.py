@@ -150,7 +150,7 @@ class DPScore(Shown, BlockedStep):
         if simulator is None:
             simulator = simulator_of(modelcontext(model), covariates=covariates)
         simulator = corrected_by(simulator, scores)
-        model, likelihood = simulator.model, simulator.likelihood
+        model = simulator.model
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):
             raise ValueError("DPScore updates all variables of the model: leave out vars=.")

@@ -40,11 +40,11 @@ def of_mean(mean, scale=1.0, distribution=pm.Normal):
 
 
 LINES = {
-    "logit": (regression, "91e8"),
-    "probit": (lambda: regression("probit"), "91e8"),
-    "group means": (lambda: of_mean(lambda a, b: a + b[GROUP]), "91e8"),
-    "slopes": (lambda: of_mean(lambda a, b: a * X[:, 1] + b[GROUP]), "91e8"),
-    "student": (lambda: of_mean(lambda a, b: a + b[GROUP], distribution=pm.StudentT), "91e8"),
+    "logit": (regression, "5f52"),
+    "probit": (lambda: regression("probit"), "e4a9"),
+    "group means": (lambda: of_mean(lambda a, b: a + b[GROUP]), "a931"),
+    "slopes": (lambda: of_mean(lambda a, b: a * X[:, 1] + b[GROUP]), "beaa"),
+    "student": (lambda: of_mean(lambda a, b: a + b[GROUP], distribution=pm.StudentT), "d069"),
 }
 
 
@@ -127,12 +127,21 @@ def improper():
         pm.Potential("p", -(flat**2))
         return flat
 
-    yield with_prior(lambda: pm.Flat("mu")), r"'mu' is improper \(it has a pm.Flat\).*pm.Normal\('mu', 0, s\)"
+    yield (
+        with_prior(lambda: pm.Flat("mu")),
+        r"'mu' is improper \(it has a pm.Flat\).*pm.Normal\('mu', 0, s\)",
+    )
     yield with_prior(lambda: pm.Flat("mu", shape=3)), "pm.Flat"
     yield with_prior(lambda: pm.HalfFlat("mu")), r"pm.HalfNormal\('mu', s\)"
-    yield with_prior(lambda: pm.GaussianRandomWalk("mu", 0, 1, init_dist=pm.Flat.dist(), steps=4)), "pm.Flat"
+    yield (
+        with_prior(lambda: pm.GaussianRandomWalk("mu", 0, 1, init_dist=pm.Flat.dist(), steps=4)),
+        "pm.Flat",
+    )
     yield with_prior(lambda: pm.CustomDist("mu", logp=lambda v: pt.zeros_like(v))), "constant"
-    yield with_prior(lambda: pm.CustomDist("mu", dist=lambda size: pm.Flat.dist(size=size))), "pm.Flat"
+    yield (
+        with_prior(lambda: pm.CustomDist("mu", dist=lambda size: pm.Flat.dist(size=size))),
+        "pm.Flat",
+    )
     yield with_prior(lambda: pm.ICAR("mu", W=w)), "2 parts"
     yield with_prior(lambda: kept(pm.Flat("mu"))), "pm.Flat"
 
