@@ -83,8 +83,7 @@ def test_line_11_likelihoods_differ():
     models += [regression(), regression("probit"), regression("cloglog")]
     assert len({of(model) for model in models}) == len(models)
     a, b = pt.scalar("a"), pt.scalar("b")
-    same = (a - b, -(b - a), a / 2 + b * -1.0, a + (1.0 - b))
-    assert len({fingerprint([row], [a, b]) for row in same[:3]}) <= 2
+    assert fingerprint([a - b], [a, b]) == fingerprint([-1.0 * b + a], [a, b])
     assert fingerprint([a / b], [a, b]) == fingerprint([a * pt.reciprocal(b)], [a, b])
     assert fingerprint([a / b], [a, b]) != fingerprint([b / a], [a, b])
 
@@ -107,7 +106,7 @@ def test_line_11_scores_of_another_likelihood_are_refused(scores, tmp_path):
             lambda s: dp.scores.check_fit(s, probit),
             lambda s: dp.private_ppc(s, simulator=probit, statistics=["mean"], budget=dp.PrivacyBudget(1.0, 1e-6, chains=1)),
         ):  # fmt: skip
-            with pytest.raises(ValueError, match="another log-likelihood.*as it was"):
+            with pytest.raises(ValueError, match="another log-likelihood"):
                 use(given)
     stand_in = regression(x=RNG.normal(size=(300, 2)), y=Y[:300], prior=pm.StudentT, nu=4.0)
     assert dp.DPScore(read, model=stand_in, covariates="public").scores is read
