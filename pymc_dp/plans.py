@@ -12,7 +12,8 @@ import pymc as pm
 
 from pymc_dp.arguments import as_integer, check_named
 from pymc_dp.data import Records, Shards, Sites
-from pymc_dp.host_arguments import check_seed
+from pymc_dp.host_arguments import as_model, check_seed
+from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
 from pymc_dp.planning.random_walk import plan_random_walk
@@ -203,6 +204,8 @@ def plan(
         "public": public, "n_records": n_records, "temperature": temperature,
     }  # fmt: skip
     if is_of_scores:
+        if simulator is None and data is None:
+            check_proper(as_model(model))
         with shown(progressbar):
             simulator = _simulator(simulator, options, budget)
             return plan_scores(

@@ -32,7 +32,7 @@ from pymc_dp.privacy.randomness.rounded_gaussian import rounded_gaussian
 __all__ = ["Site", "Sites"]
 
 #: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
-_REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps", "count_checked")
+_REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps")
 
 #: Of what may be released: the exponent of its steps, and how far replacing a record moves it, from the arguments.
 _RELEASED: dict[str, Callable[[tuple], tuple[int, float]]] = {
@@ -178,7 +178,7 @@ class Site:
         scale, *arguments = arguments
         if word == "_grad_steps" and any(index is not None for index in arguments[2:3]):
             return "refused", "A site answers sums over all of its records, and not over some."
-        if self._adds_noise and scale is None and word != "count_checked":
+        if self._adds_noise and scale is None:
             why = "A site that adds noise tells no sum without it: use dp.sample(epsilon=, delta=)."
             return "refused", why
         if self._adds_noise and scale is not None and not self._is_enough(word, scale, arguments):

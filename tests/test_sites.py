@@ -103,7 +103,10 @@ def shares(connections, sites, n=150):
     """What the coordinator gets in answer to one and the same question, shape (n, n_sites), and the sums."""
     for connection in connections:
         connection.received.clear()
-    sums = [int(sites.total("count_checked")[0]) for _ in range(n)]
+    sums = [
+        int(sites.total("_norm_counts", np.zeros(D + 2), np.eye(D + 2), np.zeros(0))[0])
+        for _ in range(n)
+    ]
     texts = ([*map(_share, connection.received)] for connection in connections)
     return np.array([*texts], dtype=np.uint64).T, sums
 
@@ -255,12 +258,11 @@ def test_sums_over_some_records_are_refused(likelihood):
 
 
 def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
-    wrong = COLUMNS | {"group": np.where(np.arange(N) == 123, 4321, COLUMNS["group"])}
-    with served(Records(wrong).split(3)) as connections:
-        with pytest.raises(ModelError, match=r"(IndexError|an error) at a site") as caught:
-            BlockedLikelihood(model, Sites(connections), compile_kwargs=MODE)
-        assert "4321" not in str(caught.value) and "123" not in str(caught.value)
-        assert Sites(connections).n_records == N
+    theta, matrix = np.zeros(D + 2), np.eye(D + 2)
+    with pytest.raises(ModelError, match=r"(TypeError|an error) at a site") as caught:
+        likelihood.records.total("_product_steps", theta, matrix, "4321")
+    assert "4321" not in str(caught.value)
+    assert likelihood.norm_counts(theta, matrix, np.zeros(0)).tolist() == [N]
 
 
 @pytest.mark.slow

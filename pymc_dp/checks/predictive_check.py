@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from pymc_dp.checks.statistics_of_records import (
     GroupMeans,
     block_of,
     block_of_function,
+    sensitivity,
 )
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
@@ -38,8 +38,6 @@ from pymc_dp.scores.score_step import DPScore
 __all__ = ["private_ppc"]
 
 _LABEL = "private ppc"
-#: Allowance for terms that are truncated to the grid.
-_TRUNCATION = 1 + 2.0**-30
 #: Iterations of the chain between replicates; draws with method "normal" are nearly independent.
 _THIN = {"records": 5, "normal": 1}
 #: Parameters, and data sets at each, whose mean outcome is a record's prediction; data sets that choose bounds and bins.
@@ -151,7 +149,7 @@ def private_ppc(
     likelihood, d = step.simulator.likelihood, of_records.n_dim
     mechanism = noise_of_all(budget, _LABEL, d, noise)
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
-    law = NoiseLaw.of(mechanism, math.sqrt(len(blocks)) * _TRUNCATION, d)
+    law = NoiseLaw.of(mechanism, sensitivity(len(blocks), d), d)
     claim_all(budget, _LABEL, mechanism, law, likelihood.data_keys, likelihood.n_records)
     steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
     total = law.add(steps, exponent, OperatingSystemBits())

@@ -19,7 +19,7 @@ its root is at most :math:`d (1 + s^2 / 2) = 2 (1 - s/2) (1 + s^2/2) = 2 - (s / 
 
 Blocks are divided by their diameter if a record may be replaced, by their largest length if it may be added or removed.
 So such a change moves each of ``J`` blocks by at most 1, and the vector of all of them by at most :math:`\sqrt J`, as squared lengths
-add up: this is the L2 sensitivity of the sum. A block's coordinate that is not a number counts as 0, which all blocks
+add up: this is the L2 sensitivity of the sum, up to rounding (:func:`sensitivity`). A block's coordinate that is not a number counts as 0, which all blocks
 contain.
 """
 
@@ -37,7 +37,7 @@ import pytensor.tensor as pt
 
 from pymc_dp.display import Shown
 
-__all__ = ["NAMED", "Block", "GroupMeans", "block_of"]
+__all__ = ["NAMED", "Block", "GroupMeans", "block_of", "sensitivity"]
 
 NAMED = ("mean", "variance", "zeros", "bins", "rootogram", "residuals")
 #: Part of the simulated outcomes that lies beyond each end of a clip interval.
@@ -163,6 +163,17 @@ def block_of_function(
         name, tuple(f"{name}[{k}]" for k in range(d)) if d > 1 else (name,), vector, d, 2 * math.sqrt(d), math.sqrt(d),
         tuple(columns), lambda sums, n: centre + width * sums / n,
     )  # fmt: skip
+
+
+def sensitivity(n_blocks: int, n_dim: int) -> float:
+    r"""How far one record moves the sum of vectors of `n_blocks` blocks with `n_dim` coordinates, on the grid.
+
+    Truncation towards zero, to steps of :math:`g = 2^{-30}`, adds less than ``g`` to the distance of two coordinates of one
+    sign, and nothing to that of opposite signs, or to a length. Floating-point operations (a product, a quotient, the size)
+    add at most :math:`2^{-50}`. So each of `d` coordinates of a difference grows by less than :math:`2 g`, and the norm, at most
+    :math:`\sqrt J` before, by less than :math:`2 g \sqrt d \le \sqrt J \cdot 2^{-29} \sqrt d`.
+    """
+    return math.sqrt(n_blocks) * (1 + math.sqrt(n_dim) * 2.0**-29)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

@@ -8,22 +8,16 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import ModelGraphs
-from pymc_dp.model.graphs.data_variables import downstream, stored, upstream
-from pymc_dp.model.graphs.parameter_checks import SELECTIONS
+from pymc_dp.model.graphs.data_variables import stored, upstream
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.made_up_block import Take, column_of
 from pymc_dp.model.rows_alone import DEPENDS_ON_ROWS, ROUNDING, refuse_other_rows
-from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
 
 __all__ = ["BlockModel"]
-
-_INTERPRETED = {"mode": Mode("py", optimizer=None), "on_unused_input": "ignore"}
 
 
 class BlockModel(RecordLikelihood):
@@ -31,8 +25,6 @@ class BlockModel(RecordLikelihood):
 
     #: For each observed variable, what is taken from the columns.
     observed: list[list[Take]]
-    #: Whether columns are indices.
-    has_indices: bool
 
     def __init__(
         self,
@@ -59,17 +51,9 @@ class BlockModel(RecordLikelihood):
 
     def _compile(self, theta: Variable, rows: Sequence[Variable], *arguments: Any, private: Sequence[Variable] = (), **options: Any) -> None:  # fmt: skip
         super()._compile(theta, rows, *arguments, changing=private, **options)
-        dependent = downstream(rows, private)
-        self.has_indices = any(
-            isinstance(v.owner.op, SELECTIONS) and not dependent.isdisjoint(v.owner.inputs[1:])
-            for v in ancestors(rows)
-            if v.owner is not None
-        )
         graphs = self._batch._graphs
         assert graphs is not None  # nothing was compiled yet
         refuse_other_rows(graphs.rows, private, self.n_records)
-        interpreted_too = graphs._replace(options=_INTERPRETED)
-        self._check = BatchLikelihood(rows[0], interpreted_too) if self.has_indices else None
 
     def _check_longer_block(self) -> None:
         """Refuse a model whose rows are others in a longer block, or cannot be computed alone."""
@@ -89,15 +73,8 @@ class BlockModel(RecordLikelihood):
             for v, extract in self._columns.items()
         }
         self.__dict__["n_records"] = n_rows
-        for groups in (self._batch, self._gradients, self._check):
-            if groups is not None:
-                groups.load(arrays, n_rows)
-
-    def count_checked(self) -> int:
-        """Number of rows of the block; raises if an index is out of range: compiled code would read other memory."""
-        assert self._check is not None
-        self._check([self._start], np.arange(self.n_records))
-        return self.n_records
+        for groups in (self._batch, self._gradients):
+            groups.load(arrays, n_rows)
 
     def logp_of(self, points: Sequence[np.ndarray]) -> np.ndarray:
         """Log-likelihoods of the rows at some positions, a row each."""

@@ -78,7 +78,7 @@ class BlockedLikelihood(Reductions):
     ValueError
         If `example` does not fit the columns.
     ModelError
-        If the model raises on the data, for instance as an index is out of range.
+        If the model raises on the data.
 
     Examples
     --------
@@ -107,6 +107,7 @@ class BlockedLikelihood(Reductions):
         self._block = BlockModel(self.model, block, public, compile_kwargs)
         self.records, self.n_records, self._private = records, records.n_records, private
         self.n_dim, self.is_binary = self._block.n_dim, self._block.is_binary
+        self.shapes, self.fingerprint = self._block.shapes, self._block.fingerprint
         self.is_remote, self._process = not isinstance(records, Records), os.getpid()
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
@@ -120,8 +121,6 @@ class BlockedLikelihood(Reductions):
             rv.name: tuple(digests[take.name] + repr(take).encode() for take in takes)
             for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)
         }
-        if self._block.has_indices:
-            self._sum(Term("count_checked"))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on_workers": None}  # of no use in another process

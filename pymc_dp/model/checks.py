@@ -28,7 +28,7 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays
 
-__all__ = ["check_graphs", "check_model", "has_binary_outcome"]
+__all__ = ["check_graphs", "check_model", "has_binary_outcome", "is_random"]
 
 
 def check_model(model: pm.Model) -> list[int]:
@@ -98,7 +98,7 @@ def _check_observed(rv: Variable, ndim: int) -> None:
 def check_graphs(model: pm.Model, graphs: Sequence[Variable]) -> None:
     """Raise UnsupportedModel if an elementwise log-likelihood is random or has no entry for each row."""
     for rv, graph in zip(model.observed_RVs, graphs, strict=True):
-        if any(_is_random(v) for v in ancestors([graph, model.rvs_to_values[rv]])):
+        if any(is_random(v) for v in ancestors([graph, model.rvs_to_values[rv]])):
             raise UnsupportedModel(
                 f"the likelihood of {rv.name!r} draws random numbers (pm.Minibatch, total_size or "
                 "a simulator). Use all rows and a closed-form likelihood; private steps draw the "
@@ -113,7 +113,8 @@ def check_graphs(model: pm.Model, graphs: Sequence[Variable]) -> None:
             )
 
 
-def _is_random(variable: Variable) -> bool:
+def is_random(variable: Variable) -> bool:
+    """Whether a variable is random, or the state of a generator."""
     op = variable.owner.op if variable.owner is not None else None
     return (
         isinstance(variable.type, RandomType)

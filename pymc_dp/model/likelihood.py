@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 
 from pytensor.graph.replace import graph_replace
@@ -17,15 +20,18 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import data_keys, row_keys
+from pymc_dp.model.fingerprint import fingerprint
 from pymc_dp.model.graphs.compiling import check_compile_kwargs, quiet_compilers
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
 from pymc_dp.model.graphs.exposed import expose
+from pymc_dp.model.graphs.index_entries import with_bounded_indices
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.independence import check_ranges, prove_independence
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.sums.exact_sums import sum_of_steps
 from pymc_dp.model.sums.latest_values import LatestValues
+from pymc_dp.model.sums.row_functions import rehearsing
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["RecordLikelihood"]
@@ -92,7 +98,8 @@ class RecordLikelihood(CompiledModel, Reductions):
     -----
     Assertions on parameters (``sigma > 0``) do not raise. One without data makes the prior ``-inf``
     where it fails; one with data makes the log-likelihood of the affected records ``-inf``: see
-    `parameter_checks`.
+    `parameter_checks`. An index from the data that is out of range counts as the nearest one within: an error
+    would show that there is such a record.
 
     Examples
     --------
@@ -117,7 +124,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         check_compile_kwargs(compile_kwargs)
         self._private = private
         self._called: set[tuple[int, str]] = set()  # by process, as each process compiles
-        self._latest = LatestValues()
+        self._latest, self._rehearses = LatestValues(), False
         labels = self._assign_records(model, records)
         declared = PublicArrays(model, public)
         self.public = declared.descriptions
@@ -134,6 +141,10 @@ class RecordLikelihood(CompiledModel, Reductions):
     ) -> None:
         exposed = expose(model, declared)
         derived = self._derive(model, exposed)
+        self.shapes = {
+            name: shape for name, (shape, _) in zip(self._names, self._layout, strict=True)
+        }
+        self.fingerprint = fingerprint(derived.rows, model.value_vars)
         self.data_keys = data_keys(model, map(stored, exposed.private))
         self.row_keys = row_keys(model, labels)
         inputs = {
@@ -144,11 +155,8 @@ class RecordLikelihood(CompiledModel, Reductions):
         names = [rv.name for rv in model.observed_RVs]
         prove_independence(exposed, rows, [*inputs.values()], names, labels, self.n_records)
         check_ranges(derived.rows, downstream(derived.rows, exposed.private), model.value_vars)
-        self._evaluate(
-            self._first_evaluation,
-            *(derived, labels, compile_kwargs),
-            where="when it was first evaluated",
-        )
+        derived = replace(derived, rows=with_bounded_indices(derived.rows, exposed.private))
+        self._first_evaluation(derived, labels, compile_kwargs)
 
     def _first_evaluation(
         self, graphs: ModelGraphs, labels: list[np.ndarray], compile_kwargs: dict[str, Any] | None
@@ -158,13 +166,13 @@ class RecordLikelihood(CompiledModel, Reductions):
         most = max(FEW_BYTES, sum(stored(v).nbytes for v in private) // 10)
         self._keeps_vectors = 16 * self.n_records <= most
         rows, log_prior = graphs.of_theta({})
-        # Interpreted first: compiled code does not check indices, and would read other memory for a
-        # group that does not exist.
-        interpreted([theta], rows)(self._start)
+        # Interpreted first, on zeros: compiled code does not check lengths, and would read other memory.
+        zeros = {v: pytensor.shared(np.zeros(stored(v).shape, v.dtype), shape=v.type.shape) for v in private}  # fmt: skip
+        interpreted([theta], graph_replace(rows, zeros, strict=False))(self._start)
         self._compile(theta, rows, log_prior, labels, compile_kwargs, private=private)
         with quiet_compilers():  # Numba compiles at the first call
             self._log_prior(self._start)
-            logp = self.logp(self._start)
+            logp = self.rehearsal.logp(self._start)
             if logp.shape != (self.n_records,):
                 raise UnsupportedModel("the likelihood does not have one entry per record.")
             sum_of_steps(logp, logp, 1.0, 1.0)
@@ -199,6 +207,13 @@ class RecordLikelihood(CompiledModel, Reductions):
             points = [self._checked(point) for point in theta]
             return np.array(self._evaluate(self._batch, points, index))
         return self._evaluate(self._batch, [self._checked(theta)], index)[0]
+
+    @property
+    def rehearsal(self) -> RecordLikelihood:
+        """See `Reductions`: the same with zeros in the place of the records."""
+        other = copy.copy(self)
+        other.__dict__.update(_rehearses=True, _latest=LatestValues())
+        return other
 
     def forget(self, but: np.ndarray | None = None) -> None:
         """See `Reductions`."""
@@ -269,9 +284,10 @@ class RecordLikelihood(CompiledModel, Reductions):
     ) -> Any:
         called = os.getpid(), getattr(function, "__name__", type(function).__name__)
         if called in self._called:
-            return evaluate(where, function, *arguments, private=self._private)
+            with rehearsing(self._rehearses):
+                return evaluate(where, function, *arguments, private=self._private)
         self._called.add(called)
-        with warnings.catch_warnings():
+        with rehearsing(self._rehearses), warnings.catch_warnings():
             # Numba compiles at the first call, and warns about slow code.
             warnings.filterwarnings("ignore", message=".*is faster on contiguous arrays")
             return evaluate(where, function, *arguments, private=self._private)

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.checks import is_random
 from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
-from pymc_dp.model.graphs.public_arrays import is_structural
+from pymc_dp.model.graphs.exposed import refuse_hidden
 from pymc_dp.model.privacy_unit import assign_rows
 from pymc_dp.model.sums.clipped_vectors import add_rows
 from pymc_dp.model.sums.exact_sums import GRID_BITS
@@ -61,7 +63,8 @@ class RecordFunction:
     Raises
     ------
     UnsupportedModel
-        If the function has an array of its own, or its result is not a vector of public length.
+        If the function has an array of its own, also inside of an operation; if it draws random numbers, or has an
+        operation that cannot be inspected; or if its result is not a vector of public length.
     ValueError, TypeError
         If data, labels or arguments do not fit together.
     """
@@ -80,7 +83,7 @@ class RecordFunction:
         rows = {n: pt.tensor(n, dtype=columns[n].dtype, shape=columns[n].shape[1:]) for n in names if n in columns}  # fmt: skip
         fixed = {n: pt.tensor(n, dtype=public[n].dtype, shape=public[n].shape) for n in names if n in public}  # fmt: skip
         result = _as_vector(function(**rows, **fixed))
-        _check_roots(result, [*rows.values(), *fixed.values()])
+        result = _proved(result, [*rows.values(), *fixed.values()])
         self.shape = _public_shape(result, [*rows.values()])
         all_rows = {
             v: pt.tensor(v.name, dtype=v.dtype, shape=(None, *v.type.shape)) for v in rows.values()
@@ -244,15 +247,20 @@ def _as_vector(result: Any) -> Variable:
     return pt.as_tensor_variable(result).astype("float64")
 
 
-def _check_roots(result: Variable, inputs: Sequence[Variable]) -> None:
-    """Refuse arrays that the function takes from outside: they may hold data of all records."""
-    for root in ancestors([result]):
-        if root.owner is None and root not in inputs and is_array_root(root):
-            if not is_structural(stored(root)):
-                raise UnsupportedModel(
-                    f"The function holds an array of shape {stored(root).shape} that is not an argument. If it holds no data of "
-                    "records, pass it by public={name: array}, with an argument of this name; data are arguments, too."
-                )
+def _proved(result: Variable, arguments: Sequence[Variable]) -> Variable:
+    """A function of its arguments and of numbers, by the proof for models; refuse all else: it may hold data of all records."""
+    found = refuse_hidden("The function", [result])
+    if any(map(is_random, found)):
+        raise UnsupportedModel("The function draws random numbers: a record's vector must be a function of its data. Leave them out.")  # fmt: skip
+    roots = [v for v in found if is_array_root(v) and v not in arguments]
+    if held := [stored(v).shape for v in roots if v.ndim]:
+        raise UnsupportedModel(
+            f"The function holds an array of shape {held[0]} that is not an argument. If it holds no data of "
+            "records, pass it by public={name: array}, with an argument of this name; data are arguments, too."
+        )
+    # A shared variable could change between two blocks.
+    numbers = {v: pt.constant(stored(v).copy(), dtype=v.dtype) for v in roots if isinstance(v, SharedVariable)}  # fmt: skip
+    return graph_replace([result], numbers, strict=False)[0]
 
 
 def _public_shape(result: Variable, rows: Sequence[Variable]) -> tuple[int, ...]:

@@ -32,6 +32,10 @@ class Reductions(ABC):
         Length of ``theta``.
     is_binary : bool
         Whether a record is one Bernoulli outcome.
+    shapes : mapping of str to tuple of int
+        Of the value variables of the model, in their order.
+    fingerprint : str
+        Of the operations of the log-likelihood: :func:`~pymc_dp.model.fingerprint.fingerprint`.
 
     Examples
     --------
@@ -44,6 +48,8 @@ class Reductions(ABC):
     n_records: int
     n_dim: int
     is_binary: bool
+    shapes: Mapping[str, tuple[int, ...]]
+    fingerprint: str
     public: tuple[str, ...]
     data_keys: tuple[bytes, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
@@ -329,9 +335,9 @@ class Reductions(ABC):
         """
 
     @property
+    @abstractmethod
     def rehearsal(self) -> Reductions:
-        """What to call to compile reductions before anything is paid for; nothing that it returns is used."""
-        return self
+        """What to call to compile reductions before anything is paid for: it reads no record."""
 
     @abstractmethod
     def forget(self, but: np.ndarray | None = None) -> None:

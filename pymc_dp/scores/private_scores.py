@@ -10,7 +10,8 @@ import pymc as pm
 
 from pymc_dp.arguments import as_float
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
-from pymc_dp.host_arguments import check_seed
+from pymc_dp.host_arguments import as_model, check_seed
+from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import (
     Guess,
@@ -107,7 +108,7 @@ def private_scores(
     PrivacyBudgetExhausted
         If something was claimed on the budget before, or its account does not pay for it.
     ValueError, TypeError, UnsupportedModel
-        As :class:`~pymc_dp.Simulator`, before anything is accessed.
+        As :class:`~pymc_dp.Simulator`, and for improper priors (``pm.Flat``), before anything is accessed.
 
     References
     ----------
@@ -129,6 +130,7 @@ def private_scores(
     """
     with shown(progressbar):
         if simulator is None:
+            check_proper(as_model(model))
             simulator = simulator_of(
                 model, covariates=covariates, records=records, stand_in_records=stand_in_records, public=public,
                 n_records=n_records,
@@ -187,6 +189,7 @@ def plan_scores(
     check_is_simulator(simulator)
     check_is_budget(budget)
     check_seed(random_seed)
+    check_proper(simulator.model)
     simulator.check_budget(budget)
     simulator.check_data()
     if budget.steps or budget.one_off_accesses:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.display import Shown, Table, in_short
+from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
@@ -167,6 +168,9 @@ class PrivateScores(Shown):
         If the covariates are private: corrects those of the stand-in.
     stand_in : StandIn, optional
         If only ranges of the covariates were known: the stand-in that was released.
+    fingerprint : str, optional
+        Of the operations of the log-likelihood, without data, numbers and priors (:mod:`pymc_dp.model.fingerprint`): other
+        likelihoods are refused. None, not checked, for scores that were made by hand.
 
     Examples
     --------
@@ -181,18 +185,28 @@ class PrivateScores(Shown):
     reports: tuple[PrivacyReport, ...]
     moments: ScoreMoments | None = None
     stand_in: StandIn | None = None
+    fingerprint: str | None = None
 
     @property
     def n_dim(self) -> int:
         """Number of parameters."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def check_model(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Raise ValueError unless a model has these parameters, in this order."""
+    def check_model(self, model: Reductions | PrivateScores) -> None:
+        """Raise ValueError unless a model, or other scores, have these parameters in this order, and this likelihood."""
+        shapes = model.shapes
         if list(shapes.items()) != list(self.shapes.items()):
             raise ValueError(
                 f"These scores are derivatives with respect to {_listed(self.shapes)}, but the model has {_listed(shapes)} (variables on "
                 "the unconstrained scale, in this order). Priors may differ, names, shapes and transforms may not."
+            )
+        if (
+            None not in (self.fingerprint, model.fingerprint)
+            and self.fingerprint != model.fingerprint
+        ):
+            raise ValueError(
+                "These scores are derivatives of another log-likelihood: its operations, or the places where parameters enter, are others. "
+                "Write the likelihood as it was when the scores were released (priors and data may differ), or release scores of this one."
             )
 
     def save(self, path: str | os.PathLike) -> None:
@@ -217,6 +231,7 @@ class PrivateScores(Shown):
             "reports": [json.loads(report.to_json()) for report in self.reports],
             "moments": None if self.moments is None else _plain(self.moments),
             "stand_in": None if self.stand_in is None else self.stand_in.to_dict(),
+            "fingerprint": self.fingerprint,
         }
 
     @classmethod
@@ -258,11 +273,11 @@ class PrivateScores(Shown):
         n_records, adjacency = contents["n_records"], contents["adjacency"]
         stand_in = contents.get("stand_in")
         stand_in = None if stand_in is None else StandIn.from_dict(stand_in)
-        return cls(releases, shapes, n_records, adjacency, reports, moments, stand_in)
+        return cls(releases, shapes, n_records, adjacency, reports, moments, stand_in, contents["fingerprint"])  # fmt: skip
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
         """Scores with the releases of both, of the same records."""
-        self.check_model(other.shapes)
+        self.check_model(other)
         mine, others = (self.n_records, self.adjacency), (other.n_records, other.adjacency)
         if mine != others:
             raise ValueError(

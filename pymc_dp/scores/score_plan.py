@@ -286,11 +286,10 @@ class ScorePlan(Shown):
         return f"spending {share}epsilon = {epsilon:g} on {label}"
 
     def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
-        point = self.simulator.likelihood.unravel(self.simulated.theta)
-        shapes = {name: np.shape(value) for name, value in point.items()}
+        likelihood = self.simulator.likelihood
         return PrivateScores(
-            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
-            self.moments, self.simulator.stand_in,
+            tuple(releases), likelihood.shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
+            self.moments, self.simulator.stand_in, likelihood.fingerprint,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -14,6 +14,7 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 
 from pymc_dp.display import Shown
 from pymc_dp.model.graphs.compiling import quiet_compilers
+from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
@@ -76,7 +77,9 @@ class DPScore(Shown, BlockedStep):
     Raises
     ------
     ValueError
-        If the model has other parameters than the scores, or an argument is out of range.
+        If the model has other parameters than the scores, or another likelihood, or an argument is out of range.
+    UnsupportedModel
+        If a prior is improper.
 
     Notes
     -----
@@ -145,16 +148,15 @@ class DPScore(Shown, BlockedStep):
             raise TypeError("covariates are those of the simulator: leave out, or leave out simulator=.")  # fmt: skip
         if simulator is not None and model not in (None, simulator.model):
             raise ValueError("model= is another model than that of the simulator: leave out.")
+        check_proper(modelcontext(model) if simulator is None else simulator.model)
         if simulator is None:
             simulator = simulator_of(modelcontext(model), covariates=covariates)
         simulator = corrected_by(simulator, scores)
-        model, likelihood = simulator.model, simulator.likelihood
+        model = simulator.model
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):
             raise ValueError("DPScore updates all variables of the model: leave out vars=.")
         self.blocked = True
-        point = likelihood.unravel(simulator.position())
-        scores.check_model({name: np.shape(value) for name, value in point.items()})
         self.simulator, self.scores = simulator, scores
         self.method = _chosen(method, scores.n_records, simulator)
         note("compiling the posterior given the scores")

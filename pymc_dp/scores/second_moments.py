@@ -173,7 +173,11 @@ def corrected(
 
 
 def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
-    """The simulator with the stand-in that was released, and its rows whose scores have the released moments."""
+    """The simulator with the stand-in that was released, and its rows whose scores have the released moments.
+
+    Raises ValueError if the scores are those of other parameters, or of another likelihood.
+    """
+    scores.check_model(simulator.likelihood)
     if scores.stand_in is not None:
         simulator = simulator.standing_in(scores.stand_in)
     if (moments := scores.moments) is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 import numpy as np
@@ -17,6 +16,7 @@ import pymc_dp as dp
 
 from pymc_dp.errors import ModelError
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.sums.row_functions import RowFunction
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # that Numba cannot compile the user's operation
 
@@ -69,15 +69,6 @@ def check_withheld(raised, caplog):
     assert "77.125" not in words_of(raised.value) + caplog.text
 
 
-def test_where_the_model_is_built(caplog):
-    """At the initial point, before anything is spent."""
-    budget = dp.PrivacyBudget(3.0, 1e-6, chains=1)
-    with model_of(-1.0), pytest.raises(ModelError, match="first evaluated") as raised:
-        dp.DPPenalty(budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
-    check_withheld(raised, caplog)
-    assert budget.spent() == 0
-
-
 @pytest.mark.parametrize("method", ["logp", "logp_at", "clipped_grad", "gradients"])
 def test_in_an_evaluation(method, caplog):
     likelihood = RecordLikelihood(model_of(1.0), compile_kwargs={"mode": Mode("py", None)})
@@ -105,21 +96,63 @@ def test_in_the_noisy_scores(caplog):
 
 
 @pytest.mark.parametrize("kind", ["parameters", "columns"])
-def test_a_group_that_does_not_exist(kind, caplog):
-    """Compiled code would read other memory; PyTensor logs errors of constant folding."""
-    group = np.random.default_rng(1).integers(3, size=len(Y))
-    group[5] = 12345
-    with pm.Model() as model:
-        if kind == "parameters":
-            mean = pm.Normal("a", shape=3)[group]
-        else:
-            table = np.random.default_rng(2).normal(size=(len(Y), 3))
-            mean = pm.Normal("b") * pm.Data("x", table)[np.arange(len(Y)), pm.Data("g", group)]
-        pm.Normal("y", mean, 1.0, observed=Y)
-    caplog.set_level(logging.DEBUG)
-    with pytest.raises(ModelError, match="IndexError when it was first evaluated") as raised:
-        RecordLikelihood(model)
-    assert "12345" not in words_of(raised.value) + caplog.text
+def test_line_13_a_group_that_does_not_exist(kind):
+    """Compiled code would read other memory, and an error would show that there is such a record: it is in the last group."""
+    group, sums = np.random.default_rng(1).integers(3, size=len(Y)), []
+    for wrong in (2, 12345):
+        group[5] = wrong
+        with pm.Model() as model:
+            if kind == "parameters":
+                mean = pm.Normal("a", shape=3)[group]
+            else:
+                table = np.random.default_rng(2).normal(size=(len(Y), 3))
+                mean = pm.Normal("b") * pm.Data("x", table)[np.arange(len(Y)), pm.Data("g", group)]
+            pm.Normal("y", mean, 1.0, observed=Y)
+        likelihood = RecordLikelihood(model)
+        sums.append(likelihood.clipped_grad(np.full(likelihood.n_dim, 0.3), 1.0))
+    np.testing.assert_array_equal(*sums)
+
+
+def watched(monkeypatch):
+    """Whether a budget had been charged, at each time when a compiled function was given the record with the secret."""
+    found, charged, spend = [], [], dp.PrivacyBudget.spend
+
+    def charge(*args, **kwargs):
+        charged.append(spend(*args, **kwargs))
+
+    def door(real):
+        def read(self, rows):
+            given = real(self, rows)
+            arrays = given if isinstance(given, list) else given[1][1]
+            found.extend(
+                bool(charged) for a in arrays if isinstance(a, np.ndarray) and (a == SECRET).any()
+            )
+            return given
+
+        return read
+
+    monkeypatch.setattr(dp.PrivacyBudget, "spend", charge)
+    for name in ("gather", "compiled"):
+        monkeypatch.setattr(RowFunction, name, door(getattr(RowFunction, name)))
+    return found
+
+
+@pytest.mark.parametrize("n", [300, 140_000])
+def test_line_13_no_record_is_read_before_it_is_paid_for(n, monkeypatch):
+    """Compilation, planning and the making of steps use rows of zeros; after the claim the records are read."""
+    found = watched(monkeypatch)
+    y = np.random.default_rng(1).normal(size=n)
+    y[n // 3] = SECRET
+    with pm.Model():
+        pm.Normal("y", pm.Normal("m"), 1.0, observed=y)
+        simulator = dp.Simulator()
+        budget = dp.PrivacyBudget(1.0, 1e-6, chains=1)
+        options = {"likelihood": simulator.likelihood, "budget": budget, "clip_bound": 1.0}
+        dp.DPPenalty(proposal=dp.RandomWalk(0.1), **options)
+        plan = dp.plan(epsilon=1.0, delta=1e-6, simulator=simulator, random_seed=1)
+        assert not found
+        plan.release()
+    assert found and all(found)
 
 
 def test_observed_rows_that_do_not_exist(caplog):
@@ -133,8 +166,9 @@ def test_observed_rows_that_do_not_exist(caplog):
 
 def test_without_a_budget_the_words_are_shown():
     """On public data, to show the user what is wrong."""
-    with model_of(-1.0), pytest.raises(Exception, match=r"record has 77\.125"):
-        dp.DPPenalty(budget=None, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
+    likelihood = RecordLikelihood(model_of(1.0), private=False, compile_kwargs={"mode": Mode("py", None)})  # fmt: skip
+    with pytest.raises(Exception, match=r"record has 77\.125"):
+        likelihood.logp(np.array([8.0]))
 
 
 # ---------------------------------------------------------------- warnings

@@ -136,6 +136,20 @@ def test_the_noise_is_that_of_the_claim(simulator, adjacency):
     assert counts.noise_sd.mean() == pytest.approx(size * ppc.noise.sd, rel=0.2)
 
 
+def test_line_12_the_allowance_covers_all_coordinates(simulator, scores, monkeypatch):
+    """Vectors at a distance of 1, of which each coordinate is truncated: 7 grid steps further apart with 47 coordinates."""
+    d, laws, real = 47, [], NoiseLaw.of
+    monkeypatch.setattr(predictive_check.NoiseLaw, "of", lambda *a: laws.append(a[1]) or real(*a))
+    check(scores, simulator, budget_of(), statistics={"own": lambda y: [y * k for k in range(1, d + 1)]})  # fmt: skip
+    one = np.full((1, d), 0.75)
+    rows = one, one - 1 / math.sqrt(d)
+    steps = [
+        RecordFunction(lambda z: z, {"z": z}).box_steps(np.zeros(d), np.ones(d))[0] for z in rows
+    ]
+    change = math.sqrt(sum(int(x) ** 2 for x in steps[0] - steps[1])) * 2.0**-30
+    assert 1 + 2.0**-30 < change <= laws[-1]
+
+
 @pytest.mark.slow
 def test_without_protection_the_statistics_are_those_of_the_data(simulator, scores):
     ppc = check(scores, simulator, budget_of(math.inf), statistics={"own": lambda y: [y > 0, y**2], "m": "mean", "v": "variance", "b": "bins"})  # fmt: skip

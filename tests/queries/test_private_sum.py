@@ -5,9 +5,12 @@ import sys
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pytensor import scan
+from pytensor.compile.builders import OpFromGraph
 from scipy import stats
 
 from pymc_dp import PrivacyBudget, private_counts, private_sum
@@ -240,6 +243,47 @@ def test_refused_functions(function, error, match):
     with pytest.raises(error, match=match):
         private_sum(function, DATA | {"name": np.full(N, "ann")}, bound=1.0, budget=budget)
     assert budget.spent() == 0
+
+
+def holding_all_data(x, kind):
+    """What a function may capture, and how it hides it: sums of all records reach each row."""
+    y, v, state = pt.constant(DATA["x"]), pt.scalar("v"), iter(DATA["x"])
+    counter = pytensor.shared(0.0)
+    counter.default_update = counter + 1.0
+    inner = OpFromGraph([v], [v + y.sum()])
+    one = [pt.dscalar]
+    return {
+        "OpFromGraph": lambda: inner(x),
+        "nested": lambda: OpFromGraph([v], [inner(v)])(x),
+        "scan": lambda: scan(lambda k: x + (y * k).sum(), sequences=pt.arange(2.0), return_updates=False)[-1],
+        "as_op": lambda: pytensor.wrap_py(one, one)(lambda a: np.array(a + DATA["x"].sum()))(x),
+        "memory": lambda: pytensor.wrap_py(one, one)(lambda a: np.array(next(state)))(x),
+        "random": lambda: x + pm.Normal.dist(),
+        "zeros": lambda: x + pt.constant(np.zeros(N)).sum(),
+        "shared": lambda: x + pytensor.shared(DATA["z"][:2]).sum(),
+        "counter": lambda: 0 * x + counter,
+    }[kind]()  # fmt: skip
+
+
+HIDDEN = ("OpFromGraph", "nested", "scan", "as_op", "memory", "random", "zeros", "shared")
+
+
+@pytest.mark.parametrize("kind", HIDDEN)
+@pytest.mark.parametrize("release", [private_sum, private_counts])
+def test_line_3_functions_that_hold_other_records_are_refused(kind, release):
+    """By the proof for models, before a claim: neighbours' sums were 0 and 50, where 2 was claimed."""
+    budget, options = (
+        budget_for(1.0),
+        {"bound": 1.0} if release is private_sum else {"edges": [0.0]},
+    )
+    with pytest.raises(UnsupportedModel, match=r"The function (has|holds|draws)"):
+        release(lambda x: holding_all_data(x, kind), DATA, budget=budget, **options)
+    assert budget.spent() == 0
+
+
+def test_line_3_a_shared_number_does_not_change_between_blocks():
+    function = RecordFunction(lambda x: holding_all_data(x, "counter"), {"x": DATA["x"]})
+    assert function.box_steps(np.zeros(1), np.ones(1))[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,10 @@ from pymc_dp.model.graphs.public_arrays import (
     is_transparent,
 )
 
-__all__ = ["Exposed", "expose"]
+__all__ = ["Exposed", "expose", "in_sight", "is_custom", "refuse_hidden", "with_inner"]
 
 
-_ONE_AT_A_TIME = threading.RLock()  # `_in_sight` changes PyTensor for all threads
+_ONE_AT_A_TIME = threading.RLock()  # `in_sight` changes PyTensor for all threads
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
     prior or a potential, or an array is hidden in an inner graph.
     """
     lengths = {len(array) for array in observed_arrays(model)} - {1}
-    with _in_sight(lengths):
+    with in_sight(lengths):
         _check_priors(model, public, lengths)
         return _exposed(model, public, lengths)
 
 
 @contextmanager
-def _in_sight(lengths: set[int]) -> Iterator[None]:
+def in_sight(lengths: set[int]) -> Iterator[None]:
     """Keep PyMC from evaluating expressions of data while it derives log-densities.
 
     This includes constants that functions of the user have captured.
@@ -153,7 +153,7 @@ def _exposed(model: pm.Model, public: PublicArrays, lengths: set[int]) -> Expose
     for rv, graph in zip(old, graphs, strict=True):  # a logp function may add operations
         _check_likelihood(rv, [graph], set(), public)
     captured = {}
-    if _is_custom([*old], free):
+    if is_custom([*old], free):
         # Arrays that a logp function has captured are not among its parameters.
         captured = exposed.in_place_of(_arrays(graphs, set(exposed.private), lengths), public)
     exposed.graphs.extend(graph_replace(graphs, captured, strict=False))
@@ -206,9 +206,9 @@ def _check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> N
         if factor in terms:
             # Arrays that a logp function or a transform has captured are in the log-density only.
             seen += _inner_arrays(what, [terms[factor]], set(), public)
-            is_custom = _is_custom([factor], stop, model.rvs_to_transforms[factor])
+            may_capture = is_custom([factor], stop, model.rvs_to_transforms[factor])
             # In log-densities of PyMC's own distributions, public arrays may have become other constants.
-            if is_custom or not any(map(public.__contains__, found)):
+            if may_capture or not any(map(public.__contains__, found)):
                 seen += _private(_arrays([terms[factor]], lengths=lengths), public)
         _refuse_data(what, factor, [*seen, *(found & observed)], factor in terms)
 
@@ -229,9 +229,9 @@ def _refuse_data(what: str, factor: Variable, seen: Sequence[Variable], is_prior
     )
 
 
-def _is_custom(graphs: Sequence[Variable], stop: Set[Variable], transform: Any = None) -> bool:
+def is_custom(graphs: Sequence[Variable], stop: Set[Variable], transform: Any = None) -> bool:
     """Whether a random variable or a transform is defined by the user, and may have captured arrays."""
-    operations = {type(node.op) for node in _nodes(_with_inner(graphs, stop))}
+    operations = {type(node.op) for node in _nodes(with_inner(graphs, stop))}
     if any(issubclass(kind, CustomDistRV) for kind in operations):
         return True
     makers = [*operations, *_makers(transform)]
@@ -319,7 +319,7 @@ def _inner(
             yield from _inner(outputs)
 
 
-def _with_inner(graphs: Sequence[Variable], stop: Set[Variable]) -> set[Variable]:
+def with_inner(graphs: Sequence[Variable], stop: Set[Variable]) -> set[Variable]:
     """What graphs depend on, and what their inner graphs do."""
     return upstream(graphs, stop).union(*map(upstream, _inner(graphs, stop)))
 
@@ -327,8 +327,16 @@ def _with_inner(graphs: Sequence[Variable], stop: Set[Variable]) -> set[Variable
 def _inner_arrays(
     what: str, graphs: Sequence[Variable], stop: Set[Variable], public: PublicArrays
 ) -> list[Variable]:
-    """Private arrays in inner graphs; operations that may hold data are refused, and so are stored objects."""
-    found = _with_inner(graphs, stop)
+    """Private arrays in inner graphs; what `refuse_hidden` refuses is refused."""
+    refuse_hidden(what, graphs, stop)
+    return [v for outputs in _inner(graphs, stop) for v in _private(_arrays(outputs), public)]
+
+
+def refuse_hidden(
+    what: str, graphs: Sequence[Variable], stop: Set[Variable] = frozenset()
+) -> set[Variable]:
+    """Refuse operations and stored objects that may hold data; all that graphs depend on, inner graphs included."""
+    found = with_inner(graphs, stop)
     if any(map(is_stored_object, found)):
         raise UnsupportedModel(
             f"{what} has a sparse matrix or another stored object that is not an array, whose rows cannot be followed. "
@@ -340,7 +348,7 @@ def _inner_arrays(
                 f"{what} has the operation {type(op).__name__}, which cannot be inspected: it may have captured data. Write it "
                 "with PyTensor's own operations (or with a pm.CustomDist whose logp function uses these)."
             )
-    return [v for outputs in _inner(graphs, stop) for v in _private(_arrays(outputs), public)]
+    return found
 
 
 def _fresh(node: Apply) -> Any:

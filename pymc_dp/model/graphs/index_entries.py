@@ -7,12 +7,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type_other import SliceType
 
-from pymc_dp.model.graphs.data_variables import is_array_root, stored
+from pymc_dp.model.graphs.data_variables import downstream, is_array_root, rebuilt, stored
+from pymc_dp.model.graphs.parameter_checks import INCREMENTS, SELECTIONS
 
 __all__ = [
     "Blocked",
@@ -22,6 +23,7 @@ __all__ = [
     "is_range",
     "new_axes",
     "subtensor_entries",
+    "with_bounded_indices",
 ]
 
 
@@ -44,6 +46,34 @@ def subtensor_entries(op: Op, x: Variable, indices: Sequence[Variable]) -> list[
         if not isinstance(entry, slice) and getattr(entry.type, "dtype", "bool") == "bool":
             block(op)  # masks; PyTensor rewrites them where it can
     return [*entries, *[slice(None)] * (x.ndim - len(entries))]
+
+
+def with_bounded_indices(graphs: Sequence[Variable], data: Sequence[Variable]) -> list[Variable]:
+    """Graphs in which an index that depends on data is moved into its range: compiled code would read other memory.
+
+    An error would depend on the data: a record with a group that does not exist counts in the last one.
+    """
+    dependent = downstream(graphs, data)
+
+    def bounded(node: Apply, inputs: list[Variable]) -> list[Variable] | None:
+        changes = isinstance(node.op, INCREMENTS)
+        first = 2 if changes else 1
+        if not isinstance(node.op, SELECTIONS | INCREMENTS) or dependent.isdisjoint(
+            node.inputs[first:]
+        ):
+            return None
+        x, entries = inputs[0], subtensor_entries(node.op, inputs[0], inputs[first:])
+        old = subtensor_entries(node.op, node.inputs[0], node.inputs[first:])
+        for k, entry in enumerate(old):
+            if not isinstance(entry, slice) and entry in dependent:
+                entries[k] = pt.clip(entries[k], -x.shape[k], x.shape[k] - 1)
+        chosen = x[tuple(entries)]
+        if not changes:
+            return [chosen]
+        change = pt.set_subtensor if node.op.set_instead_of_inc else pt.inc_subtensor
+        return [change(chosen, inputs[1])]
+
+    return rebuilt(graphs, {}, bounded)
 
 
 def bounds(op: Op, entry: Any, length: int | None) -> tuple[int, int, int]:

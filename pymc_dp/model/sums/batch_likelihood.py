@@ -19,7 +19,7 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.compiling import compile_frozen, quiet_compilers
 from pymc_dp.model.graphs.row_subsets import Blocked, rows_at
 from pymc_dp.model.sums.exact_sums import sum_of_steps
-from pymc_dp.model.sums.row_functions import RowFunction, block_length, compiled_loop
+from pymc_dp.model.sums.row_functions import RowFunction, block_length, compiled_loop, is_rehearsal
 
 __all__ = [
     "BatchLikelihood",
@@ -150,12 +150,14 @@ class BatchLikelihood(RecordGroups):
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, the same numbers as those of a batch."""
         if not self._by_rows:
-            return self.full(theta)
+            return np.zeros(self._n_records) if is_rehearsal() else self.full(theta)
         return _totals([[group.all_records(theta)] for group in self._groups])[0]
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         """`sum_of_steps` of the log-likelihoods of all records at two points, without an array of them."""
         if not self._by_rows:
+            if is_rehearsal():
+                return 0
             return sum_of_steps(self.full(new), self.full(old), scale, limit)
         if self.has_blocks:
             return self._groups[0].clipped_change(new, old, scale, limit)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, lru_cache
 from typing import Any
 
@@ -28,7 +30,7 @@ from pymc_dp.model.graphs.data_variables import stored
 from pymc_dp.model.graphs.ordered_products import in_fixed_order
 from pymc_dp.model.graphs.row_subsets import Gathered
 
-__all__ = ["LARGE", "RowFunction", "compiled_loop"]
+__all__ = ["LARGE", "RowFunction", "compiled_loop", "is_rehearsal", "rehearsing"]
 
 BLOCK = 2**14  # numbers per block: the cache of a core holds several such arrays
 LARGE = 2**17  # numbers above which a loop over blocks is worth its compilation
@@ -41,6 +43,19 @@ PER_THREAD = 2**20  # numbers per thread: work that takes much longer than start
 
 # Without flags: the functions that a loop calls would inherit them.
 compiled_loop = numba.njit(nogil=True)
+
+_REHEARSES = ContextVar("rehearses", default=False)
+is_rehearsal = _REHEARSES.get
+
+
+@contextmanager
+def rehearsing(rehearses: bool = True) -> Iterator[None]:
+    """Compute with rows of zeros: functions are compiled, and no record is read."""
+    token = _REHEARSES.set(rehearses)
+    try:
+        yield
+    finally:
+        _REHEARSES.reset(token)
 
 
 class RowFunction:
@@ -76,14 +91,21 @@ class RowFunction:
         #: Numbers of data in a row, at least 1.
         self.width = max(1, sum(data.size // data.shape[axis] for data, axis in self.data))
 
+    @property
+    def data(self) -> list[tuple[np.ndarray, int]]:
+        """Arrays and their axes of rows: zeros in a rehearsal, of the same shapes and types."""
+        if not is_rehearsal():
+            return self._data
+        return [(np.zeros(data.shape, data.dtype), axis) for data, axis in self._data]
+
     def refresh(self) -> None:
         """Read the stored data again."""
-        self.data = [(np.require(stored(v), None, _LAYOUT), axis) for v, axis in self._gathered]
+        self._data = [(np.require(stored(v), None, _LAYOUT), axis) for v, axis in self._gathered]
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_rows: int) -> None:
         """Compute with these arrays, by variable, of so many rows."""
         self._n_rows = n_rows
-        self.data = [(np.require(arrays[v], None, _LAYOUT), axis) for v, axis in self._gathered]
+        self._data = [(np.require(arrays[v], None, _LAYOUT), axis) for v, axis in self._gathered]
 
     def gather(self, rows: slice | np.ndarray) -> list[np.ndarray]:
         """Arguments of the function for some rows, given by number or as a slice."""
