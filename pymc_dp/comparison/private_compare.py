@@ -188,6 +188,7 @@ def private_compare(
     for name in names:
         options = {"records": records, "public": _of(public, name), "covariates": _of(covariates, name)}  # fmt: skip
         model, likelihood, simulator = _compiled(name, models[name], options, bound is not None)
+        likelihood.check_neighbours(budget.adjacency)
         draws = positions(model, _thinned(name, released[name], n_draws))
         candidates.append(_Candidate(model, likelihood, simulator, draws))
     first, rng = candidates[0], np.random.default_rng(random_seed)

@@ -50,8 +50,11 @@ def prove_independence(
     names: Sequence[str],
     labels: Sequence[np.ndarray],
     n_records: int,
-) -> None:
+) -> list[str]:
     """Prove that each record's log-likelihood depends on that record's data only.
+
+    Returned are the likelihoods that depend on the position of a record among the others as well, or on
+    how many there are: under add/remove, removing one record changes these of all.
 
     For each observed variable, there is the row-wise log-likelihood without parameter checks, the name,
     and the label of each row: its record, from 0 to ``n_records - 1``. The parameters are inputs of
@@ -70,13 +73,29 @@ def prove_independence(
     owners: dict[Variable, tuple[int, np.ndarray]] = {}
     first = _first_of_equals(exposed.private)
     of_length = {len(label): label for label in labels}
+    by_position = [*exposed.by_number]
     for row, name, label in zip(rows, names, labels, strict=True):
         _check_length(row, name, len(label), parameters)
         if n_records > 1:
             proof = _Proof(exposed, parameters, name, label, n_records, owners, first, of_length)
-            proof.run(row)
+            if proof.run(row):
+                by_position.append(f"the likelihood of {name!r}")
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
+    by_position += [exposed.names[v] for v in exposed.private if _has_row_numbers(stored(v))]
+    return by_position
+
+
+def _has_row_numbers(array: np.ndarray) -> bool:
+    """Whether an array is 0, 1, 2, ... or 1, 2, 3, ...: positions, which others keep only if the last record leaves."""
+    if (
+        array.ndim == 0
+        or array.size != len(array)
+        or array.size < 3
+        or array.dtype.kind not in "iu"
+    ):
+        return False
+    return array.flat[0] in (0, 1) and bool((np.diff(array.ravel().astype(np.int64)) == 1).all())
 
 
 def _check_length(row: Variable, name: str, n_rows: int, parameters: Sequence[Variable]) -> None:
@@ -166,12 +185,16 @@ class _Proof(RowWalk):
         self._of_length = of_length | {len(label): label}
         self._rows: set[Variable] = {self.base}  # variables that differ between rows
 
-    def run(self, row: Variable) -> None:
-        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each."""
+    def run(self, row: Variable) -> bool:
+        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each.
+
+        Returns whether they depend on positions.
+        """
         try:
-            found = upstream([self(row, 0, self.base)])
+            of_rows = self(row, 0, self.base)
         except Blocked as error:
             _refuse(self._name, f"the operation {error} works on all rows at once, or is not known")
+        found = upstream([of_rows])
         for array in filter(found.__contains__, self._names):
             _refuse(
                 self._name,
@@ -180,6 +203,26 @@ class _Proof(RowWalk):
                 "prior_linearized with public bounds), declare it with public=[...]. If it holds data of persons, give it a "
                 "row for each observed row (x[person] in NumPy), and transform rows with public constants.",
             )
+
+        return self._depends_on_position(of_rows, found)
+
+    def _depends_on_position(self, of_rows: Variable, found: Set[Variable]) -> bool:
+        """Whether rows depend on their index, other than by the rows of private arrays.
+
+        What depends on the index alone is computed for all rows, and again with the index of the first row that
+        has the same place in its record. If both agree, the term of a row is one function, the same for all
+        records, of parameters and its own data.
+        """
+        varying = downstream([of_rows], (self._rows - {self.base}) | self._parameters)
+        indexed = downstream([of_rows], [self.base]) - varying
+        used = {
+            v for u in varying & found if u.owner for v in value_inputs(u.owner) if v in indexed
+        }
+        used |= indexed & {of_rows}
+        function = interpreted([self.base], [*used])
+        each = np.arange(len(self._label))
+        pairs = zip(function(each), function(_first_in_same_place(self._label)), strict=True)
+        return not all(np.array_equal(a, b) for a, b in pairs)
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
         if isinstance(variable, SharedVariable) and variable in self._private:
@@ -266,6 +309,18 @@ class _Proof(RowWalk):
                 "pm.NegativeBinomial), or share them between records."
             )
         return super()._picked(x, entries, axis, from_end, index)
+
+
+def _first_in_same_place(label: np.ndarray) -> np.ndarray:
+    """For each row, the first of all rows that are as many rows after the beginning of their record."""
+    order = np.argsort(label, kind="stable")
+    begins = np.concatenate([[True], np.diff(label[order]) != 0])
+    place = np.empty(len(label), dtype=np.int64)
+    place[order] = np.arange(len(label)) - np.maximum.accumulate(
+        np.where(begins, np.arange(len(label)), 0)
+    )
+    _, first, inverse = np.unique(place, return_index=True, return_inverse=True)
+    return first[inverse]
 
 
 def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Variable:

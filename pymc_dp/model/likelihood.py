@@ -142,7 +142,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         }
         rows = graph_replace(derived.rows, inputs, strict=False)
         names = [rv.name for rv in model.observed_RVs]
-        prove_independence(exposed, rows, [*inputs.values()], names, labels, self.n_records)
+        self.by_position = prove_independence(
+            exposed, rows, [*inputs.values()], names, labels, self.n_records
+        )
         check_ranges(derived.rows, downstream(derived.rows, exposed.private), model.value_vars)
         self._evaluate(
             self._first_evaluation,

@@ -180,6 +180,8 @@ class DPStep(HostedStep):
         self.likelihood: Reductions = likelihood or RecordLikelihood(
             model, records=records, public=public, private=budget is not None, compile_kwargs=compile_kwargs,
         )  # fmt: skip
+        if budget is not None:
+            self.likelihood.check_neighbours(budget.adjacency)
         if likelihood is None:
             note_data(self.likelihood, model)
         self._public = tuple(public)

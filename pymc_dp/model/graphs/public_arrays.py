@@ -216,11 +216,12 @@ class PublicArrays:
         self.descriptions += (description,)
 
     def __contains__(self, variable: object) -> bool:
-        """Whether a variable is a stored array that is declared public."""
+        """Whether this is an array, or a variable that stores one, that is declared public."""
+        if isinstance(variable, np.ndarray):
+            return any(are_equal(variable, a) for a in self._arrays)
         if not (isinstance(variable, Variable) and is_array_root(variable)):
             return False
-        array = stored(variable)
-        return variable in self._variables or any(are_equal(array, a) for a in self._arrays)
+        return variable in self._variables or stored(variable) in self
 
 
 def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
