@@ -36,6 +36,7 @@ from pymc_dp.model.graphs.index_entries import subtensor_entries
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS, interval
 from pymc_dp.model.graphs.public_arrays import are_equal, is_structural
 from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
+from pymc_dp.model.row_positions import depends_on_position, has_row_numbers
 
 __all__ = ["check_ranges", "prove_independence"]
 
@@ -82,20 +83,8 @@ def prove_independence(
                 by_position.append(f"the likelihood of {name!r}")
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
-    by_position += [exposed.names[v] for v in exposed.private if _has_row_numbers(stored(v))]
+    by_position += [exposed.names[v] for v in exposed.private if has_row_numbers(stored(v))]
     return by_position
-
-
-def _has_row_numbers(array: np.ndarray) -> bool:
-    """Whether an array is 0, 1, 2, ... or 1, 2, 3, ...: positions, which others keep only if the last record leaves."""
-    if (
-        array.ndim == 0
-        or array.size != len(array)
-        or array.size < 3
-        or array.dtype.kind not in "iu"
-    ):
-        return False
-    return array.flat[0] in (0, 1) and bool((np.diff(array.ravel().astype(np.int64)) == 1).all())
 
 
 def _check_length(row: Variable, name: str, n_rows: int, parameters: Sequence[Variable]) -> None:
@@ -204,25 +193,8 @@ class _Proof(RowWalk):
                 "row for each observed row (x[person] in NumPy), and transform rows with public constants.",
             )
 
-        return self._depends_on_position(of_rows, found)
-
-    def _depends_on_position(self, of_rows: Variable, found: Set[Variable]) -> bool:
-        """Whether rows depend on their index, other than by the rows of private arrays.
-
-        What depends on the index alone is computed for all rows, and again with the index of the first row that
-        has the same place in its record. If both agree, the term of a row is one function, the same for all
-        records, of parameters and its own data.
-        """
-        varying = downstream([of_rows], (self._rows - {self.base}) | self._parameters)
-        indexed = downstream([of_rows], [self.base]) - varying
-        used = {
-            v for u in varying & found if u.owner for v in value_inputs(u.owner) if v in indexed
-        }
-        used |= indexed & {of_rows}
-        function = interpreted([self.base], [*used])
-        each = np.arange(len(self._label))
-        pairs = zip(function(each), function(_first_in_same_place(self._label)), strict=True)
-        return not all(np.array_equal(a, b) for a, b in pairs)
+        data = (self._rows - {self.base}) | self._parameters
+        return depends_on_position(of_rows, self.base, data, self._label)
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
         if isinstance(variable, SharedVariable) and variable in self._private:
@@ -309,18 +281,6 @@ class _Proof(RowWalk):
                 "pm.NegativeBinomial), or share them between records."
             )
         return super()._picked(x, entries, axis, from_end, index)
-
-
-def _first_in_same_place(label: np.ndarray) -> np.ndarray:
-    """For each row, the first of all rows that are as many rows after the beginning of their record."""
-    order = np.argsort(label, kind="stable")
-    begins = np.concatenate([[True], np.diff(label[order]) != 0])
-    place = np.empty(len(label), dtype=np.int64)
-    place[order] = np.arange(len(label)) - np.maximum.accumulate(
-        np.where(begins, np.arange(len(label)), 0)
-    )
-    _, first, inverse = np.unique(place, return_index=True, return_inverse=True)
-    return first[inverse]
 
 
 def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Variable:

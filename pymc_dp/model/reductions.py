@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.gradients import check_bound
@@ -49,18 +48,7 @@ class Reductions(ABC):
     data_keys: tuple[bytes, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
     model_token: Any
-    #: What depends on the position of a record among the others, or on how many there are.
-    by_position: Sequence[str] = ()
-
-    def check_neighbours(self, adjacency: str) -> None:
-        """Raise UnsupportedModel if under add/remove one record would change the terms of the others."""
-        if adjacency == "add_remove" and self.by_position:
-            raise UnsupportedModel(
-                f"{self.by_position[0]} depends on the number of rows, or on their positions (len(y), x.shape[0], pt.arange, an array "
-                "in public= with a row for each record). Under add/remove both are private: removing one record would change the terms of "
-                "all others. Use public numbers, make what differs between records a pm.Data (not in public=), or use "
-                "adjacency='substitute', where the number of records is public. Nothing was accessed."
-            )
+    by_position: Sequence[str] = ()  # see `row_positions`
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         r"""Sum over records of the clipped change of their log-likelihood between two positions.

@@ -25,6 +25,7 @@ from pymc_dp.model.graphs.data_variables import (
 )
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -241,7 +242,7 @@ class Simulator(Shown):
                 "private_stand_in(..., n_records=), on a budget of its own, and pass covariates=stand_in_model."
             )
         check_number_is_public(budget, self.covariates, self._given_number)
-        self.likelihood.check_neighbours(budget.adjacency)
+        check_neighbours(self.likelihood, budget.adjacency)
 
     def check_data(self) -> None:
         """Raise ValueError if ``pm.set_data`` has replaced data of the model after it was compiled."""

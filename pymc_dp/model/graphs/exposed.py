@@ -22,6 +22,8 @@ from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 
 from pymc_dp.errors import UnsupportedModel
@@ -88,13 +90,21 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
     with _in_sight(lengths):
         by_number = check_priors(model, public, lengths)
         exposed = _exposed(model, public, lengths)
-    private = {*exposed.private, *model.observed_RVs}
     rows = lengths | {len(stored(v)) for v in exposed.private if v.ndim}
     for rv, graph in zip(model.observed_RVs, exposed.graphs, strict=True):
-        if not rows.isdisjoint(lengths_in([graph], private.__contains__)):
+        # PyMC evaluates shapes while it derives a log-density; a logp function may add others.
+        written = lengths_in([rv], public.excludes, {*model.free_RVs, *_sizes(rv)})
+        if not rows.isdisjoint(written | lengths_in([graph], {*exposed.private}.__contains__)):
             by_number.append(f"the likelihood of {rv.name!r}")
     exposed.by_number.extend(by_number)
     return exposed
+
+
+def _sizes(rv: Variable) -> set[Variable]:
+    """Sizes of random variables, which for observed ones are the shapes of what is observed."""
+    nodes = (v.owner for v in ancestors([rv]) if v.owner is not None)
+    random = (n for n in nodes if isinstance(n.op, RandomVariable))
+    return {n.op.size_param(n) for n in random}
 
 
 @contextmanager

@@ -36,7 +36,6 @@ __all__ = [
     "is_data",
     "is_length",
     "nodes_of",
-    "private_among",
     "with_inner",
 ]
 
@@ -64,10 +63,6 @@ def _makers(transform: Any) -> list[Any]:
         objects += getattr(each, "transform_list", ())
     objects += [part for each in objects for part in getattr(each, "__dict__", {}).values()]
     return [each if callable(each) else type(each) for each in objects if each is not None]
-
-
-def private_among(arrays: Sequence[Variable], public: PublicArrays) -> list[Variable]:
-    return [v for v in arrays if v not in public]
 
 
 def arrays_in(
@@ -135,6 +130,7 @@ def is_length(variable: Variable) -> bool:
 
 
 def nodes_of(found: Set[Variable]) -> set[Apply]:
+    """The nodes that compute some variables."""
     return {v.owner for v in found if v.owner is not None}
 
 
@@ -169,9 +165,7 @@ def inner_arrays(
                 f"{what} has the operation {type(op).__name__}, which cannot be inspected: it may have captured data. Write it "
                 "with PyTensor's own operations (or with a pm.CustomDist whose logp function uses these)."
             )
-    return [
-        v for outputs in _inner(graphs, stop) for v in private_among(arrays_in(outputs), public)
-    ]
+    return [v for outputs in _inner(graphs, stop) for v in arrays_in(outputs) if v not in public]
 
 
 def _fresh(node: Apply) -> Any:

@@ -19,7 +19,8 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import Alloc, ARange
-from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.errors import UnsupportedModel
@@ -39,9 +40,9 @@ from pymc_dp.model.graphs.graph_arrays import (
     is_custom,
     is_data,
     is_length,
-    private_among,
 )
 from pymc_dp.model.graphs.index_entries import subtensor_entries
+from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import PublicArrays, are_equal
 
 __all__ = ["check_priors", "lengths_in"]
@@ -88,7 +89,7 @@ class _PriorCheck:
         custom = is_custom([rv], self._others(rv), self._model.rvs_to_transforms[rv])
         # In log-densities of PyMC's own distributions, public arrays may have become other constants.
         if custom or not any(map(self._public.__contains__, found)):
-            seen += private_among(arrays_in([density], lengths=self._lengths), self._public)
+            seen += filter(self._public.excludes, arrays_in([density], lengths=self._lengths))
         if custom:
             self._check_lengths("prior of", rv, [density], set())
             check_functions(what, [rv], self._public, self._lengths)
@@ -129,7 +130,8 @@ class _PriorCheck:
             return found
         what = f"the {kind} {factor.name!r}"
         seen += inner_arrays(what, graphs, others, self._public)
-        seen += private_among(arrays_in(graphs, others, self._lengths, single=True), self._public)
+        arrays = arrays_in(graphs, others, self._lengths, single=True)
+        seen += filter(self._public.excludes, arrays)
         for v in seen:
             _refuse(kind, factor, array_name(v))
         self._check_lengths(kind, factor, graphs, others)
@@ -149,11 +151,11 @@ class _PriorCheck:
             if not self._is_public(length):
                 _refuse(kind, factor, "the length of an array, which no parameter has")
         for name, shape in _patterns(graphs, stop, self._public):
-            if not all(map(self._is_public, shape)):
+            if not all(self._is_public(n) for n in shape):
                 _refuse(kind, factor, f"{name}, whose length no parameter has")
 
     def _is_private(self, v: Variable) -> bool:
-        return v in self._observed or (is_array_root(v) and v.ndim > 0 and v not in self._public)
+        return v in self._observed or self._public.excludes(v)
 
     def _is_public(self, length: int) -> bool:
         if self._public_lengths is None:
@@ -205,8 +207,32 @@ def lengths_in(
             lengths |= _lengths(x, axes, [r for r in ancestors([x]) if is_private(r)])
             stack.extend(value_inputs(shape.owner))
         else:
-            stack.extend(value_inputs(v.owner))
+            used = (u for u in value_inputs(v.owner) if not _selects_all(u, v, is_private))
+            stack.extend(u.owner.inputs[0] if _fills(u, v, is_private) else u for u in used)
     return lengths
+
+
+def _fills(u: Variable, v: Variable, is_private: Callable[[Variable], bool]) -> bool:
+    """Whether an array is filled to be added to private rows (``x + zeros(x.shape[0])``), which have its length."""
+    if not (isinstance(v.owner.op, Elemwise) and u.owner and isinstance(u.owner.op, Alloc)):
+        return False
+    return any(map(is_private, ancestors([w for w in v.owner.inputs if w is not u])))
+
+
+def _selects_all(index: Variable, v: Variable, is_private: Callable[[Variable], bool]) -> bool:
+    """Whether an index of private rows is the range of their number: ``p[arange(p.shape[0]), y]``."""
+    if not isinstance(v.owner.op, SELECTIONS) or index is (x := v.owner.inputs[0]):
+        return False
+    ranges = index
+    while ranges.owner is not None and isinstance(ranges.owner.op, DimShuffle | Reshape):
+        ranges = ranges.owner.inputs[0]
+    if ranges.owner is None or not isinstance(ranges.owner.op, ARange):
+        return False
+    start, stop, step = ranges.owner.inputs
+    axis = subtensor_entries(v.owner.op, x, v.owner.inputs[1:]).index(index)
+    is_range = isinstance(start, Constant) and not start.data and getattr(step, "data", 0) == 1
+    has_rows = any(map(is_private, ancestors([x])))
+    return is_range and has_rows and lengths_in([stop], is_private) == {x.type.shape[axis]}
 
 
 def _entry(v: Variable) -> Any:
@@ -229,7 +255,7 @@ def _lengths(x: Variable, axes: Sequence[int], private: Sequence[Variable]) -> s
 
 def _patterns(
     graphs: Sequence[Variable], stop: Set[Variable], public: PublicArrays
-) -> Iterator[tuple[str, Sequence[int | None]]]:
+) -> Iterator[tuple[str, Sequence[int]]]:
     """Arrays that are not declared public, and those that the graphs make of public lengths: names and shapes."""
     found = upstream(graphs, stop)
     shapes = {v.owner.inputs[0] for v in found if is_length(v)}

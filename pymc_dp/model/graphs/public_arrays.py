@@ -223,6 +223,10 @@ class PublicArrays:
             return False
         return variable in self._variables or stored(variable) in self
 
+    def excludes(self, variable: Variable) -> bool:
+        """Whether a variable stores an array, or more than a number, that is not declared public."""
+        return is_array_root(variable) and variable.ndim > 0 and variable not in self
+
 
 def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
     """Stored arrays in the model's graphs, by name."""
