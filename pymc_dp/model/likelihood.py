@@ -55,7 +55,8 @@ class RecordLikelihood(CompiledModel, Reductions):
         Arrays of the model that do not hold data of records: names of ``pm.Data`` and of named
         constants, arrays (each constant with these values), and names of parameters and potentials,
         whose own arrays are then public. Every other array must be a scalar, a pattern made without
-        data (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each observed row.
+        data (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each observed row. Patterns in
+        priors, potentials and initial values have the length of a dimension of a parameter.
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
