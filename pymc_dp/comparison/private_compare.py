@@ -26,6 +26,7 @@ from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import PredictiveDifference
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -188,6 +189,7 @@ def private_compare(
     for name in names:
         options = {"records": records, "public": _of(public, name), "covariates": _of(covariates, name)}  # fmt: skip
         model, likelihood, simulator = _compiled(name, models[name], options, bound is not None)
+        check_neighbours(likelihood, budget.adjacency)
         draws = positions(model, _thinned(name, released[name], n_draws))
         candidates.append(_Candidate(model, likelihood, simulator, draws))
     first, rng = candidates[0], np.random.default_rng(random_seed)

@@ -108,6 +108,7 @@ class BlockedLikelihood(Reductions):
         self.records, self.n_records, self._private = records, records.n_records, private
         self.n_dim, self.is_binary = self._block.n_dim, self._block.is_binary
         self.shapes, self.fingerprint = self._block.shapes, self._block.fingerprint
+        self.by_position = self._block.by_position
         self.is_remote, self._process = not isinstance(records, Records), os.getpid()
         self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):

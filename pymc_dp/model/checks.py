@@ -3,13 +3,15 @@
 A model qualifies if its likelihood is a product over records, each factor of which depends on one
 record and the parameters alone, and if its prior does not depend on data. Both are proved on the
 model's own graph, before PyMC evaluates anything: every array has rows of records, used row by row
-(`independence`), or is declared public, or is a pattern made without data (`exposed`). Everything
+(`independence`), or is declared public, or is a pattern made without data (`exposed`, `prior_data`). Everything
 else is refused.
 
-Refusals name variables and shapes, never values. They depend on values in two ways only: whether an
-array without rows is a pattern such as ``np.zeros(3)``, and whether one array equals another one
-shifted by some rows (`independence`). A graph does not show arrays that were centred or combined
-across rows in NumPy, nor scalars computed from data: these are not found.
+Refusals name variables and shapes, never values. They depend on values in four ways only: whether an
+array without rows is a pattern such as ``np.zeros(3)``; whether one array equals another one shifted by
+some rows (`independence`); under add/remove, whether a column is ``np.arange(n)`` (`row_positions`); and
+whether public bounds of a pm.Censored are finite for some rows only (`simulation`). A graph does not show
+arrays that were centred or combined across rows in NumPy, nor scalars computed from data: these are not
+found.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from pymc_dp.model.graphs.index_entries import subtensor_entries
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS, interval
 from pymc_dp.model.graphs.public_arrays import are_equal, is_structural
 from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
+from pymc_dp.model.row_positions import depends_on_position, has_row_numbers
 
 __all__ = ["check_ranges", "prove_independence"]
 
@@ -50,8 +51,11 @@ def prove_independence(
     names: Sequence[str],
     labels: Sequence[np.ndarray],
     n_records: int,
-) -> None:
+) -> list[str]:
     """Prove that each record's log-likelihood depends on that record's data only.
+
+    Returned are the likelihoods that depend on the position of a record among the others as well, or on
+    how many there are: under add/remove, removing one record changes these of all.
 
     For each observed variable, there is the row-wise log-likelihood without parameter checks, the name,
     and the label of each row: its record, from 0 to ``n_records - 1``. The parameters are inputs of
@@ -70,13 +74,17 @@ def prove_independence(
     owners: dict[Variable, tuple[int, np.ndarray]] = {}
     first = _first_of_equals(exposed.private)
     of_length = {len(label): label for label in labels}
+    by_position = [*exposed.by_number]
     for row, name, label in zip(rows, names, labels, strict=True):
         _check_length(row, name, len(label), parameters)
         if n_records > 1:
             proof = _Proof(exposed, parameters, name, label, n_records, owners, first, of_length)
-            proof.run(row)
+            if proof.run(row):
+                by_position.append(f"the likelihood of {name!r}")
     if n_records > 1:
         _check_lags(exposed, rows, names, labels)
+    by_position += [exposed.names[v] for v in exposed.private if has_row_numbers(stored(v))]
+    return by_position
 
 
 def _check_length(row: Variable, name: str, n_rows: int, parameters: Sequence[Variable]) -> None:
@@ -166,12 +174,16 @@ class _Proof(RowWalk):
         self._of_length = of_length | {len(label): label}
         self._rows: set[Variable] = {self.base}  # variables that differ between rows
 
-    def run(self, row: Variable) -> None:
-        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each."""
+    def run(self, row: Variable) -> bool:
+        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each.
+
+        Returns whether they depend on positions.
+        """
         try:
-            found = upstream([self(row, 0, self.base)])
+            of_rows = self(row, 0, self.base)
         except Blocked as error:
             _refuse(self._name, f"the operation {error} works on all rows at once, or is not known")
+        found = upstream([of_rows])
         for array in filter(found.__contains__, self._names):
             _refuse(
                 self._name,
@@ -180,6 +192,9 @@ class _Proof(RowWalk):
                 "prior_linearized with public bounds), declare it with public=[...]. If it holds data of persons, give it a "
                 "row for each observed row (x[person] in NumPy), and transform rows with public constants.",
             )
+
+        data = (self._rows - {self.base}) | self._parameters
+        return depends_on_position(of_rows, self.base, data, self._label)
 
     def _make(self, variable: Variable, axis: int, index: Variable) -> Variable:
         if isinstance(variable, SharedVariable) and variable in self._private:

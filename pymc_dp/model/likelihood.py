@@ -61,7 +61,8 @@ class RecordLikelihood(CompiledModel, Reductions):
         Arrays of the model that do not hold data of records: names of ``pm.Data`` and of named
         constants, arrays (constants that store them or views of them), and names of parameters and potentials,
         whose own arrays are then public. Every other array must be a scalar, a pattern made without
-        data (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each observed row.
+        data (``np.zeros``, ``np.eye``, ``np.arange``), or have a row for each observed row. Patterns in
+        priors, potentials and initial values have the length of a dimension of a parameter.
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
@@ -153,7 +154,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         }
         rows = graph_replace(derived.rows, inputs, strict=False)
         names = [rv.name for rv in model.observed_RVs]
-        prove_independence(exposed, rows, [*inputs.values()], names, labels, self.n_records)
+        self.by_position = prove_independence(
+            exposed, rows, [*inputs.values()], names, labels, self.n_records
+        )
         check_ranges(derived.rows, downstream(derived.rows, exposed.private), model.value_vars)
         derived = replace(derived, rows=with_bounded_indices(derived.rows, exposed.private))
         self._first_evaluation(derived, labels, compile_kwargs)

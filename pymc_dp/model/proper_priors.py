@@ -28,7 +28,8 @@ from scipy.sparse.csgraph import connected_components
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import is_array_root, stored, value_inputs
-from pymc_dp.model.graphs.exposed import in_sight, is_custom, with_inner
+from pymc_dp.model.graphs.exposed import in_sight
+from pymc_dp.model.graphs.graph_arrays import is_custom, with_inner
 
 __all__ = ["check_proper"]
 

@@ -20,7 +20,7 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.checks import is_random
 from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
-from pymc_dp.model.graphs.exposed import refuse_hidden
+from pymc_dp.model.graphs.graph_arrays import refuse_hidden
 from pymc_dp.model.privacy_unit import assign_rows
 from pymc_dp.model.sums.clipped_vectors import add_rows
 from pymc_dp.model.sums.exact_sums import GRID_BITS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,7 @@ class Reductions(ABC):
     data_keys: tuple[bytes, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
     model_token: Any
+    by_position: Sequence[str] = ()  # see `row_positions`
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         r"""Sum over records of the clipped change of their log-likelihood between two positions.

@@ -13,14 +13,17 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
+from pymc.distributions.censored import CensoredRV
 from pymc.logprob.utils import replace_rvs_by_values
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel
+from pymc_dp.model.graphs.captured import check_functions
 from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compilers
 from pymc_dp.model.graphs.data_variables import (
+    evaluate_without_inputs,
     observed_arrays,
     observed_values,
     upstream,
@@ -62,7 +65,15 @@ class SimulatedRecords(CompiledModel):
     ValueError
         If the model has covariates that are not public, or `records` is given and not public.
     UnsupportedModel
-        If an observed variable cannot be drawn from, or its data enter the parameters of another.
+        If an observed variable cannot be drawn from, its data enter the parameters of another, or a bound of
+        a ``pm.Censored`` is finite for some rows only.
+
+    Notes
+    -----
+    A bound that is finite exactly for the censored, ``upper=np.where(censored, t, np.inf)``, carries the
+    outcome: as a public covariate it is not protected, and simulated events are never censored. So it is
+    refused, although that depends on its values: here they are public. `RecordLikelihood` accepts such a
+    bound, as it protects whole rows, and simulates nothing.
     """
 
     def __init__(
@@ -83,6 +94,11 @@ class SimulatedRecords(CompiledModel):
         factors = [v.name for v in (*model.free_RVs, *model.potentials)]
         declared = PublicArrays(model, factors if public_data else public)
         where = "when its log-likelihood was derived"
+        if not public_data:
+            for rv in model.observed_RVs:
+                check_functions(
+                    f"{rv.name!r}", [rv], declared, {len(a) for a in observed_arrays(model)}
+                )
         with no_log_of_rewrites():  # the model may be that of the private data
             exposed = evaluate(where, expose, model, declared, private=not public_data)
         derived = self._derive(model, exposed)
@@ -97,6 +113,7 @@ class SimulatedRecords(CompiledModel):
         in_rows = set(exposed.private) & upstream(rows, set(self._shared))
         in_draws = [v for v in exposed.arrays_of(draws) if v not in declared]
         _check_public([*in_rows, *in_draws], exposed, model, public_covariates)
+        _check_bounds(model)
         #: The data set of the compiled functions, in a list that subsets share.
         self._loaded: list[Sequence[np.ndarray] | None] = [None]
         self._n_all = self.n_records
@@ -319,3 +336,20 @@ def _check_public(
             'are public: pass covariates="public", or covariates=stand_in_model, a model of the same '
             "parameters with covariates that are public or invented."
         )
+
+
+def _check_bounds(model: pm.Model) -> None:
+    """Refuse bounds of pm.Censored, which are public here, that are finite for some rows and infinite for others."""
+    for rv in model.observed_RVs:
+        if not isinstance(rv.owner.op, CensoredRV):
+            continue
+        for name, bound in zip(("lower", "upper"), rv.owner.inputs[1:3], strict=True):
+            if not set(model.basic_RVs).isdisjoint(upstream([bound])):
+                continue
+            (values,) = evaluate_without_inputs([bound], "when a bound was computed")
+            if 0 < np.isinf(values).sum() < values.size:
+                raise UnsupportedModel(
+                    f"{rv.name!r} is censored at a bound ({name}=) that is finite for some rows and infinite for others, as with "
+                    "np.where(censored, t, np.inf): it shows who was censored, and simulated events are never censored. Give everybody's own "
+                    f"limit, whether it was reached or not: {name}=follow_up, the end of follow-up of each row."
+                )

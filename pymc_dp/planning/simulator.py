@@ -25,6 +25,7 @@ from pymc_dp.model.graphs.data_variables import (
 )
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -233,13 +234,14 @@ class Simulator(Shown):
         self.simulated.error = stand_in.error
 
     def check_budget(self, budget: PrivacyBudget) -> None:
-        """Raise ValueError if a plan on this budget would use the number of records, and that is private."""
+        """Raise if a plan or a term of a record would use the number of records, and that is private."""
         if self.ranges is not None and budget.adjacency is Adjacency.ADD_REMOVE:
             raise ValueError(
                 "Under add/remove the number of records is private, and covariates=Ranges(...) makes up as many rows: make a stand-in with "
                 "private_stand_in(..., n_records=), on a budget of its own, and pass covariates=stand_in_model."
             )
         check_number_is_public(budget, self.covariates, self._given_number)
+        check_neighbours(self.likelihood, budget.adjacency)
 
     def check_data(self) -> None:
         """Raise ValueError if ``pm.set_data`` has replaced data of the model after it was compiled."""

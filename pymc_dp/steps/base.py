@@ -20,6 +20,7 @@ from pymc_dp.host_arguments import as_model
 from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.withheld import without_words
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess
 from pymc_dp.privacy.budget.binding import TOKEN, new_token
@@ -179,6 +180,8 @@ class DPStep(HostedStep):
         self.likelihood: Reductions = likelihood or RecordLikelihood(
             model, records=records, public=public, private=budget is not None, compile_kwargs=compile_kwargs,
         )  # fmt: skip
+        if budget is not None:
+            check_neighbours(self.likelihood, budget.adjacency)
         if likelihood is None:
             note_data(self.likelihood, model)
         self._public = tuple(public)

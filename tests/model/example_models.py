@@ -127,7 +127,7 @@ def _(d):
 @family("normal mixture", y=Z)
 def _(d):
     w = pm.Dirichlet("w", np.ones(2))
-    mu = pm.Normal("mu", 0, 1.5, shape=2, initval=np.array([-1.0, 1.0]))
+    mu = pm.Normal("mu", 0, 1.5, shape=2, initval=np.arange(2))
     pm.NormalMixture("y", w, mu=mu, sigma=pm.HalfNormal("s", shape=2), observed=d["y"])
 
 
@@ -184,7 +184,7 @@ def _(d):
 @family("ordered logistic", x=Z, y=LEVELS)
 def _(d):
     cuts = pm.Normal(
-        "cuts", shape=2, transform=pm.distributions.transforms.ordered, initval=[-1.0, 1.0]
+        "cuts", shape=2, transform=pm.distributions.transforms.ordered, initval=np.arange(2)
     )
     pm.OrderedLogistic("y", eta=pm.Normal("a") * d["x"], cutpoints=cuts, observed=d["y"])
 

@@ -43,6 +43,7 @@ class Entry:
     refused: str | None = None
     public: list = field(default_factory=list)
     records: Any = None
+    adjacency: str = "substitute"
 
     def build(self, data: Data | None = None) -> pm.Model:
         """The model of these data, or of its own."""
@@ -55,16 +56,20 @@ TABLE: list[Entry] = []
 
 
 def entry(
-    name: str, *, refused: str | None = None, public: list | None = None, records=None, **data
-):
+    name: str, *, refused: str | None = None, public: list | None = None, records=None, adjacency="substitute", **data
+):  # fmt: skip
     def register(fill):
-        TABLE.append(Entry(name, fill, data, refused, public or [], records))
+        TABLE.append(Entry(name, fill, data, refused, public or [], records, adjacency))
         return fill
 
     return register
 
 
 PRIOR, POTENTIAL = "the prior of .* depends on data", "the potential .* depends on data"
+INITIAL, POSITION = (
+    "the initial value of .* depends on data",
+    "depends on the number of rows, or on their positions",
+)
 ALL, SEVERAL, WHOLE = "depends on all of", "reach several records", "works on all rows at once"
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
 import pytest
+import xarray as xr
 
 from pytensor.compile.mode import Mode
 
+import pymc_dp as dp
+
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.row_positions import check_neighbours
 from tests.model import accepted_models, refused_models  # noqa: F401 (they fill the table)
 from tests.model.table_entries import TABLE, N
 
@@ -35,7 +41,7 @@ QUICK = {
 
 
 def test_size_of_the_table():
-    assert len(TABLE) >= 133 and len({e.name for e in TABLE}) == len(TABLE)
+    assert len(TABLE) >= 155 and len({e.name for e in TABLE}) == len(TABLE)
     assert {e.name for e in ACCEPTED} > QUICK
 
 
@@ -50,7 +56,11 @@ def test_size_of_the_table():
 def test_refused(entry):
     model = entry.build()
     with pytest.raises(UnsupportedModel, match=re.compile(entry.refused, re.S)) as refused:
-        RecordLikelihood(model, records=entry.records, public=entry.public, compile_kwargs=OPTIONS)
+        likelihood = RecordLikelihood(
+            model, records=entry.records, public=entry.public, compile_kwargs=OPTIONS
+        )
+        assert likelihood.by_position  # what substitution allows
+        check_neighbours(likelihood, entry.adjacency)
     for array in entry.data.values():  # messages show no private value
         assert not any(f"{v:.4f}" in str(refused.value) for v in np.ravel(array).astype(float))
 
@@ -69,6 +79,8 @@ def test_no_record_moves_another_ones_term(entry):
         likelihood = RecordLikelihood(
             entry.build(data), records=entry.records, public=entry.public, compile_kwargs=OPTIONS
         )
+        if "X" not in entry.public:  # a row of it for each record
+            check_neighbours(likelihood, "add_remove")
         return np.array([likelihood.logp(theta) for theta in points(likelihood)])
 
     before = terms(entry.data)
@@ -100,3 +112,26 @@ def test_the_comparison_finds_a_dependence(monkeypatch):
     (entry,) = (e for e in TABLE if e.name == "centred pm.Data")
     with pytest.raises(AssertionError, match="not equal"):
         test_no_record_moves_another_ones_term(entry)
+
+
+def test_every_door_knows_the_adjacency():
+    """Positions are accepted under substitution, and refused under add/remove with nothing spent: line 1."""
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("b") * (pt.arange(N) % 2), 1.0, observed=np.linspace(0.0, 1.0, N))
+    simulator = dp.Simulator(model, covariates="public")
+    options = {"clip_bound": 1.0, "proposal": dp.RandomWalk(scale=0.1)}
+    released = {"posterior": xr.Dataset({"b": (("chain", "draw"), np.zeros((1, 4)))})}
+    doors = {
+        "step": lambda b: dp.DPPenalty(budget=b, likelihood=simulator.likelihood, model=model, **options),
+        "plan": lambda b: dp.plan(budget=b, simulator=simulator),
+        "scores": lambda b: dp.private_scores(simulator, budget=b),
+        "compare": lambda b: dp.private_compare(
+            dict.fromkeys("ab", released), dict.fromkeys("ab", simulator), budget=b, bound=1.0
+        ),
+    }  # fmt: skip
+    doors["step"](dp.PrivacyBudget(1.0, 1e-6, chains=1))
+    for name, enter in doors.items():
+        budget = dp.PrivacyBudget(1.0, 1e-6, chains=1, adjacency="add_remove")
+        with pytest.raises(UnsupportedModel, match="positions"):
+            enter(budget)
+        assert budget.report().epsilon == 0, name

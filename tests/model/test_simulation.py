@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -11,7 +13,9 @@ from scipy import stats
 
 from pymc_dp import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs.captured import check_functions
 from pymc_dp.model.graphs.data_variables import observed_arrays
+from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.simulation import SimulatedRecords
 from tests.model.example_models import FAMILIES, N
 
@@ -376,6 +380,55 @@ def test_custom_random_numbers():
     simulated = SimulatedRecords(custom(random), public_covariates=True, public_data=True)
     draws = [simulated.draw(np.array([8.0]), np.random.default_rng(s))[0] for s in range(200)]
     assert abs(np.mean(draws) - 8) < 4 * np.sqrt(0.5 / (200 * N))
+
+
+@pytest.mark.parametrize("how", ["closure", "default", "method", "global", "list"])
+def test_functions_that_draw_have_captured_no_data(how):
+    """A plan calls ``random=`` with nothing spent: line 4."""
+    y = X[:, 0].copy()
+
+    class Method:
+        stored = y
+
+        def draw(self, mu, rng=None, size=None):
+            return rng.choice(self.stored, size=size)
+
+    draws = {
+        "closure": lambda mu, rng=None, size=None: rng.choice(y, size=size),
+        "default": lambda mu, rng=None, size=None, others=y: rng.choice(others, size=size),
+        "method": Method().draw,
+        "global": lambda mu, rng=None, size=None: (lambda: rng.choice(X[:, 0], size=size))(),
+        "list": functools.partial(lambda values, mu, rng=None, size=None: values[0], list(y)),
+    }
+    with pytest.raises(UnsupportedModel, match=r"'y' is drawn by a function .* captured an array"):
+        SimulatedRecords(custom(draws[how]))
+    frozen = stats.norm()  # an object of a library, without data
+    check_functions("y", custom(lambda mu, **_: frozen.rvs() + mu).observed_RVs, PublicArrays(pm.Model()), {N})  # fmt: skip
+    public = PublicArrays(pm.Model(), [y, X])
+    check_functions("y", custom(draws[how]).observed_RVs, public, {N})
+
+
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_censoring_bounds_carry_no_outcome(side):
+    """Bounds that are infinite for some rows are refused where they are public: line 15."""
+    sign = 1 if side == "upper" else -1
+    follow_up = sign * np.linspace(1.0, 2.0, N)
+    y = sign * np.minimum(np.abs(X[:, 0]) * 2, np.abs(follow_up))
+    bound = np.where(y == follow_up, follow_up, sign * np.inf)
+    assert 0 < np.isinf(bound).sum() < N
+
+    def model(limit):
+        with pm.Model() as model:
+            latent = pm.Normal.dist(pm.Normal("m"), 1.0)
+            limits = {"lower": None, "upper": None, side: pm.Data("limit", limit)}
+            pm.Censored("y", latent, **limits, observed=y)
+        return model
+
+    with pytest.raises(UnsupportedModel, match=f"{side}=follow_up") as refused:
+        SimulatedRecords(model(bound), public_covariates=True)
+    assert not any(f"{v:.4f}" in str(refused.value) for v in y)
+    SimulatedRecords(model(follow_up), public_covariates=True)
+    assert not RecordLikelihood(model(bound), compile_kwargs={"mode": "FAST_COMPILE"}).by_position
 
 
 @pytest.mark.parametrize("wrong", ["minibatch", "nothing observed", "discrete"])

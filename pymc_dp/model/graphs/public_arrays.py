@@ -228,7 +228,9 @@ class PublicArrays:
         self.descriptions += (description,)
 
     def __contains__(self, variable: object) -> bool:
-        """Whether a variable is a stored array that is declared public."""
+        """Whether this is an array, or a variable that stores one, that is declared public."""
+        if isinstance(variable, np.ndarray):
+            return self._has(variable)
         if not (isinstance(variable, Variable) and is_array_root(variable)):
             return False
         return variable in self._variables or self._has(stored(variable))
@@ -239,6 +241,10 @@ class PublicArrays:
             return True
         is_other = self._lengths.isdisjoint(array.shape)
         return is_other and any(are_equal(array, declared) for declared in self._arrays)
+
+    def excludes(self, variable: Variable) -> bool:
+        """Whether a variable stores an array, or more than a number, that is not declared public."""
+        return is_array_root(variable) and variable.ndim > 0 and variable not in self
 
 
 def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
