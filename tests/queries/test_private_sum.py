@@ -2,6 +2,7 @@
 
 import math
 import sys
+import warnings
 
 import numpy as np
 import pymc as pm
@@ -11,6 +12,7 @@ import pytest
 
 from pytensor import scan
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import wrap_py
 from scipy import stats
 
 from pymc_dp import PrivacyBudget, private_counts, private_sum
@@ -249,15 +251,16 @@ def holding_all_data(x, kind):
     """What a function may capture, and how it hides it: sums of all records reach each row."""
     y, v, state = pt.constant(DATA["x"]), pt.scalar("v"), iter(DATA["x"])
     counter = pytensor.shared(0.0)
-    counter.default_update = counter + 1.0
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        counter.default_update = counter + 1.0
     inner = OpFromGraph([v], [v + y.sum()])
     one = [pt.dscalar]
     return {
         "OpFromGraph": lambda: inner(x),
         "nested": lambda: OpFromGraph([v], [inner(v)])(x),
         "scan": lambda: scan(lambda k: x + (y * k).sum(), sequences=pt.arange(2.0), return_updates=False)[-1],
-        "as_op": lambda: pytensor.wrap_py(one, one)(lambda a: np.array(a + DATA["x"].sum()))(x),
-        "memory": lambda: pytensor.wrap_py(one, one)(lambda a: np.array(next(state)))(x),
+        "as_op": lambda: wrap_py(one, one)(lambda a: np.array(a + DATA["x"].sum()))(x),
+        "memory": lambda: wrap_py(one, one)(lambda a: np.array(next(state)))(x),
         "random": lambda: x + pm.Normal.dist(),
         "zeros": lambda: x + pt.constant(np.zeros(N)).sum(),
         "shared": lambda: x + pytensor.shared(DATA["z"][:2]).sum(),
