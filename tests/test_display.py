@@ -13,6 +13,7 @@ import pytest
 
 from distributed import Client
 from pymc.distributions.distribution import Distribution
+from pymc_dp.privacy.budget.accounts import Plan as ClaimedPlan
 
 import pymc_dp as dp
 
@@ -21,7 +22,6 @@ from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
-from pymc_dp.privacy.budget.accounts import Plan as ClaimedPlan
 from pymc_dp.privacy.budget.report_parts import StepReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in

@@ -151,7 +151,7 @@ def private_ppc(
     likelihood, d = step.simulator.likelihood, of_records.n_dim
     mechanism = noise_of_all(budget, _LABEL, d, noise)
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
-    claim_all(budget, _LABEL, mechanism, likelihood.data_keys, likelihood.n_records)
+    claim_all(budget, _LABEL, mechanism, likelihood.containers, likelihood.n_records)
     steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
     law = NoiseLaw.of(mechanism, math.sqrt(len(blocks)) * _TRUNCATION, d)
     total = law.add(steps, exponent, OperatingSystemBits())

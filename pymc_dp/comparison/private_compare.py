@@ -200,10 +200,10 @@ def private_compare(
     clippings = [_clipping((first, other), budget, bound, law.sd, rng) for other in candidates[1:]]
     bounds = [_bound(bound, clipping) for clipping in clippings]
     n_records = first.likelihood.n_records
-    keys = dict.fromkeys(key for c in candidates for key in c.likelihood.data_keys)
+    containers = [array for c in candidates for array in c.likelihood.containers]
     assumptions = _assumptions(names, released)
     note(f"spending epsilon = {budget.epsilon:g} on the comparison")
-    claim_all(budget, _LABEL, mechanism, keys, n_records)
+    claim_all(budget, _LABEL, mechanism, containers, n_records)
     pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
     noisy = law.add(
         np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()

@@ -45,7 +45,7 @@ class Reductions(ABC):
     n_dim: int
     is_binary: bool
     public: tuple[str, ...]
-    data_keys: tuple[bytes, ...]
+    containers: tuple[Any, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
     model_token: Any
 

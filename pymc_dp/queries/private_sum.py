@@ -253,7 +253,7 @@ def private_sum(
         raise ValueError(f"centre must be finite, and bound positive and finite, got {centre!r} and {bound!r}.")  # fmt: skip
     is_ball = np.ndim(bound) == 0
     mechanism = noise_of_all(budget, "private sum", d, noise)
-    claim_all(budget, "private sum", mechanism, of_records.data_keys, of_records.n_records)
+    claim_all(budget, "private sum", mechanism, of_records.containers, of_records.n_records)
     if is_ball:
         steps, exponent = of_records.ball_steps(middle, float(widths[0]))
     else:
@@ -328,7 +328,7 @@ def private_counts(
     inner = _as_edges(edges, of_records)
     n_bins = sum(len(e) + 1 for e in inner)
     mechanism = noise_of_all(budget, "private counts", n_bins, noise)
-    claim_all(budget, "private counts", mechanism, of_records.data_keys, of_records.n_records)
+    claim_all(budget, "private counts", mechanism, of_records.containers, of_records.n_records)
     counts = of_records.counts(inner)
     law = NoiseLaw.of(
         mechanism, math.sqrt(budget.adjacency.sensitivity_factor * len(inner)), n_bins

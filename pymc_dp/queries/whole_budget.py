@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from collections.abc import Iterable
+from typing import Any
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.noise_choice import least_noise
@@ -51,9 +52,9 @@ def claim_all(
     budget: PrivacyBudget,
     label: str,
     mechanism: Gaussian | L2Laplace,
-    data_keys: Iterable[bytes],
+    containers: Iterable[Any],
     n_records: int,
 ) -> None:
     """Claim the release, before it is made."""
     accesses = ((mechanism, 1),)
-    budget.spend(label, accesses, data_keys, n_records, plan=accesses)
+    budget.spend(label, accesses, containers, n_records, plan=accesses)

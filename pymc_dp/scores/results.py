@@ -106,9 +106,5 @@ def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
             for k, r in enumerate(reports, 1)
             for label, accesses in r.one_off_accesses.items()
         },
-        # These budgets are counted above; what else was spent on the data is in the report of each.
-        other_budgets=0,
-        total_epsilon=None,
-        total_delta=None,
         claimed=None,  # each report has its own
     )

@@ -271,7 +271,7 @@ class ScorePlan(Shown):
         likelihood = self.simulator.likelihood
         note(self._share(label, accesses))
         self.budget.spend(
-            label, accesses, likelihood.data_keys, likelihood.n_records, plan=self.design.accesses
+            label, accesses, likelihood.containers, likelihood.n_records, plan=self.design.accesses
         )
 
     def _share(self, label: str, accesses: Accesses) -> str:

@@ -14,10 +14,10 @@ from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
-from pymc_dp.privacy.budget.accounts import read
+from pymc_dp.privacy.budget.claims import read
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
 from pymc_dp.privacy.budget.report_parts import StepReport
-from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, cost_of_all, weak_delta, weak_epsilon
+from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, weak_delta, weak_epsilon
 
 __all__ = ["PrivacyReport"]
 
@@ -33,7 +33,6 @@ _MAY_BE_INFINITE = (
     "gaussian_mu",
     "zcdp_rho",
     "account_epsilon",
-    "total_epsilon",
     "order",
 )
 
@@ -89,11 +88,8 @@ class PrivacyReport(Shown):
         Other contents of the result that :meth:`of` has found.
     account_epsilon : float or None
         Of all budgets on the same ledger together, if there are several.
-    other_budgets : int
-        Number of budgets on other ledgers that were spent on the same data in this program.
-    total_epsilon, total_delta : float or None
-        Sums over all these ledgers (basic composition); None if there are no others, or if they are for another
-        adjacency, so that costs cannot be added.
+    budgets_without_ledger : int
+        Number of budgets without a ledger file that had accessed data in this program, whatever their data.
     claimed : str or None
         All that was claimed, as the ledger writes it, for :meth:`for_group`.
     order : float or None
@@ -133,9 +129,7 @@ class PrivacyReport(Shown):
     covers: Coverage | None = None
     uncovered: tuple[str, ...] = ()
     account_epsilon: float | None = None
-    other_budgets: int = 0
-    total_epsilon: float | None = None
-    total_delta: float | None = None
+    budgets_without_ledger: int = 0
     claimed: str | None = None
     order: float | None = None
     at_once: bool = False
@@ -302,17 +296,20 @@ class PrivacyReport(Shown):
             yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
 
     def _warnings(self) -> Iterator[tuple[str, str]]:
-        """Number of records, weak guarantees, and other budgets."""
+        """Number of records, weak guarantees, and budgets."""
         if self.n_records is not None:
             yield "records", f"{self.n_records}"
             if self.delta * self.n_records >= 1:
                 yield "WEAK DELTA", weak_delta(self.delta, self.n_records)
         if WEAK_EPSILON < self.epsilon_budget < math.inf:
             yield "WEAK EPSILON", weak_epsilon(self.epsilon_budget)
-        if self.other_budgets:
+        if self.budgets_without_ledger > (self.ledger is None):
+            opened = (
+                f"This program opened {self.budgets_without_ledger} budget(s) without a ledger file"
+            )
             yield (
-                "OTHER BUDGETS",
-                cost_of_all(self.other_budgets, self.total_epsilon, self.total_delta),
+                "budgets",
+                f"{opened}; if they were spent on the same data, their epsilons add up.",
             )
         if self.account_epsilon is not None:
             yield (
