@@ -30,6 +30,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,7 @@ class BudgetClaim(Shown):
 class Account:
     """Total that may be spent on a data set, by all programs together.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-    adjacency : {"substitute", "add_remove"}
-    composition : {"basic", "gaussian"}
-    mu : float, optional
-        That of Gaussian DP, whose square the squares of claims add up to, if they do.
+    With composition ``"basic"`` epsilons and deltas of claims add up, with ``"gaussian"`` squares of `mu`.
     """
 
     epsilon: float
@@ -163,13 +158,7 @@ def in_words(terms: dict[str, float]) -> str:
 
 
 class LedgerFile(Shown):
-    """An account in a file, to be read.
-
-    Parameters
-    ----------
-    path : str
-        Of the file.
-    """
+    """An account in a file, to be read."""
 
     temporary = False
 
@@ -367,8 +356,6 @@ def budgets_without_file() -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """List the account in a file (the command ``pymc-dp-ledger``)."""
-    from pymc_dp import __version__
-
     parser = argparse.ArgumentParser(
         "pymc-dp-ledger",
         description="List the privacy account of a data set: its total, what was spent, by whom, when and for what, and what is left. The file is not changed.",
@@ -377,7 +364,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("file", metavar="FILE", help="the ledger, such as hospital.ledger")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--version", action="version", version=f"pymc-dp {__version__}")
+    parser.add_argument("--version", action="version", version=f"pymc-dp {version('pymc-dp')}")
     try:
         asked = parser.parse_args(arguments)
     except SystemExit as stop:  # after --help, or a wrong argument

@@ -6,6 +6,7 @@ import inspect
 import math
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -171,7 +172,8 @@ def private_ppc(
         p_value = p_value_of(np.vstack([released_value, replicates]), block.ordered)
         noise_sd = (replicates - exact).std(axis=0)
         checked.append(CheckedStatistic(block.name, block.labels, released_value[0], replicates, noise_sd, p_value))  # fmt: skip
-    return PrivatePPC(tuple(checked), law, number, budget.report())
+    report = replace(budget.report(), public_covariates=step.simulator.has_public_covariates)
+    return PrivatePPC(tuple(checked), law, number, report)
 
 
 def p_value_of(rows: np.ndarray, ordered: bool) -> float:

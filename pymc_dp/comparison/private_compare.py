@@ -209,7 +209,12 @@ def private_compare(
         np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()
     )
     scale, report = 2.0**log_square_scale, budget.report()
-    report = replace(report, assumptions=(*report.assumptions, *assumptions))
+    is_public = any(
+        c.simulator is not None and c.simulator.has_public_covariates for c in candidates
+    )
+    report = replace(
+        report, assumptions=(*report.assumptions, *assumptions), public_covariates=is_public
+    )
     found = tuple(
         PrivateComparison(
             names=(names[0], other),

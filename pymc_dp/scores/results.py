@@ -100,6 +100,7 @@ def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
         gaussian_mu=None,
         zcdp_rho=None,
         attack_power=power if protected else dict.fromkeys(rates, 1.0),
+        public_covariates=any(r.public_covariates for r in reports),
         secret_randomness=all(r.secret_randomness for r in reports),
         one_off_accesses={
             f"{label} (budget {k})": accesses

@@ -284,9 +284,12 @@ class ScorePlan(Shown):
 
     def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
         point = self.simulator.likelihood.unravel(self.simulated.theta)
+        report = replace(
+            self.budget.report(), public_covariates=self.simulator.has_public_covariates
+        )
         shapes = {name: np.shape(value) for name, value in point.items()}
         return PrivateScores(
-            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
+            tuple(releases), shapes, self.simulator.n_records, self.budget.adjacency.value, (report,),
             self.moments, self.simulator.stand_in,
         )  # fmt: skip
 

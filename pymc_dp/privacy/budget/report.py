@@ -25,6 +25,8 @@ _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
+_OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
 _GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
 
 _MAY_BE_INFINITE = (
@@ -96,6 +98,8 @@ class PrivacyReport(Shown):
         Rényi order at which successive claims compose; infinite for pure DP, None for Gaussian DP.
     at_once : bool
         Whether all was claimed at once, as one plan.
+    public_covariates : bool
+        Whether covariates of the model are public (``covariates="public"``), so that only outcomes are protected.
     group : str or None
         Label of the group of records that the budget is for; None if it is for all records.
 
@@ -133,6 +137,7 @@ class PrivacyReport(Shown):
     claimed: str | None = None
     order: float | None = None
     at_once: bool = False
+    public_covariates: bool = False
     group: str | None = None
 
     def for_group(self, size: int) -> tuple[float, float]:
@@ -254,18 +259,30 @@ class PrivacyReport(Shown):
         return [
             *(("NOT PROTECTED", why) for why in self._unprotected()),
             ("guarantee", f"{spent}, {of}"),
-            ("neighbours", _NEIGHBOURS[self.adjacency]),
+            ("neighbours", self._neighbours()),
             *([] if self.group is None else [("group", _GROUP.format(self.group))]),
             *self._warnings(),
             *self._chains(),
             *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
             *((label, access) for label, each in self.one_off_accesses.items() for access in each),
             *(row for step in self.steps for row in step.rows()),
+            *self._parts(),
             *self._currencies(),
             *self._method(),
             *(("declared public", text) for text in self.public),
             *(("assumed", text) for text in self.assumptions),
         ]
+
+    def _neighbours(self) -> str:
+        neighbours = _NEIGHBOURS[self.adjacency]
+        return _OUTCOMES.format(neighbours) if self.public_covariates else neighbours
+
+    def _parts(self) -> Iterator[tuple[str, str]]:
+        """Why the epsilons of single releases may add up to more than the total."""
+        counts = Cost.of(read(self.claimed)).counts if self.claimed else {}
+        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
+        if total > self.epsilon * (1 + 1e-9):
+            yield "parts", _NOT_A_SUM.format(total)
 
     def _chains(self) -> Iterator[tuple[str, str]]:
         """What chains cost."""

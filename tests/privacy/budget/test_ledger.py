@@ -66,7 +66,7 @@ class TestAccountsAddUp:
         ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
         opened(ledger, "b", 0.1, 1e-6)
         assert ledger.spent() == 0.1
-        with pytest.raises(PrivacyBudgetExhausted, match="left: epsilon = 3.9, delta = 0"):
+        with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 3\.9, delta = 0"):
             opened(ledger, "c", 0.1, 1e-7)
 
     @pytest.mark.parametrize(

@@ -142,5 +142,5 @@ def test_without_protection():
 def test_the_ledger_lists_the_plan(tmp_path):
     budget = budget_of(ledger=tmp_path / "a.ledger")
     both(budget, TIGHT)
-    text = str(Ledger(tmp_path / "a.ledger"))
-    assert "start: 3 x Gaussian" in text and "release: 1 x" in text and "by 1 budget(s)" in text
+    text = " ".join(str(Ledger(tmp_path / "a.ledger")).split())
+    assert "start: 3 x" in text and "release: 1 x" in text and "by 1 budget(s)" in text

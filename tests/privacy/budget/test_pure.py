@@ -99,11 +99,11 @@ class TestEpsilonsAddUp:
                 pass
         assert budget.spent() == 1 == pytest.approx(allocation.epsilon_spent())
 
-    def test_the_order_of_an_account_belongs_to_its_delta(self):
+    def test_the_order_belongs_to_delta(self):
         assert AdaptiveComposition.opened(1.0, 0).order == math.inf
         for delta, order in ((0, 20.0), (0, None), (1e-6, math.inf)):
             with pytest.raises(ValueError, match="if and only if delta is 0"):
-                Account(1.0, delta, "substitute", order)
+                AdaptiveComposition(1.0, delta, order)
 
 
 class TestRefusals:
@@ -134,7 +134,6 @@ class TestRefusals:
             pytest.importorskip("dp_accounting")
         for ask in (
             lambda: budget_of(accountant=accountant),
-            lambda: Ledger(epsilon=1.0, delta=0, accountant=accountant),
             lambda: epsilon_of(l2(0.5), 0, accountant),
             lambda: max_draws(l2(0.1), 1.0, 0, accountant=accountant),
         ):
