@@ -1,5 +1,20 @@
 """The public names of the package, as attributes of :mod:`pymc_dp`, which imports this module when the first is used."""
 
+from pymc_dp import (  # noqa: F401 - attributes of the package
+    checks,
+    comparison,
+    data,
+    errors,
+    model,
+    planning,
+    plots,
+    privacy,
+    privatized,
+    queries,
+    scores,
+    sites,
+    steps,
+)
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.checks.predictive_check import private_ppc
 from pymc_dp.comparison.private_compare import private_compare
