@@ -281,6 +281,10 @@ class LedgerFile(Shown):
         """Account and latest budgets; the command ``pymc-dp-ledger`` lists all."""
         return self._table().text()
 
+    def listing(self) -> str:
+        """Account and all budgets."""
+        return self._table(most=sys.maxsize).text()
+
     def _table(self, most: int = MOST_ROWS) -> Table:
         found, account = self.to_dict(), self.account
         rule = "squares of mu add up" if account.is_gaussian else "epsilons and deltas add up"
@@ -385,7 +389,7 @@ def _printed(path: Path, as_json: bool) -> str:
     ledger = LedgerFile(str(path))
     if as_json:
         return json.dumps(ledger.to_dict(), indent=2).replace(": Infinity", ': "inf"')
-    return ledger._table(most=sys.maxsize).text()
+    return ledger.listing()
 
 
 def run() -> int:

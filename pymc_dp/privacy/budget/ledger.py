@@ -277,7 +277,7 @@ class Ledger(LedgerFile):
         >>> ledger = dp.Ledger(epsilon=2.0, delta=1e-6)
         >>> ledger.record(rho=0.02, delta=1e-7, note="age histogram, OpenDP")
         >>> round(ledger.spent(), 2)
-        0.98
+        1.0
         """
         mechanism = stated(epsilon, rho, mu)
         note = " ".join(str(note or "").split())

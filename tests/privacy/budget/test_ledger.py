@@ -238,7 +238,7 @@ def _open_many(path, start, results):
 
 
 @pytest.mark.parametrize("composition, most", [("basic", 10), ("gaussian", 60)])
-def test_racing_budgets_never_exceed_the_account(tmp_path, composition, most):
+def test_racing_processes_never_exceed_the_account(tmp_path, composition, most):
     path = tmp_path / "a.ledger"
     ledger = Ledger(path, **TERMS, composition=composition)
     context = multiprocessing.get_context("fork")

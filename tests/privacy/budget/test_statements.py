@@ -21,6 +21,7 @@ from pymc_dp.privacy.budget.coverage import covered_by, uncovered
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.budget.stopping import check_own
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.privacy.budget.test_budget import fixed, varying
 
@@ -196,3 +197,29 @@ class TestRefusals:
         budget.claim(fixed().label)
         assert "epsilon is infinite" in str(budget.report())
         assert repr(budget).startswith("PrivacyBudget(epsilon=inf, delta=1e-06, chains=2")
+
+
+class TestWhatTheReportSays:
+    """About covariates, and parts that are not a sum."""
+
+    @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+    def test_public_covariates_are_not_protected(self, adjacency):
+        report = budget_of(adjacency=adjacency).report()
+        assert "covariates" not in str(report)
+        public = replace(report, public_covariates=True)
+        words = "outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+        assert words in " ".join(str(public).split())
+        assert PrivacyReport.from_json(public.to_json()) == public
+
+    def test_parts_that_add_up_to_more_than_the_total(self):
+        """Of l2 noise: 0.02 + 0.085 + 0.92 at epsilon = 1."""
+        plan = [(L2Laplace(x, 4), 1) for x in (0.02, 0.085, 0.92)]
+        budget = budget_of()
+        budget.spend("start", plan[:1], plan=plan)
+        report = budget.report()
+        assert report.epsilon <= 1
+        text = " ".join(str(report).split())
+        assert "composes them to less than their sum, 1.025" in text
+        pure = budget_of(delta=0)
+        pure.spend("start", plan[:2], plan=plan[:2])
+        assert "composes them" not in str(pure.report())
