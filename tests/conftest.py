@@ -15,9 +15,6 @@ def pytest_configure(config):
         return  # tests run elsewhere
     # Most tests are on few records, with a large epsilon so that chains move; what warns is tested.
     config.addinivalue_line("filterwarnings", "ignore::pymc_dp.errors.WeakGuaranteeWarning")
-    # Tests spend many budgets on the same made-up data; tests/audit/test_memory.py makes it an error again.
-    leak = r"ignore:\d+ other budget.s. with other ledgers:pymc_dp.errors.PrivacyLeakWarning"
-    config.addinivalue_line("filterwarnings", leak)
 
 
 def pytest_collection_finish():
@@ -83,13 +80,17 @@ def seeded_bits(request):
 
 
 @pytest.fixture(autouse=True)
-def data_are_new():
-    """Each test has data of its own, though many are the same arrays: what others spent is not remembered."""
-    from pymc_dp.privacy.budget import memory
+def program_is_new(monkeypatch):
+    """Each test is a program of its own, in which no other budget was opened."""
+    import weakref
 
-    memory.forget()
-    yield
-    memory.forget()
+    from pymc_dp import ledger_file
+    from pymc_dp.privacy.budget import ledger
+
+    living = weakref.WeakSet()
+    monkeypatch.setattr(ledger_file, "REMOVED", [])
+    for module in (ledger_file, ledger):
+        monkeypatch.setattr(module, "TEMPORARY", living)
 
 
 @pytest.fixture(scope="module")

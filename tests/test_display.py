@@ -21,7 +21,7 @@ from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
 from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
-from pymc_dp.privacy.budget.accounts import Plan as ClaimedPlan
+from pymc_dp.privacy.budget.claims import Plan as ClaimedPlan
 from pymc_dp.privacy.budget.report_parts import StepReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in
@@ -114,7 +114,7 @@ def light(tmp_path_factory):
         budget.spend(f"release {k}", [(privacy.Gaussian(100.0 + k), 1)])
     ledger = dp.Ledger(tmp_path_factory.mktemp("x") / "a.ledger", epsilon=9.0, delta=1e-4)
     for k in range(40):
-        ledger.record(mu=0.01, note=f"note {k}")
+        ledger.record(mu=0.01, delta=1e-7, note=f"note {k}")
     ranges = dp.Ranges(**{f"x{k}": (0, k + 1) for k in range(30)})
     stand_in = uniform_stand_in(ranges, 300)
     kinds = Cost.of([(privacy.Gaussian(1.0 + k), 1) for k in range(500)])
@@ -131,7 +131,7 @@ def light(tmp_path_factory):
     checked = dp.checks.CheckedStatistic("mean", tuple("abc"), y[:3], rng.normal(size=(500, 3)), y[:3], 0.5)  # fmt: skip
     planned = dp.planning.Forecast(1.0, 2.0, 0.1, 0.2)
     return [
-        budget, ledger, ledger.claims()[0], ledger.claimed(), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
+        budget, ledger, ledger.budget_claims()[0], ledger.claimed(budget.id), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
         ClaimedPlan(tuple(kinds.counts.items()), True), TailMisfit(),
         penalty, dp.Barker(), steps.Lazy(penalty, 0.5), steps.Metropolis(), share, privacy.GaussianShare(0.1),
         privacy.RenyiFilter(share), privacy.GaussianFilter(privacy.GaussianShare(0.1)), decision, privacy.Gaussian(2.0),

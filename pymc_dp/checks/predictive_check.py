@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +151,7 @@ def private_ppc(
     mechanism = noise_of_all(budget, _LABEL, d, noise)
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
     law = NoiseLaw.of(mechanism, sensitivity(len(blocks), d), d)
-    claim_all(budget, _LABEL, mechanism, law, likelihood.data_keys, likelihood.n_records)
+    claim_all(budget, _LABEL, mechanism, law, likelihood.containers, likelihood.n_records)
     steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
     total = law.add(steps, exponent, OperatingSystemBits())
 
@@ -169,7 +170,8 @@ def private_ppc(
         p_value = p_value_of(np.vstack([released_value, replicates]), block.ordered)
         noise_sd = (replicates - exact).std(axis=0)
         checked.append(CheckedStatistic(block.name, block.labels, released_value[0], replicates, noise_sd, p_value))  # fmt: skip
-    return PrivatePPC(tuple(checked), law, number, budget.report())
+    report = replace(budget.report(), public_covariates=step.simulator.has_public_covariates)
+    return PrivatePPC(tuple(checked), law, number, report)
 
 
 def p_value_of(rows: np.ndarray, ordered: bool) -> float:

@@ -202,16 +202,21 @@ def private_compare(
     clippings = [_clipping((first, other), budget, bound, law.sd, rng) for other in candidates[1:]]
     bounds = [_bound(bound, clipping) for clipping in clippings]
     n_records = first.likelihood.n_records
-    keys = dict.fromkeys(key for c in candidates for key in c.likelihood.data_keys)
+    containers = [array for c in candidates for array in c.likelihood.containers]
     assumptions = _assumptions(names, released)
     note(f"spending epsilon = {budget.epsilon:g} on the comparison")
-    claim_all(budget, _LABEL, mechanism, law, keys, n_records)
+    claim_all(budget, _LABEL, mechanism, law, containers, n_records)
     pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
     noisy = law.add(
         np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()
     )
     scale, report = 2.0**log_square_scale, budget.report()
-    report = replace(report, assumptions=(*report.assumptions, *assumptions))
+    is_public = any(
+        c.simulator is not None and c.simulator.has_public_covariates for c in candidates
+    )
+    report = replace(
+        report, assumptions=(*report.assumptions, *assumptions), public_covariates=is_public
+    )
     found = tuple(
         PrivateComparison(
             names=(names[0], other),

@@ -68,8 +68,8 @@ class BlockedLikelihood(Reductions):
         Position of each value variable in ``theta``.
     public : tuple of str
         Descriptions of the declared public arrays, without values.
-    data_keys, row_keys : tuple of bytes, dict of str to tuple of bytes
-        Keys that identify the columns, and those of each observed variable, without showing values.
+    row_keys : dict of str to tuple of bytes
+        Keyed hashes of the columns of each observed variable.
 
     Raises
     ------
@@ -117,7 +117,7 @@ class BlockedLikelihood(Reductions):
             self.assumed = records.assumed
             self.noise_laws = ("gaussian",) if records.adds_noise else self.noise_laws
         digests = records.digests(new_digest)
-        self.data_keys = tuple(dict.fromkeys(digests.values()))
+        self.containers = (records,)
         self.row_keys = {
             rv.name: tuple(digests[take.name] + repr(take).encode() for take in takes)
             for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)

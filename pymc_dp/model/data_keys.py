@@ -5,34 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from pymc_dp.model.graphs.data_variables import observed_arrays
-from pymc_dp.model.graphs.public_arrays import is_structural
 
-__all__ = ["array_keys", "data_keys", "new_digest", "row_keys"]
+__all__ = ["new_digest", "row_keys"]
 
 #: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
-
-
-def data_keys(model: pm.Model, private: Iterable[np.ndarray] = ()) -> tuple[bytes, ...]:
-    """Keyed hashes of observed and other private arrays, to find the same data in another model."""
-    return array_keys((*observed_arrays(model), *private))
-
-
-def array_keys(arrays: Iterable[np.ndarray]) -> tuple[bytes, ...]:
-    """Keyed hashes of arrays. Patterns without data, such as the zeros of the "zeros trick", have none."""
-    keys: dict[bytes, None] = {}
-    for array in arrays:
-        if is_structural(array):
-            continue
-        keys[_key(array)] = None
-    return tuple(keys)
 
 
 def row_keys(model: pm.Model, labels: Sequence[np.ndarray]) -> dict[str, tuple[bytes, bytes]]:

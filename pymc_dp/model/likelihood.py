@@ -19,10 +19,16 @@ from pytensor.graph.replace import graph_replace
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
-from pymc_dp.model.data_keys import data_keys, row_keys
+from pymc_dp.model.data_keys import row_keys
 from pymc_dp.model.fingerprint import fingerprint
 from pymc_dp.model.graphs.compiling import check_compile_kwargs, quiet_compilers
-from pymc_dp.model.graphs.data_variables import downstream, interpreted, stored
+from pymc_dp.model.graphs.data_variables import (
+    downstream,
+    interpreted,
+    is_array_root,
+    observed_values,
+    stored,
+)
 from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.index_entries import with_bounded_indices
 from pymc_dp.model.graphs.public_arrays import PublicArrays
@@ -80,10 +86,10 @@ class RecordLikelihood(CompiledModel, Reductions):
         Position of each value variable in ``theta``.
     public : tuple of str
         Descriptions of the declared public arrays, without values.
-    data_keys : tuple of bytes
-        Keys that identify the private arrays within this process, without showing values.
+    containers : tuple of ndarray
+        The arrays that hold the private data, to be compared as objects; none in a pickled copy.
     row_keys : dict of str to tuple of bytes
-        The same for the values of each observed variable, and for the record of each row: models with
+        Keyed hashes of the values of each observed variable, and of the record of each row: models with
         equal ones observe the same records.
 
     Raises
@@ -133,6 +139,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         with no_log_of_rewrites():
             self._evaluate(self._build, *arguments, where="when its log-likelihood was derived")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"containers": ()}
+
     def _build(
         self,
         model: pm.Model,
@@ -146,7 +155,8 @@ class RecordLikelihood(CompiledModel, Reductions):
             name: shape for name, (shape, _) in zip(self._names, self._layout, strict=True)
         }
         self.fingerprint = fingerprint(derived.rows, model.value_vars)
-        self.data_keys = data_keys(model, map(stored, exposed.private))
+        roots = filter(is_array_root, observed_values(model))
+        self.containers = tuple(map(stored, dict.fromkeys([*roots, *exposed.private])))
         self.row_keys = row_keys(model, labels)
         inputs = {
             v: pt.tensor(model.values_to_rvs[v].name, shape=shape, dtype=dtype)

@@ -18,7 +18,6 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.checks import is_random
-from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
 from pymc_dp.model.graphs.graph_arrays import refuse_hidden
 from pymc_dp.model.privacy_unit import assign_rows
@@ -57,8 +56,8 @@ class RecordFunction:
         Number of privacy units.
     shape : tuple of int
         Of the function's result for a row: ``()`` or ``(n_dim,)``.
-    data_keys : tuple of bytes
-        Keys that identify the columns in this process.
+    containers : tuple of ndarray
+        The columns, to be compared as objects.
 
     Raises
     ------
@@ -95,7 +94,7 @@ class RecordFunction:
         n_rows = len(self._columns[0])
         (self._labels,), self.n_records = assign_rows({"the data": n_rows}, records)
         self._one_each = records is None
-        self.data_keys = evaluate(_WHERE, array_keys, self._columns)
+        self.containers = tuple(self._columns)
         zeros = [np.zeros((1, *column.shape[1:]), column.dtype) for column in self._columns]
         with np.errstate(all="ignore"):  # of log(0), say
             self._function(*zeros, *self._public)  # errors that do not depend on the data

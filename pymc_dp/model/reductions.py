@@ -51,7 +51,7 @@ class Reductions(ABC):
     shapes: Mapping[str, tuple[int, ...]]
     fingerprint: str
     public: tuple[str, ...]
-    data_keys: tuple[bytes, ...]
+    containers: tuple[Any, ...]
     row_keys: Mapping[str, tuple[bytes, ...]]
     model_token: Any
     by_position: Sequence[str] = ()  # see `row_positions`

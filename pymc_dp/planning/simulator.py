@@ -189,6 +189,11 @@ class Simulator(Shown):
         covariates = self.covariates if isinstance(self.covariates, str | None) else "stand-in"
         return f"Simulator(n_records={self.n_records}, parameters={names}, covariates={covariates})"
 
+    @property
+    def has_public_covariates(self) -> bool:
+        """Whether the model's own covariates are used as they are, so that only outcomes are protected."""
+        return isinstance(self.covariates, str) and self.covariates == "public"
+
     def keeping(self, rows: np.ndarray) -> Simulator:
         """The same with some of the simulated records only, by number, which released moments have chosen."""
         subset = copy.copy(self)

@@ -187,7 +187,7 @@ def private_start(
     likelihood = simulator.likelihood
     likelihood.check_reachable(with_noise=True)
     note(f"spending {share:.0%} of epsilon = {budget.epsilon:g} on a private start")
-    budget.spend("private start", accesses, likelihood.data_keys, likelihood.n_records)
+    budget.spend("private start", accesses, likelihood.containers, likelihood.n_records)
     start = newton.run(budget.id)
     _warn_unless_converged(start.n_converged_steps, n_steps)
     return start

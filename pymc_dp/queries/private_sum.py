@@ -255,7 +255,7 @@ def private_sum(
     mechanism = noise_of_all(budget, "private sum", d, noise)
     sensitivity = budget.adjacency.sensitivity_factor * (1.0 if is_ball else math.sqrt(d))
     law = NoiseLaw.of(mechanism, sensitivity, d)
-    claim_all(budget, "private sum", mechanism, law, of_records.data_keys, of_records.n_records)
+    claim_all(budget, "private sum", mechanism, law, of_records.containers, of_records.n_records)
     if is_ball:
         steps, exponent = of_records.ball_steps(middle, float(widths[0]))
     else:
@@ -330,7 +330,7 @@ def private_counts(
     mechanism = noise_of_all(budget, "private counts", n_bins, noise)
     sensitivity = math.sqrt(budget.adjacency.sensitivity_factor * len(inner))
     law = NoiseLaw.of(mechanism, sensitivity, n_bins)
-    claim_all(budget, "private counts", mechanism, law, of_records.data_keys, of_records.n_records)
+    claim_all(budget, "private counts", mechanism, law, of_records.containers, of_records.n_records)
     counts = of_records.counts(inner)
     noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
     ends = np.cumsum([len(count) for count in counts])[:-1]

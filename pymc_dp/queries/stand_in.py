@@ -40,10 +40,8 @@ import pytensor.tensor as pt
 
 from pymc_dp.arguments import as_integer
 from pymc_dp.display import MOST_ROWS, Shown, Table
-from pymc_dp.model.data_keys import array_keys
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.stand_in_error import StandInError, indicators
-from pymc_dp.model.withheld import evaluate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -350,8 +348,8 @@ def private_stand_in(
     n_rows, random_seed = as_integer("n_rows", n_rows, 1), as_integer("random_seed", random_seed, 0)
     design = design_stand_in(ranges, budget, number)
     check_can_be_made(design.accesses, budget.adjacency)
-    keys = evaluate("when its columns were identified", array_keys, ranges.numbers(data))
-    budget.spend("stand-in", design.accesses, keys, len(places), plan=design.accesses)
+    containers = [data, *(data[column.name] for column in ranges.columns)]
+    budget.spend("stand-in", design.accesses, containers, len(places), plan=design.accesses)
     made = release_stand_in(places, ranges, design, budget.adjacency, n_rows, random_seed)
     return replace(made, report=budget.report())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from collections.abc import Iterable
+from typing import Any
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.sums.exact_sums import GRID_BITS
@@ -62,10 +63,10 @@ def claim_all(
     label: str,
     mechanism: Gaussian | L2Laplace,
     law: NoiseLaw,
-    data_keys: Iterable[bytes],
+    containers: Iterable[Any],
     n_records: int,
 ) -> None:
     """Claim the release, before it is made: a sum on the grid of all sums, or of whole numbers, with noise of this law."""
     law.check(-GRID_BITS)
     accesses = ((mechanism, 1),)
-    budget.spend(label, accesses, data_keys, n_records, plan=accesses)
+    budget.spend(label, accesses, containers, n_records, plan=accesses)

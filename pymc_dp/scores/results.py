@@ -100,15 +100,12 @@ def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
         gaussian_mu=None,
         zcdp_rho=None,
         attack_power=power if protected else dict.fromkeys(rates, 1.0),
+        public_covariates=any(r.public_covariates for r in reports),
         secret_randomness=all(r.secret_randomness for r in reports),
         one_off_accesses={
             f"{label} (budget {k})": accesses
             for k, r in enumerate(reports, 1)
             for label, accesses in r.one_off_accesses.items()
         },
-        # These budgets are counted above; what else was spent on the data is in the report of each.
-        other_budgets=0,
-        total_epsilon=None,
-        total_delta=None,
         claimed=None,  # each report has its own
     )

@@ -274,7 +274,7 @@ class ScorePlan(Shown):
         likelihood = self.simulator.likelihood
         note(self._share(label, accesses))
         self.budget.spend(
-            label, accesses, likelihood.data_keys, likelihood.n_records, plan=self.design.accesses
+            label, accesses, likelihood.containers, likelihood.n_records, plan=self.design.accesses
         )
 
     def _share(self, label: str, accesses: Accesses) -> str:
@@ -287,8 +287,11 @@ class ScorePlan(Shown):
 
     def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
         likelihood = self.simulator.likelihood
+        report = replace(
+            self.budget.report(), public_covariates=self.simulator.has_public_covariates
+        )
         return PrivateScores(
-            tuple(releases), likelihood.shapes, self.simulator.n_records, self.budget.adjacency.value, (self.budget.report(),),
+            tuple(releases), likelihood.shapes, self.simulator.n_records, self.budget.adjacency.value, (report,),
             self.moments, self.simulator.stand_in, likelihood.fingerprint,
         )  # fmt: skip
 

@@ -216,10 +216,10 @@ class DPStep(HostedStep):
                 starting=self.starting(),
                 schedule=self.schedule(),
                 token=self.token,
-                data_keys=getattr(self.likelihood, "data_keys", ()),
                 public=self._public,
                 declared=getattr(self.likelihood, "public", ()),
-            )
+            ),
+            getattr(self.likelihood, "containers", ()),
         )
 
     @abstractmethod

@@ -14,7 +14,6 @@ import pytest
 
 from pymc_dp import release
 from pymc_dp.errors import PrivacyBudgetExhausted
-from pymc_dp.privacy.budget import memory
 from tests.audit.audited_samplers import (
     EXTREMES,
     SAMPLERS,
@@ -43,7 +42,6 @@ def without_times(text):
 
 def outcome(name, last, caplog, capfd):
     """All that a run shows, by what it is shown with; of a program that has not seen these data before."""
-    memory.forget()
     model, budget = normal_model(last), budget_for()
     step = build(name, model, budget, last)
 

@@ -28,7 +28,6 @@ from scipy.special import expit, ndtr
 from pymc_dp import DPHMC, DPSGHMC, DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget
 from pymc_dp import release as dp_release
 from pymc_dp.model import RecordLikelihood
-from pymc_dp.privacy.budget import memory
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.steps import accept_reject, base, sghmc
 from pymc_dp.steps import noisy_gradients as gradients
@@ -228,7 +227,6 @@ def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=Non
         patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)
         if plant is not None:
             plant(patch, run, likelihood)
-        memory.forget()  # each run is a world of its own
         budget = PrivacyBudget(epsilon, DELTA, chains=chains)
         step, walk = case.build(model, budget)
         # Secret to the attacker, but no luck of the day.
@@ -260,7 +258,6 @@ def release(case, side, seed, epsilon, *, chains=1, tune=0, most=3000, plant=Non
 def release_by_pymc(case, side, seed, epsilon):
     """The same through the public interface alone: `pm.sample` ended by its callback, and what may be published of it."""
     model, likelihood = built(case.n, case.rows, side, case.by_person)
-    memory.forget()  # each run is a world of its own
     budget = PrivacyBudget(epsilon, DELTA, chains=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "RecordLikelihood", lambda *_, **__: likelihood)

@@ -22,7 +22,6 @@ from pymc_dp import (
     RandomWalk,
 )
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.privacy.budget import memory
 from pymc_dp.steps import base
 
 pytestmark = [
@@ -121,7 +120,6 @@ class Case:
 
     def __init__(self, name):
         self.model, self.prior, self.scales = MODELS[name]()
-        memory.forget()  # each run is a world of its own
         simulator = Simulator(self.model, covariates="public")
         self.likelihood, self.simulated = simulator.likelihood, simulator.simulated
         self.data = None

@@ -285,7 +285,6 @@ def test_all_of_the_budget_is_claimed(simulators, epsilon, delta):
     assert claim.step == "private comparison"
     cost = Cost.of(claim.accesses).epsilon(delta, "best")
     assert 0.98 * epsilon < cost <= epsilon and found.report.epsilon <= epsilon
-    assert {k for s in simulators.values() for k in s.likelihood.data_keys} <= budget.data_keys
     with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
         private_compare(RELEASED, simulators, budget=budget)
 

@@ -33,6 +33,7 @@ from pymc_dp.privacy import (
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import successive_claims
+from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.steps import Lazy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,6 +122,27 @@ def test_groups():
         "is then {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*gaussian),
         "is at most {:.2f} for two records, {:.2f} for three and {:.2f} for five".format(*by_order),
     )
+
+
+@pytest.mark.parametrize(
+    "words, n, epsilon, delta",
+    [("ten of (0.1, 1e-7)", 10, 0.1, 1e-7), ("two of (0.5, 5e-7)", 2, 0.5, 5e-7), ("a hundred counts of (0.01, 1e-8)", 100, 0.01, 1e-8)],
+)  # fmt: skip
+def test_what_each_composition_leaves(words, n, epsilon, delta):
+    """Of docs/several_analyses.md: claims on accounts of (1, 1e-6), by the ledger itself."""
+    found = []
+    for composition, accountant in (("basic", "best"), ("gaussian", "gaussian")):
+        ledger = Ledger(epsilon=1.0, delta=1e-6, composition=composition)
+        terms = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "limit": 1}
+        for k in range(n):
+            ledger.claim(f"b{k}", "x", [(Gaussian(1e9), 1)], **terms)
+        found.append(ledger.account.left(ledger.budget_claims()))
+        part = ledger.budget_claims()[0]
+    assert found[0] == {"epsilon": 0, "delta": 0}
+    left = found[1]["mu"]
+    rest = epsilon_of([(Gaussian(1 / left), 1)], 1e-6, "gaussian")
+    more = math.floor(left**2 / part.mu**2)
+    assert_says("docs/several_analyses.md", f"| {words} | nothing | {rest:.3f} | {more} |")
 
 
 def test_releases_by_other_tools():

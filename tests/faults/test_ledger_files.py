@@ -17,15 +17,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pymc_dp import Ledger, PrivacyBudget
+from pymc_dp import Ledger, PrivacyBudget, ledger_file
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
-from pymc_dp.privacy.budget import ledger_file
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.faults.watching import Program, accesses, watched
 from tests.hosting.test_hosting import make_step, run
 
 ROOT = Path(__file__).parents[2]
-TERMS = {"epsilon": 5.0, "delta": 1e-5}
+TERMS = {"epsilon": 8.0, "delta": 2e-5}
+OTHER = {"epsilon": 5.0, "delta": 1e-5}
 SLICE = {"epsilon": 3.0, "delta": 1e-5}
 
 
@@ -46,7 +46,7 @@ def path(tmp_path):
 
 def claim(ledger, noise=30.0):
     return ledger.claim(
-        "b", "s", [(Gaussian(noise), 1.0)], **TERMS, accountant="best", limit=10**9
+        "b", "s", [(Gaussian(noise), 1.0)], **OTHER, accountant="best", limit=10**9
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_read_only(model, public_folder, what):
     def listing():
         give_up_rights()
         ledger = Ledger(path)
-        return len(ledger.claims()), "1 claim" in str(ledger), ledger.spent() > 0
+        return len(ledger.claims()), "1 budget" in str(ledger), ledger.spent() > 0
 
     with Program(listing) as program:
         assert program.outcome() == ("returned", (1, True, True))
@@ -227,16 +227,28 @@ DAMAGE = {
     "account row gone": lambda path: edit(path, "DELETE FROM account"),
     "epsilon of the account": lambda path: edit(path, "UPDATE account SET epsilon = 'lots'"),
     "adjacency of the account": lambda path: edit(path, "UPDATE account SET adjacency = 'none'"),
-    "older schema": lambda path: edit(path, "ALTER TABLE claims DROP COLUMN process"),
+    "composition of the account": lambda path: edit(path, "UPDATE account SET composition = 'gaussian'"),
+    "columns of budgets": lambda path: edit(path, "ALTER TABLE budgets DROP COLUMN process"),
     "account of another program": lambda path: edit(path, "ALTER TABLE account RENAME COLUMN epsilon TO owner"),
-    "text of a claim": lambda path: edit(path, "UPDATE claims SET accesses = substr(accesses, 5)"),
-    "number in a claim": lambda path: edit(path, "UPDATE claims SET accesses = replace(accesses, '30.0', '-1.0')"),
-    "no number in a claim": lambda path: edit(path, "UPDATE claims SET accesses = replace(accesses, '30.0', 'NaN')"),
-    "count of a claim": lambda path: edit(path, "UPDATE claims SET accesses = replace(accesses, '1.0]', '-1.0]')"),
-    "no mechanism": lambda path: edit(path, "UPDATE claims SET accesses = '[[\"30\", 1.0]]'"),
-    "nothing in a claim": lambda path: edit(path, "UPDATE claims SET accesses = 'null'"),
-    "mechanism of a later version": lambda path: edit(path, "UPDATE claims SET accesses = replace(accesses, 'Gaussian', 'Laplacian')"),
+    "text for a number": lambda path: edit(path, "UPDATE budgets SET epsilon = 'lots'"),
+    "negative epsilon": lambda path: edit(path, "UPDATE budgets SET epsilon = -1.0"),
+    "a large delta": lambda path: edit(path, "UPDATE budgets SET delta = 7.0"),
 }  # fmt: skip
+#: Of the claims within a budget, which the account does not need.
+DAMAGED_CLAIMS = {
+    "text": "substr(accesses, 5)", "number": "replace(accesses, '30.0', '-1.0')", "no number": "replace(accesses, '30.0', 'NaN')",
+    "count": "replace(accesses, '1.0]', '-1.0]')", "no mechanism": "'[[\"30\", 1.0]]'", "nothing": "'null'",
+    "mechanism of a later version": "replace(accesses, 'Gaussian', 'Laplacian')",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGED_CLAIMS)
+def test_damaged_claims_of_a_budget(path, damage):
+    edit(path, f"UPDATE claims SET accesses = {DAMAGED_CLAIMS[damage]}")
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="restore a copy"):
+        claim(Ledger(path))
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -253,7 +265,7 @@ def test_damaged(model, path, tmp_path, damage):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", ["header", "all pages but the first", "text of a claim"])
+@pytest.mark.parametrize("damage", ["header", "all pages but the first", "text for a number"])
 def test_damaged_during_a_run(model, path, tmp_path, damage):
     """Between the first chain and the second."""
     log = tmp_path / "accesses"
@@ -340,4 +352,4 @@ def test_the_clock_jumps(model, tmp_path, monkeypatch, hosting):
         run(model, again, make_step(model, again), chains=1)
     years = {c.created[:4] for c in ledger.claims()}
     assert all(abs(int(y) - datetime.now().year) >= 29 for y in years)  # the clock did jump
-    assert "2 claim(s)" in str(ledger)
+    assert "1 budget(s)" in str(ledger)

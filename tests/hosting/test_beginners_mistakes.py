@@ -16,7 +16,6 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp.errors import LedgerError, PrivacyLeak
-from pymc_dp.privacy.budget.ledger import main
 from pymc_dp.scores import score_plan
 
 pytestmark = [
@@ -495,24 +494,3 @@ def test_the_sums_are_made_at_the_guess_if_the_start_failed(world, monkeypatch):
     monkeypatch.setattr(score_plan, "NoisyNewton", lambda *args: arrived)
     monkeypatch.setattr(score_plan, "SimulatedScores", fails)
     assert plan._after_steps(plan.design.main, 1) is plan.simulated
-
-
-class TestCommand:
-    """pymc-dp-ledger."""
-
-    @pytest.mark.parametrize("argument", ["--help", "-h"])
-    def test_help(self, argument, capsys):
-        assert main([argument]) == 0
-        text = " ".join(capsys.readouterr().out.split())
-        assert "usage: pymc-dp-ledger" in text and "what is spent, and each claim" in text
-        assert "pymc_dp.Ledger('hospital.ledger', epsilon=4.0, delta=1e-6)" in text
-
-    def test_wrong_arguments(self, tmp_path, capsys):
-        for wrong in ([], ["--list"], ["a.ledger", "b.ledger"]):
-            assert main(wrong) == 2
-            assert "usage: pymc-dp-ledger" in capsys.readouterr().err
-        assert main([str(tmp_path)]) == main([str(tmp_path / "a.ledger")]) == 1
-        assert "give the path of a ledger" in capsys.readouterr().err
-        (tmp_path / "a.ledger").write_text("hello")
-        assert main([str(tmp_path / "a.ledger")]) == 1
-        assert "is a pymc_dp ledger" in capsys.readouterr().err

@@ -20,7 +20,6 @@ from pymc_dp.planning import local_information as newton
 from pymc_dp.planning import start as starts
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget import memory
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import SeededBits
@@ -472,7 +471,6 @@ def test_a_path_that_is_too_short_warns():
         begin("normal", n_steps=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        memory.forget()
         begin("normal", n_steps=24)
 
 

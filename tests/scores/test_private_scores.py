@@ -141,6 +141,7 @@ def test_claims_are_the_noise_that_is_used(delta, kind, adjacency):
     (report,) = scores.reports
     assert (report.epsilon_budget, report.delta, report.adjacency) == (1.0, delta, adjacency)
     assert 0.99 < report.epsilon <= 1.0 and report.protected
+    assert report.public_covariates == (changed["covariates"] == "public")
     assert f"(1, {delta:g})" in str(report).replace("1.0", "1") or delta == 0
     if delta == 0:
         assert sum(m.epsilon for m in (*sums, check)) <= 1.0

@@ -1,4 +1,4 @@
-r"""Adaptive composition, in one Rényi order, Gaussian DP or pure DP, fixed when a budget or an account is opened.
+r"""Adaptive composition, in one Rényi order, Gaussian DP or pure DP, fixed when a budget is opened.
 
 A claim after a release may depend on the release. Theorems on such adaptive composition need a currency that is
 fixed before: one order for a Rényi filter (Feldman, Zrnic 2021), or Gaussian DP (Smith, Thakurta 2022; Koskela,
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -75,16 +74,12 @@ class AdaptiveComposition:
 
     @classmethod
     def opened(cls, epsilon: float, delta: float, accountant: str = "best") -> AdaptiveComposition:
-        r"""Return the adaptive composition of a budget or an account opened with these terms.
+        r"""Return the adaptive composition of a budget opened with these terms.
 
         Pure DP at ``delta = 0``. Gaussian DP for the accountant ``"gaussian"``. For all others the Rényi order that maximises
         :math:`B(\alpha) / \alpha`, where :math:`B(\alpha) = \varepsilon - c(\alpha, \delta)` is the budget at
         this order: it pays for most accesses with costs :math:`\alpha \rho`, as those of Gaussian releases and,
         nearly, of decisions. (``"pld"``, ``"zcdp"`` and ``"moments"`` apply to claims made at once.)
-
-        A smaller epsilon or delta never has a smaller order: both differences, of :math:`\varepsilon / \alpha`
-        and of :math:`\ln \delta / (\alpha (\alpha - 1))`, grow as alpha falls. So a share at a budget's order
-        is never infinite at that of its account.
         """
         epsilon, delta = check_epsilon_delta(epsilon, delta)
         check_accountant(accountant, delta)
@@ -140,20 +135,6 @@ class AdaptiveComposition:
         """A share of a filter in this currency."""
         return GaussianShare(math.sqrt(total)) if self.order is None else RenyiShare(self.order, total)  # fmt: skip
 
-    def share_on(
-        self, account: AdaptiveComposition | None, total: float, usual: Iterable[Mechanism]
-    ) -> Share:
-        """A share of a filter that is also bounded at a lower order, that of the account.
-
-        Its bound there is the largest cost of accesses of the usual kinds, so that they are not refused.
-        Without it the share would cost as much there as at its own order (monotonicity): far more.
-        """
-        if account is None or None in (account.order, self.order) or account.order >= self.order:  # type: ignore[operator]
-            return self.share(total)
-        assert self.order is not None and account.order is not None
-        ratio = max(account.price(m) / self.price(m) for m in usual) * (1 + 1e-9)
-        return RenyiShare(self.order, total, account.order, total * min(ratio, 1.0))
-
     def whole(self) -> Share:
         """The whole limit as one share."""
         return self.share(self.limit)
@@ -201,7 +182,7 @@ class AdaptiveComposition:
 
 @lru_cache(maxsize=16384)
 def _price(share: Share, mechanism: Mechanism) -> float:
-    return share.prices(mechanism)[0]
+    return share.price(mechanism)
 
 
 def _largest_mu(epsilon: float, delta: float) -> float:

@@ -34,12 +34,12 @@ class Share(Mechanism):
 
     @property
     @abstractmethod
-    def totals(self) -> tuple[float, ...]:
-        """Limits on the sums of the prices, one for each currency."""
+    def total(self) -> float:
+        """Limit on the sum of the prices."""
 
     @abstractmethod
-    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
-        """Price of one access in each currency; infinite if no bound is known."""
+    def price(self, mechanism: Mechanism) -> float:
+        """Price of one access; infinite if no bound is known."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,6 @@ class RenyiShare(Share):
     rho : float
         Bound on the sum of the Rényi divergences at this order. (It also bounds lower orders, by monotonicity,
         but no higher ones.)
-    below, rho_below : float, optional
-        A lower order, and a second bound, on the sum of the divergences there: the cost of the share on an
-        account that uses the lower order.
 
     References
     ----------
@@ -65,31 +62,18 @@ class RenyiShare(Share):
     Examples
     --------
     >>> share = dp.privacy.RenyiShare(order=8.0, rho=0.5)
-    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of 0.5
+    >>> round(share.price(dp.privacy.Gaussian(10.0)), 6)  # of 0.5
     0.04
     """
 
     order: float
     rho: float
-    below: float | None = None
-    rho_below: float | None = None
 
     def __post_init__(self) -> None:
         self._set(rho=as_positive_float("share of the filter", self.rho))
         if not as_float(self.order) > 1:
             raise ValueError(f"A Rényi order must exceed 1, got {self.order!r}.")
         self._set(order=as_float(self.order))
-        if (self.below is None) != (self.rho_below is None):
-            raise ValueError("Give both or none of below and rho_below.")
-        if self.below is not None:
-            if not 1 < as_float(self.below) < self.order:
-                raise ValueError(
-                    f"The lower order must lie between 1 and {self.order:g}, got {self.below!r}."
-                )
-            self._set(
-                below=as_float(self.below),
-                rho_below=as_positive_float("lower share", self.rho_below),
-            )
 
     @property
     def name(self) -> str:
@@ -102,22 +86,17 @@ class RenyiShare(Share):
         return self.rho if self.order == math.inf else math.inf
 
     @property
-    def totals(self) -> tuple[float, ...]:
-        """``rho``, and ``rho_below`` if there is one."""
-        return (self.rho,) if self.rho_below is None else (self.rho, self.rho_below)
+    def total(self) -> float:
+        """``rho``."""
+        return self.rho
 
-    def prices(self, mechanism: Mechanism) -> tuple[float, ...]:
-        """Rényi divergence at the order, and at the lower one if there is one."""
-        orders = (self.order,) if self.below is None else (self.order, self.below)
-        return tuple(float(mechanism.renyi([order])[0]) for order in orders)
+    def price(self, mechanism: Mechanism) -> float:
+        """Rényi divergence at the order."""
+        return float(mechanism.renyi([self.order])[0])
 
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """``rho`` up to the order of the filter, infinite beyond."""
-        bound = np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
-        if self.below is None or self.rho_below is None:
-            return bound
-        below = np.where(orders <= self.below * (1 + 1e-12), self.rho_below, np.inf)
-        return np.minimum(bound, below)
+        return np.where(orders <= self.order * (1 + 1e-12), self.rho, np.inf)
 
     def for_group(self, size: int) -> RenyiShare | None:
         """Return ``size`` times the share for pure epsilons, which add up along a chain of neighbours."""
@@ -144,7 +123,7 @@ class GaussianShare(Share):
     Examples
     --------
     >>> share = dp.privacy.GaussianShare(mu=0.5)
-    >>> round(share.prices(dp.privacy.Gaussian(10.0))[0], 6)  # of share.totals, 0.25
+    >>> round(share.price(dp.privacy.Gaussian(10.0)), 6)  # of share.total, 0.25
     0.01
     """
 
@@ -159,14 +138,14 @@ class GaussianShare(Share):
         return f"Gaussian-DP filter, share mu={self.mu:.4g}"
 
     @property
-    def totals(self) -> tuple[float]:
+    def total(self) -> float:
         """``mu**2``."""
-        return (self.mu * self.mu,)
+        return self.mu * self.mu
 
-    def prices(self, mechanism: Mechanism) -> tuple[float]:
+    def price(self, mechanism: Mechanism) -> float:
         """``mu**2`` of an access, infinite if it has no ``mu``."""
         mu = mechanism.gaussian_mu
-        return (math.inf if mu is None else 2 * concentrated(mu),)  # never 0
+        return math.inf if mu is None else 2 * concentrated(mu)  # never 0
 
     @property
     def gaussian_mu(self) -> float:
@@ -203,42 +182,33 @@ class Filter(Shown):
     ----------
     share : Share
         The share.
-    prices : mapping of Mechanism to tuple of float, optional
-        Prices in its currencies that were computed before.
+    prices : mapping of Mechanism to float, optional
+        Prices that were computed before.
     """
 
-    def __init__(
-        self, share: Share, prices: Mapping[Mechanism, tuple[float, ...]] = MappingProxyType({})
-    ):
+    def __init__(self, share: Share, prices: Mapping[Mechanism, float] = MappingProxyType({})):
         self.share = share
-        self.all_spent = (0.0,) * len(share.totals)
+        #: Sum of the prices.
+        self.spent = 0.0
         self.closed = False
         self._prices = dict(prices)
 
     @property
-    def spent(self) -> float:
-        """Sum of the prices, in the first currency of the share."""
-        return self.all_spent[0]
-
-    @property
     def fraction(self) -> float:
-        """Fraction of the share that is spent, in the currency in which it is largest."""
-        return max(s / t for s, t in zip(self.all_spent, self.share.totals, strict=True))
+        """Fraction of the share that is spent."""
+        return self.spent / self.share.total
 
     def grant(self, accesses: Accesses) -> bool:
         """Pay for these accesses together, or refuse them and all later ones."""
-        cost = [0.0] * len(self.all_spent)
+        cost = 0.0
         for mechanism, count in accesses:
             check_count(mechanism, count)
             if mechanism not in self._prices:
-                self._prices[mechanism] = self.share.prices(mechanism)
-            for i, price in enumerate(self._prices[mechanism]):
-                cost[i] += as_float(count) * price
-        after = tuple(s + c for s, c in zip(self.all_spent, cost, strict=True))
-        covered = all(a <= t for a, t in zip(after, self.share.totals, strict=True))
-        self.closed = self.closed or not covered
+                self._prices[mechanism] = self.share.price(mechanism)
+            cost += as_float(count) * self._prices[mechanism]
+        self.closed = self.closed or not self.spent + cost <= self.share.total
         if not self.closed:
-            self.all_spent = after
+            self.spent += cost
         return not self.closed
 
 
@@ -251,7 +221,7 @@ class RenyiFilter(Filter):
     ----------
     share : RenyiShare
         What may be spent.
-    prices : mapping of Mechanism to tuple of float, optional
+    prices : mapping of Mechanism to float, optional
         Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples
@@ -271,7 +241,7 @@ class GaussianFilter(Filter):
     ----------
     share : GaussianShare
         What may be spent.
-    prices : mapping of Mechanism to tuple of float, optional
+    prices : mapping of Mechanism to float, optional
         Prices that were computed before; by default each is computed when it is first asked for.
 
     Examples

@@ -52,8 +52,6 @@ class StepAccess:
         Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
     token : int
         Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
-    data_keys : tuple of bytes
-        Identity of the data in this program, see :mod:`~pymc_dp.privacy.budget.memory`.
     public : tuple
         Names and arrays that were declared public.
     declared : tuple of str
@@ -70,7 +68,6 @@ class StepAccess:
     starting: Accesses = ()
     schedule: Callable[[int], Accesses] | None = None
     token: int = 0
-    data_keys: tuple[bytes, ...] = ()
     public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
     declared: tuple[str, ...] = ()
 
@@ -120,7 +117,7 @@ class Allocation(Shown):
     conversion: float
     epsilon: float
     expected: float
-    prices: dict[Mechanism, tuple[float, ...]] = field(default_factory=dict, repr=False)
+    prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
     progress: tuple[float, ...] = field(default=(), repr=False)
     used: int = 0
 
@@ -176,7 +173,6 @@ def allocate(
     chains: int,
     accountant: str,
     other_accesses: Accesses = (),
-    account: AdaptiveComposition | None = None,
 ) -> dict[str, Allocation]:
     """Divide a budget among steps and chains.
 
@@ -194,8 +190,6 @@ def allocate(
         Terms of the budget.
     other_accesses : iterable of (Mechanism, float)
         Accesses that were claimed before and belong to no chain.
-    account : AdaptiveComposition, optional
-        That of the account, if it is not the budget's own: shares are bounded in both.
 
     Returns
     -------
@@ -221,7 +215,7 @@ def allocate(
             raise ValueError(
                 f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
             )
-        return _shares(steps, adaptive, chains, before, account)
+        return _shares(steps, adaptive, chains, before)
     by = accountant if before.free else adaptive.reading
     return _iterations(steps, epsilon, delta, chains, by, before)
 
@@ -285,7 +279,6 @@ def _shares(
     adaptive: AdaptiveComposition,
     chains: int,
     before: Cost,
-    account: AdaptiveComposition | None,
 ) -> dict[str, Allocation]:
     """Shares of a filter, if costs depend on the proposals."""
     accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
@@ -306,8 +299,8 @@ def _shares(
         wanted = starts[label] + expected * means[label]
         total = per_chain * wanted / (start + expected * mean)
         usual = {u for m, _ in (*step.starting, *step.mechanisms) for u in m.usual()}
-        share = adaptive.share_on(account, total, usual)
-        prices = {access: share.prices(access) for access in usual}
+        share = adaptive.share(total)
+        prices = {access: share.price(access) for access in usual}
         allocations[label] = Allocation(
             math.inf, share, ((share, 1),), run, conversion, adaptive.epsilon, math.floor(expected), prices
         )  # fmt: skip

@@ -7,21 +7,32 @@ import os
 import uuid
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
+
+import numpy as np
 
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
+from pymc_dp.ledger_file import id_of_group
 from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
-from pymc_dp.privacy.budget.accounts import BudgetTerms, id_of_group
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.memory import remember, warn_of_others
 from pymc_dp.privacy.budget.spent import SpentBudget
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
 from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
 __all__ = ["PrivacyBudget"]
+
+
+def _is_same(one: object, other: object) -> bool:
+    """Whether two containers of data are one, or arrays have memory in common; values are never compared."""
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        with suppress(np.exceptions.TooHardError):
+            return np.shares_memory(one, other, max_work=10**5)  # type: ignore[arg-type]
+    return one is other
 
 
 class PrivacyBudget(SpentBudget):
@@ -48,7 +59,8 @@ class PrivacyBudget(SpentBudget):
         this is ``"gaussian"``, else at one Rényi order, a function of epsilon and delta
         (:mod:`pymc_dp.privacy.accounting.adaptive`).
     ledger : path-like or Ledger, optional
-        File that keeps the account of the data set across programs. If it does not exist, it is opened with
+        File that keeps the account of the data set across programs. The budget claims all of its epsilon and delta
+        there at its first access; to make it costs nothing. If the file does not exist, it is opened with
         this budget's epsilon and delta. To divide an account among several analyses, open it first with
         ``Ledger(path, epsilon=..., delta=...)``. Default: a temporary file for this program.
 
@@ -91,28 +103,27 @@ class PrivacyBudget(SpentBudget):
         #: Number of privacy units, if a claim that belongs to no chain has told it.
         self._n_records: int | None = None
         self._allocations: dict[str, Allocation] | None = None
-        #: Identity, in this program, of the data of the steps and claims.
-        self.data_keys: set[bytes] = set()
         #: Label of the group of records that this budget is for, and budgets of the groups it was divided among.
         self.group: str | None = None
         self.groups: dict[str, PrivacyBudget] = {}
-        self._group_of_data: dict[bytes, str | None] = {}
-        self._warned = {"others": False, "delta": False}
+        #: Arrays and tables that the groups of one division have used, in this process.
+        self._used: list[tuple[Any, str]] = []
+        self._warned_of_delta = False
         warn_of_epsilon(self.epsilon)
         self._callback_noted = False
         self._run = RunProgress(self.chains)
 
     # ------------------------------------------------------------------ planning
 
-    def register(self, access: StepAccess) -> None:
-        """Add a step; called by the step when it is built.
+    def register(self, access: StepAccess, containers: Iterable[Any] = ()) -> None:
+        """Add a step, and the private arrays or tables that it will access; called by the step when it is built.
 
         As long as nothing was claimed, a new step on a variable replaces an older one, and a step of another
         model replaces all (as when a notebook cell is run again).
         """
         check_proved(self.adjacency, self.delta, access.label, (*access.starting, *access.at(1)))
         self._check_no_chain("its steps cannot be changed")
-        self._note(access.data_keys, access.n_records)
+        self._note(containers, access.n_records)
         kept = {
             label: other
             for label, other in self.steps.items()
@@ -122,7 +133,7 @@ class PrivacyBudget(SpentBudget):
         self.steps, self._allocations = kept, None
 
     def spend(
-        self, label: str, accesses: Accesses, data_keys: Iterable[bytes] = (), n_records: int | None = None,
+        self, label: str, accesses: Accesses, containers: Iterable[Any] = (), n_records: int | None = None,
         *, plan: Accesses | None = None,
     ) -> None:  # fmt: skip
         """Claim accesses that belong to no chain, before any chain runs: chains share the remaining budget.
@@ -137,8 +148,8 @@ class PrivacyBudget(SpentBudget):
             Their purpose, for the report; a different one for each claim.
         accesses : iterable of (Mechanism, int)
             Claimed on disk when this returns, and not refunded.
-        data_keys : iterable of bytes
-            Identity of the data, see :mod:`pymc_dp.privacy.budget.memory`.
+        containers : iterable of object
+            Private arrays or tables that are accessed, so that two groups of :meth:`split_by` do not use the same.
         n_records : int, optional
             Number of privacy units, to warn of a large delta.
         plan : iterable of (Mechanism, int), optional
@@ -166,36 +177,35 @@ class PrivacyBudget(SpentBudget):
                 "A plan is fixed by the first claim of a budget, and cannot be given or changed later. Make a new PrivacyBudget; to keep one "
                 "account for the data set, give both the same ledger file. Nothing was accessed."
             )
-        self._note(data_keys, n_records)
+        self._note(containers, n_records)
         self._n_records = n_records if n_records is not None else self._n_records
         self._claim(label, accesses, limit=1, plan=plan or None, at_once=bool(plan))
         self.one_off_accesses[label], self.planned = accesses, plan
         self._allocations = None
 
-    def _note(self, data_keys: Iterable[bytes], n_records: int | None = None) -> None:
-        """Remember which data will be accessed; warn if other budgets were spent on them, or if delta is too large for them."""
-        data_keys = set(data_keys)
-        if any(self._group_of_data.setdefault(k, self.group) != self.group for k in data_keys):
-            raise PrivacyLeak(
-                f"Data of the group {self.group!r} were already used for another group: the groups of split_by() must be disjoint, as each has the "
-                "whole budget. Declare arrays that are equal by design, such as that of a balanced experiment, as public. Nothing was accessed."
-            )
-        self.data_keys.update(data_keys)
-        remember(self.data_keys, self.ledger)
-        if not self._warned["others"]:
-            self._warned["others"] = warn_of_others(self.data_keys, self.ledger)
+    def _note(self, containers: Iterable[Any], n_records: int | None = None) -> None:
+        """Check that the data are those of this group, by what holds them and never by values; warn if delta is too large for them."""
+        if self.group is not None:
+            found = list(containers)
+            if any(g != self.group and _is_same(x, y) for x in found for y, g in self._used):
+                raise PrivacyLeak(
+                    f"An array or table of the group {self.group!r} was already used for another group: the groups of split_by() must be disjoint, as "
+                    "each has the whole budget. Build each group's model on arrays of its records only. Nothing was accessed."
+                )
+            self._used += [(x, self.group) for x in found]
         if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
-            if not self._warned["delta"]:
-                self._warned["delta"] = warn_of_delta(self.delta, n_records)
+            if not self._warned_of_delta:
+                self._warned_of_delta = warn_of_delta(self.delta, n_records)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_used": []}  # data do not go along with a budget
 
     def split_by(self, groups: Iterable[str]) -> dict[str, PrivacyBudget]:
         """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
 
         A record is in one group only, so what is released about other groups costs it nothing (parallel
-        composition): the ledger pays the largest cost of a group, not the sum. It holds for claims in any
-        order, that depend on releases about any group: in a Rényi or Gaussian-DP filter the accesses to other
-        groups have price 0 for this record, and before a plan that is claimed at once nothing was released
-        about it.
+        composition): the groups share one claim on the account. It holds for claims in any order, that depend on
+        releases about any group: accesses to other groups do not depend on this record.
 
         Parameters
         ----------
@@ -239,7 +249,7 @@ class PrivacyBudget(SpentBudget):
                 accountant=self.accountant, ledger=self.ledger,
             )  # fmt: skip
             budget.id, budget.group = id_of_group(self.id, label), label
-            budget._group_of_data = self._group_of_data
+            budget._used = self._used
             self.groups[label] = budget
         return dict(self.groups)
 
@@ -297,7 +307,6 @@ class PrivacyBudget(SpentBudget):
                 chains=self.chains,
                 accountant=self.accountant,
                 other_accesses=self.claimed_before().counts.items(),
-                account=self.ledger.account.adaptive,
             )
         return self._allocations
 
@@ -324,8 +333,6 @@ class PrivacyBudget(SpentBudget):
         An early check, before any chain has begun; the ledger enforces the limit in any case.
         """
         self.check_covered()
-        self._note(())  # other budgets may have been spent since the steps were built
-        share = [access for allocation in self.plan().values() for access in allocation.claim]
         self._run.begin(n_chains)
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))
         if before + n_chains > self.chains:
@@ -337,9 +344,8 @@ class PrivacyBudget(SpentBudget):
                 f"{self.expected_draws() if remaining else 0:g} draws. A finished or interrupted chain is "
                 "not refunded; make a budget for as many chains as you want before the first runs."
             )
-        if n_chains * len(self.steps) > 1:  # a single claim is refused before anything is lost
-            by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
-            self.ledger.check(share, by, n_chains, budget=self.id, plan=self._whole_run())
+        by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
+        self.ledger.check(self.id, by, self.epsilon, self.delta)
 
     def claim(self, label: str, token: int = 0) -> Allocation:
         """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step.

@@ -14,10 +14,10 @@ from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
-from pymc_dp.privacy.budget.accounts import read
+from pymc_dp.privacy.budget.claims import read
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
 from pymc_dp.privacy.budget.report_parts import StepReport
-from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, cost_of_all, weak_delta, weak_epsilon
+from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, weak_delta, weak_epsilon
 
 __all__ = ["PrivacyReport"]
 
@@ -25,6 +25,8 @@ _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
+_OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
 _GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
 
 _MAY_BE_INFINITE = (
@@ -33,7 +35,6 @@ _MAY_BE_INFINITE = (
     "gaussian_mu",
     "zcdp_rho",
     "account_epsilon",
-    "total_epsilon",
     "order",
 )
 
@@ -89,17 +90,16 @@ class PrivacyReport(Shown):
         Other contents of the result that :meth:`of` has found.
     account_epsilon : float or None
         Of all budgets on the same ledger together, if there are several.
-    other_budgets : int
-        Number of budgets on other ledgers that were spent on the same data in this program.
-    total_epsilon, total_delta : float or None
-        Sums over all these ledgers (basic composition); None if there are no others, or if they are for another
-        adjacency, so that costs cannot be added.
+    budgets_without_ledger : int
+        Number of budgets without a ledger file that had accessed data in this program, whatever their data.
     claimed : str or None
         All that was claimed, as the ledger writes it, for :meth:`for_group`.
     order : float or None
         Rényi order at which successive claims compose; infinite for pure DP, None for Gaussian DP.
     at_once : bool
         Whether all was claimed at once, as one plan.
+    public_covariates : bool
+        Whether covariates of the model are public (``covariates="public"``), so that only outcomes are protected.
     group : str or None
         Label of the group of records that the budget is for; None if it is for all records.
 
@@ -133,12 +133,11 @@ class PrivacyReport(Shown):
     covers: Coverage | None = None
     uncovered: tuple[str, ...] = ()
     account_epsilon: float | None = None
-    other_budgets: int = 0
-    total_epsilon: float | None = None
-    total_delta: float | None = None
+    budgets_without_ledger: int = 0
     claimed: str | None = None
     order: float | None = None
     at_once: bool = False
+    public_covariates: bool = False
     group: str | None = None
 
     def for_group(self, size: int) -> tuple[float, float]:
@@ -260,18 +259,30 @@ class PrivacyReport(Shown):
         return [
             *(("NOT PROTECTED", why) for why in self._unprotected()),
             ("guarantee", f"{spent}, {of}"),
-            ("neighbours", _NEIGHBOURS[self.adjacency]),
+            ("neighbours", self._neighbours()),
             *([] if self.group is None else [("group", _GROUP.format(self.group))]),
             *self._warnings(),
             *self._chains(),
             *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
             *((label, access) for label, each in self.one_off_accesses.items() for access in each),
             *(row for step in self.steps for row in step.rows()),
+            *self._parts(),
             *self._currencies(),
             *self._method(),
             *(("declared public", text) for text in self.public),
             *(("assumed", text) for text in self.assumptions),
         ]
+
+    def _neighbours(self) -> str:
+        neighbours = _NEIGHBOURS[self.adjacency]
+        return _OUTCOMES.format(neighbours) if self.public_covariates else neighbours
+
+    def _parts(self) -> Iterator[tuple[str, str]]:
+        """Why the epsilons of single releases may add up to more than the total."""
+        counts = Cost.of(read(self.claimed)).counts if self.claimed else {}
+        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
+        if total > self.epsilon * (1 + 1e-9):
+            yield "parts", _NOT_A_SUM.format(total)
 
     def _chains(self) -> Iterator[tuple[str, str]]:
         """What chains cost."""
@@ -302,17 +313,20 @@ class PrivacyReport(Shown):
             yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
 
     def _warnings(self) -> Iterator[tuple[str, str]]:
-        """Number of records, weak guarantees, and other budgets."""
+        """Number of records, weak guarantees, and budgets."""
         if self.n_records is not None:
             yield "records", f"{self.n_records}"
             if self.delta * self.n_records >= 1:
                 yield "WEAK DELTA", weak_delta(self.delta, self.n_records)
         if WEAK_EPSILON < self.epsilon_budget < math.inf:
             yield "WEAK EPSILON", weak_epsilon(self.epsilon_budget)
-        if self.other_budgets:
+        if self.budgets_without_ledger > (self.ledger is None):
+            opened = (
+                f"This program opened {self.budgets_without_ledger} budget(s) without a ledger file"
+            )
             yield (
-                "OTHER BUDGETS",
-                cost_of_all(self.other_budgets, self.total_epsilon, self.total_delta),
+                "budgets",
+                f"{opened}; if they were spent on the same data, their epsilons add up.",
             )
         if self.account_epsilon is not None:
             yield (

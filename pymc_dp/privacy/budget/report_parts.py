@@ -11,8 +11,8 @@ from typing import Any
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.accounts import Claim
 from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.claims import Claim
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
 __all__ = ["StepReport", "assumptions", "listed", "one_off", "strength"]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
 from pymc_dp.errors import LedgerError
+from pymc_dp.ledger_file import budgets_without_file
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.accounts import BudgetTerms, written
 from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.claims import BudgetTerms, Claimed, written
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.memory import together
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, listed, one_off, strength
 from pymc_dp.privacy.budget.stopping import RunProgress
@@ -67,7 +67,6 @@ class SpentBudget(Shown):
     steps: dict[str, StepAccess]
     one_off_accesses: dict[str, Accesses]
     planned: Accesses
-    data_keys: set[bytes]
     group: str | None
     groups: Mapping[str, SpentBudget]
     _n_records: int | None
@@ -80,10 +79,10 @@ class SpentBudget(Shown):
     def _spent_by(self) -> tuple[float, str]:
         if self.groups:
             return max(budget._spent_by() for budget in self.groups.values())
-        claimed = self.ledger.claimed()
-        if self.epsilon == math.inf:
-            return math.inf if self.ledger.claims(self.id) else 0.0, self.accountant
-        return self.terms.spent(claimed.of(self.id), claimed.is_whole(self.id))
+        return self.terms.spent(self._claimed())
+
+    def _claimed(self) -> Claimed:
+        return self.ledger.claimed(self.id)
 
     def remaining(self) -> float:
         """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
@@ -91,31 +90,29 @@ class SpentBudget(Shown):
             return min(budget.remaining() for budget in self.groups.values())
         if self.epsilon == math.inf:
             return math.inf
-        claimed = self.ledger.claimed()
-        if claimed.is_whole(self.id):
-            return max(0.0, self.epsilon - self.spent())
-        return max(0.0, self.epsilon - self.terms.adaptive.reading(claimed.of(self.id)))
+        claimed = self._claimed()
+        spent = self.spent() if claimed.is_whole else self.terms.adaptive.reading(claimed.cost)
+        return max(0.0, self.epsilon - spent)
 
     def _bound(self) -> Cost | None:
         """Bound on all that this budget ever pays for: its plan, or else the whole adaptive composition."""
-        claimed = self.ledger.claimed()
         if self.epsilon == math.inf:
             return None
-        if self.id in claimed.plans:
-            return Cost.of(claimed.plans[self.id].accesses)
-        cost = claimed.of(self.id)
-        return cost if cost.free else Cost.of([(self.terms.adaptive.whole(), 1)])
+        claimed = self._claimed()
+        if claimed.plan is not None:
+            return Cost.of(claimed.plan.accesses)
+        free = claimed.cost.free
+        return claimed.cost if free else Cost.of([(self.terms.adaptive.whole(), 1)])
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
         self._check_undivided()
-        claimed, claims = self.ledger.claimed(), self.ledger.claims(self.id)
+        claimed = self._claimed()
         steps = self.steps.values()
         spent, proved_by = self._spent_by()
         secret = all(step.secret for step in steps)
         substitution = self.adjacency is Adjacency.SUBSTITUTE
         records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
-        others = together(self.data_keys, self.ledger)
         return PrivacyReport(
             **strength(self._bound(), secret),
             epsilon_budget=self.epsilon,
@@ -128,20 +125,25 @@ class SpentBudget(Shown):
             n_records=records.pop() if substitution and len(records) == 1 else None,
             secret_randomness=secret,
             ledger=None if self.ledger.temporary else Path(self.ledger.path).name,
-            steps=tuple(StepReport.of(step, claims) for step in steps),
+            steps=tuple(StepReport.of(step, claimed.claims) for step in steps),
             one_off_accesses=one_off(self.one_off_accesses, self.planned),
             draws=self._run.draws_of_chains(),
             assumptions=assumptions(substitution, chains=not self.planned, group=self.group),
             public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
-            account_epsilon=self.ledger.spent() if self.ledger.n_budgets > 1 else None,
-            other_budgets=others.others,
-            total_epsilon=others.epsilon,
-            total_delta=others.delta,
-            claimed=written(claimed.of(self.id).counts.items()),
+            account_epsilon=self._account_epsilon(),
+            budgets_without_ledger=budgets_without_file(),
+            claimed=written(claimed.cost.counts.items()),
             order=self.terms.adaptive.order,
-            at_once=claimed.is_whole(self.id),
+            at_once=claimed.is_whole,
             group=self.group,
         )
+
+    def _account_epsilon(self) -> float | None:
+        """Epsilon that holds for all budgets on the ledger, if there are several."""
+        if self.ledger.n_budgets < 2:
+            return None
+        account = self.ledger.account
+        return account.epsilon if account.is_gaussian else self.ledger.spent()
 
     def __repr__(self) -> str:
         """Terms of the budget, and what is spent and left."""

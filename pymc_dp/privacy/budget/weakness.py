@@ -9,7 +9,6 @@ from pymc_dp.errors import WeakGuaranteeWarning
 
 __all__ = [
     "WEAK_EPSILON",
-    "cost_of_all",
     "warn_of_delta",
     "warn_of_epsilon",
     "weak_delta",
@@ -34,17 +33,6 @@ def weak_delta(delta: float, n_records: int) -> str:
         f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
         "whole record, drawn at random"
     )
-
-
-def cost_of_all(others: int, total: float | None, delta: float | None) -> str:
-    """Return the number of other budgets on the same data, and the cost of all."""
-    if total is None:
-        cost = "for another adjacency, so that costs cannot be added up here"
-    elif total == math.inf:
-        cost = "there is no bound on the cost of all together (one is infinite, or its ledger cannot be read)"
-    else:
-        cost = f"all together: epsilon = {total:.4g} at delta = {delta:g}"
-    return f"{others} other budget(s) with other ledgers were spent on these data in this program; {cost}"
 
 
 def warn_of_epsilon(epsilon: float) -> None:

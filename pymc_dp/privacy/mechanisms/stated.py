@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from scipy.special import ndtri_exp
 
-from pymc_dp.arguments import as_float, as_positive_float
+from pymc_dp.arguments import as_positive_float
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian, Mechanism
 
 __all__ = ["PureDP", "ZeroConcentratedDP", "stated"]
@@ -150,27 +150,15 @@ class ZeroConcentratedDP(Mechanism):
 
 
 def stated(
-    epsilon: float | None, delta: float, rho: float | None, mu: float | None
+    epsilon: float | None, rho: float | None, mu: float | None
 ) -> PureDP | ZeroConcentratedDP | Gaussian:
-    """Return a release with the guarantee that another tool states; exactly one of epsilon, ``rho`` and ``mu``.
-
-    Raises
-    ------
-    ValueError
-        If none or several are given, one is not positive and finite, or delta is not 0.
-    """
+    """Return a release with the guarantee that another tool states; ValueError unless exactly one of epsilon, ``rho`` and ``mu`` is given."""
     values: dict[str, Any] = {"epsilon": epsilon, "rho": rho, "mu": mu}
     given = {name: value for name, value in values.items() if value is not None}
     if len(given) != 1:
         raise ValueError(
-            f"Give exactly one of epsilon (pure DP), rho (zCDP) and mu (Gaussian DP), got {given or 'none of them'}: the guarantee "
-            "that the other tool states."
-        )
-    if as_float(delta) != 0:
-        raise ValueError(
-            f"A release with delta = {delta!r} cannot be recorded: claims compose at the account's own delta, which is fixed. Give its rho or "
-            "mu instead (of Gaussian noise: mu = sensitivity / standard deviation), or its pure epsilon. If none is known, open the account "
-            "with the delta that remains, record epsilon alone, and add this delta to the account's when you state the total."
+            f"Give exactly one of epsilon (with or without delta), rho (zCDP) and mu (Gaussian DP), got {given or 'none of them'}: the "
+            "guarantee that the other tool states."
         )
     if epsilon is not None:
         return PureDP(epsilon)

@@ -1,9 +1,6 @@
 """What composes adaptively: one Rényi order or Gaussian DP, filters in both, and accounts that keep which."""
 
 import math
-import sqlite3
-
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,19 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pymc_dp.acceptance import Barker, Lazy, Penalty
-from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budget
 from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
     GaussianShare,
-    RenyiFilter,
     RenyiShare,
 )
 from pymc_dp.privacy.budget.allocation import StepAccess, allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian, from_json, to_json
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
@@ -136,7 +130,7 @@ class TestFilters:
         assert not GaussianFilter(GaussianShare(1e3)).grant([(sampled, 1)])
 
     def test_a_tiny_mu_has_a_cost(self):
-        assert GaussianShare(1.0).prices(Gaussian(1e200)) > (0.0,)
+        assert GaussianShare(1.0).price(Gaussian(1e200)) > 0
 
     def test_a_gaussian_share_is_a_gaussian_release(self):
         share, release = GaussianShare(0.4), Gaussian(2.5)
@@ -145,24 +139,7 @@ class TestFilters:
         for accountant in ("best", "gaussian", "zcdp", "rdp"):
             assert epsilon_of([(share, 3)], 1e-6, accountant) == pytest.approx(epsilon_of([(release, 3)], 1e-6, accountant))  # fmt: skip
 
-    def test_a_share_at_two_orders(self):
-        """It closes at whichever is used up first, and promises both."""
-        share = RenyiShare(20.0, 1.0, 5.0, 0.2)
-        assert share.renyi([4.0, 5.0, 6.0, 20.0, 21.0]).tolist() == [0.2, 0.2, 1, 1, math.inf]
-        for rho in (0.2, 0.5):
-            spending = RenyiFilter(RenyiShare(20.0, 1.0, 5.0, rho))
-            granted = sum(spending.grant([(Gaussian(10.0), 1)]) for _ in range(100))
-            assert granted == min(math.floor(1 / 0.1 + 1e-9), math.floor(rho / 0.025 + 1e-9))
-            assert spending.fraction == pytest.approx(max(granted * 0.1, granted * 0.025 / rho))
-
-    @pytest.mark.parametrize("below, rho", [(5.0, None), (None, 0.1), (20.0, 0.1), (1.0, 0.1), (5.0, 0.0)])  # fmt: skip
-    def test_invalid_lower_orders(self, below, rho):
-        with pytest.raises(ValueError, match=r"below|lower"):
-            RenyiShare(20.0, 1.0, below, rho)
-
-    @pytest.mark.parametrize(
-        "share", [RenyiShare(20.0, 1.0), RenyiShare(20.0, 1.0, 5.0, 0.2), GaussianShare(0.3)]
-    )
+    @pytest.mark.parametrize("share", [RenyiShare(20.0, 1.0), GaussianShare(0.3)])
     def test_in_a_ledger(self, share):
         assert from_json(to_json(share)) == share
 
@@ -193,8 +170,6 @@ class TestGaussianBudgets:
         budget = PrivacyBudget(2.0, 1e-6, chains=2, accountant="gaussian", ledger=tmp_path / "a")
         budget.register(varying(Barker()))
         budget.spend("start", ((Gaussian(20.0), 1),))
-        assert Ledger(tmp_path / "a").account.order is None
-        assert "Gaussian DP" in str(budget.ledger)
         for _ in range(2):
             budget.claim("B[x]")
         report = budget.report()
@@ -214,75 +189,3 @@ class TestGaussianBudgets:
         """The accountant had none for Barker's rule."""
         decision = Decision(Lazy(Barker(), 0.5), 0.1)
         assert 0 < max_draws([(decision, 1)], 1.0, 1e-6, accountant="gaussian") < math.inf
-
-
-class TestAccounts:
-    """What an account composes is in its file, and smaller budgets share it."""
-
-    def test_slices_of_varying_cost(self, tmp_path):
-        """Four budgets of epsilon 1 cost an account of 4 what they cost at its order, about a third of it, not all of it."""
-        ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
-        rule = ledger.account.adaptive
-        for k in range(4):
-            budget = PrivacyBudget(1.0, 1e-6, chains=1, ledger=ledger)
-            assert budget.terms.adaptive.order > rule.order
-            budget.register(varying(Barker()))
-            allocation = budget.claim("B[x]")
-            assert rule.price(allocation.share) == allocation.share.rho_below
-            used = rule.price_of(ledger.claimed().total) / rule.limit
-            assert used < 0.11 * (k + 1)
-        # The lower order does not end a chain before the budget's own.
-        family, rng = varying(Barker()).mechanisms[0][0], np.random.default_rng(1)
-        while allocation.charge(((family.at(rng.choice(DISTANCES)), 1),)):
-            pass
-        assert allocation.filter.spent / allocation.share.rho > 0.97
-
-    def test_another_currency_is_refused(self, tmp_path):
-        """A Rényi share has no mu; a Gaussian one has a divergence at every order."""
-        for accountant, other, paid in (("gaussian", "best", False), ("best", "gaussian", True)):
-            path = tmp_path / f"{accountant}.ledger"
-            ledger = Ledger(path, epsilon=4.0, delta=1e-6, accountant=accountant)
-            first = PrivacyBudget(1.0, 1e-6, chains=1, accountant=accountant, ledger=ledger)
-            first.spend("first", ((Gaussian(100.0), 1),))
-            budget = PrivacyBudget(1.0, 1e-6, chains=1, accountant=other, ledger=ledger)
-            budget.register(varying(Barker()))
-            if paid:
-                budget.claim("B[x]")
-            else:
-                with pytest.raises(PrivacyBudgetExhausted, match="added up by Gaussian DP"):
-                    budget.claim("B[x]")
-
-    def test_a_file_of_an_earlier_version(self, tmp_path):
-        path = tmp_path / "a.ledger"
-        Ledger(path, epsilon=4.0, delta=1e-6)
-        with closing(sqlite3.connect(path)) as db:
-            db.execute("ALTER TABLE account DROP COLUMN renyi_order")
-            db.commit()
-        with pytest.raises(LedgerError, match=r"earlier version .* Open a new one"):
-            Ledger(path)
-        with pytest.raises(LedgerError, match="earlier version"):
-            PrivacyBudget(1.0, 1e-6, chains=1, ledger=path)
-
-    @pytest.mark.parametrize("order", ["1.0", "'x'", "-3"])
-    def test_a_file_with_an_absurd_order(self, tmp_path, order):
-        path = tmp_path / "a.ledger"
-        Ledger(path, epsilon=4.0, delta=1e-6)
-        with closing(sqlite3.connect(path)) as db:
-            db.execute(f"UPDATE account SET renyi_order = {order}")
-            db.commit()
-        with pytest.raises(LedgerError, match="cannot be used"):
-            Ledger(path)
-
-    def test_the_order_stays_what_it_was(self, tmp_path):
-        """Whatever a later version would choose."""
-        path = tmp_path / "a.ledger"
-        Ledger(path, epsilon=1.0, delta=1e-6)
-        with closing(sqlite3.connect(path)) as db:
-            db.execute("UPDATE account SET renyi_order = 17.3")
-            db.commit()
-        ledger = Ledger(path)
-        assert ledger.account.order == 17.3 and "order 17.3" in str(ledger)
-        rule = ledger.account.adaptive
-        budget = PrivacyBudget(0.9, 1e-6, chains=1, ledger=ledger)
-        budget.spend("first", ((Gaussian(20.0), 1),))
-        assert ledger.spent() == rule.reading(Cost.of([(Gaussian(20.0), 1)]))

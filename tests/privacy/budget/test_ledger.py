@@ -6,21 +6,26 @@ import os
 import pickle
 import signal
 import sqlite3
-import subprocess
-import sys
 
 from contextlib import closing
-from pathlib import Path
+from fractions import Fraction
 
 import pytest
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from pymc_dp.acceptance import Penalty
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
+from pymc_dp.ledger_file import Account, BudgetClaim
+from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import RenyiShare
-from pymc_dp.privacy.budget.ledger import Ledger, main
+from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
+from pymc_dp.privacy.mechanisms.stated import PureDP
 
 TERMS = {"epsilon": 1.0, "delta": 1e-6}
 
@@ -29,33 +34,130 @@ def claim(ledger, accesses, budget="b", step="s", limit=10**9, **kwargs):
     return ledger.claim(budget, step, accesses, **TERMS, accountant="best", limit=limit, **kwargs)
 
 
-def fits(ledger, accesses):
-    """Whether claims one after the other stay within the account."""
-    return ledger.account.adaptive.fits(Cost.of(accesses))
+def fits(accesses):
+    """Whether claims one after the other stay within the budget."""
+    return AdaptiveComposition.opened(**TERMS).fits(Cost.of(accesses))
 
 
-def test_claims_add_up_to_the_account_and_no_further(tmp_path):
+def opened(ledger, budget, epsilon, delta, noise=1e9):
+    """Claim something that costs next to nothing on a budget, whose terms are what counts."""
+    terms = {"epsilon": epsilon, "delta": delta}
+    return ledger.claim(budget, "s", [(Gaussian(noise), 1.0)], **terms, accountant="best", limit=9)
+
+
+class TestAccountsAddUp:
+    """Budgets claim all of themselves at their first access."""
+
+    @pytest.mark.parametrize("n", [2, 3, 7, 10, 100])
+    def test_parts_fit_to_the_last_and_no_further(self, tmp_path, n):
+        """Ten budgets of (0.1, 1e-7) on (1, 1e-6): floats would be 0.9999999999999999 and 9.999999999999999e-07, or above."""
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=n / 10, delta=float(f"{n}e-7"))
+        for k in range(n):
+            opened(ledger, f"b{k}", 0.1, 1e-7)
+            opened(ledger, f"b{k}", 0.1, 1e-7)  # again: nothing more
+        assert ledger.spent() == n / 10 and ledger.n_budgets == n
+        assert ledger.account.left(ledger.budget_claims()) == {"epsilon": 0, "delta": 0}
+        for more in ((1e-300, 0.0), (0.1, 1e-7)):
+            with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 0, delta = 0"):
+                ledger.check("more", "more", *more)
+
+    def test_one_release_of_a_large_account(self, tmp_path):
+        """It read 1.802 of 4 after one release of 0.1, by one order for the whole account."""
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
+        opened(ledger, "b", 0.1, 1e-6)
+        assert ledger.spent() == 0.1
+        with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 3\.9, delta = 0"):
+            opened(ledger, "c", 0.1, 1e-7)
+
+    @pytest.mark.parametrize(
+        "total, part", [((2.0, 1e-6), (1.0, 1e-7)), ((1.0, 1e-6), (0.5, 5e-7))]
+    )
+    def test_the_second_analysis_is_not_refused(self, tmp_path, total, part):
+        ledger = Ledger(tmp_path / "a.ledger", epsilon=total[0], delta=total[1])
+        for name in "ab":
+            opened(ledger, name, *part)
+        assert ledger.spent() == 2 * part[0]
+
+    def test_other_terms_under_the_same_name(self, tmp_path):
+        ledger = Ledger(tmp_path / "a.ledger", **TERMS)
+        opened(ledger, "b", 0.1, 1e-7)
+        with pytest.raises(PrivacyBudgetExhausted, match="another epsilon"):
+            opened(ledger, "b", 0.5, 1e-7)
+
+    @given(
+        parts=st.lists(st.tuples(st.floats(1e-6, 1), st.floats(0, 1e-6)), max_size=12),
+        composition=st.sampled_from(["basic", "gaussian"]),
+    )
+    def test_never_above(self, parts, composition):
+        """Any sequence of claims: sums of what was admitted are at most the total, in exact arithmetic."""
+        mu = 0.2 if composition == "gaussian" else None
+        account, admitted = Account(1.0, 1e-6, "substitute", composition, mu), []
+        for epsilon, delta in parts:
+            new = BudgetClaim("b", epsilon, delta, mu and epsilon * mu, "", "", "")
+            if account.admits(admitted, new):
+                admitted.append(new)
+        if mu is None:
+            assert sum(Fraction(repr(c.epsilon)) for c in admitted) <= 1
+            assert sum(Fraction(repr(c.delta)) for c in admitted) <= Fraction("1e-6")
+        else:
+            assert len(admitted) < 2 or sum(Fraction(c.mu) ** 2 for c in admitted) < Fraction(
+                mu
+            ) ** 2 * (1 - Fraction("5e-9"))
+        assert not parts or admitted
+
+
+class TestGaussianAccounts:
+    def test_many_small_analyses(self, tmp_path):
+        """95 analyses of (0.1, 1e-7) on an account of (1, 1e-6), of which basic composition pays for ten; all of them are mu-GDP."""
+        ledger = Ledger(tmp_path / "a.ledger", **TERMS, composition="gaussian")
+        part = {"epsilon": 0.1, "delta": 1e-7}
+        mu = math.sqrt(AdaptiveComposition.opened(**part, accountant="gaussian").limit)
+        n = 0
+        with pytest.raises(PrivacyBudgetExhausted, match="left: mu = "):
+            while True:
+                opened(ledger, f"b{n}", **part)
+                n += 1
+        assert epsilon_of([(Gaussian(1 / mu), n)], 1e-6, "gaussian") <= 1
+        assert epsilon_of([(Gaussian(1 / mu), n + 1)], 1e-6, "gaussian") > 1
+        assert n == 95 and 0.99 < ledger.spent() <= 1
+
+    def test_one_budget_may_take_all_and_nothing_follows(self, tmp_path):
+        ledger = Ledger(tmp_path / "a.ledger", **TERMS, composition="gaussian")
+        opened(ledger, "all", 1.0, 1e-6)
+        with pytest.raises(PrivacyBudgetExhausted):
+            opened(ledger, "more", 1e-6, 0.0)
+
+    def test_everything_inside_composes_in_gaussian_dp(self, tmp_path):
+        """Of another accountant (epsilon, delta) has no mu: refused when the budget is made."""
+        ledger = Ledger(tmp_path / "a.ledger", **TERMS, composition="gaussian")
+        for accountant in ("best", "rdp"):
+            with pytest.raises(LedgerError, match="make the budget with accountant='gaussian'"):
+                PrivacyBudget(0.1, 1e-7, chains=1, ledger=ledger, accountant=accountant)
+        PrivacyBudget(0.1, 1e-7, chains=1, ledger=ledger, accountant="gaussian")
+        budget = PrivacyBudget(0.1, 0, chains=1, ledger=ledger)  # pure epsilons have a mu
+        budget.spend("sum", ((PureDP(0.1), 1),))
+        assert ledger.account.spent(ledger.budget_claims())["mu"] == PureDP(0.1).gaussian_mu
+
+    def test_bad_terms(self, tmp_path):
+        with pytest.raises(ValueError, match="composition must be 'basic' or 'gaussian'"):
+            Ledger(tmp_path / "a.ledger", **TERMS, composition="renyi")
+        with pytest.raises(ValueError, match="needs delta > 0"):
+            Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=0.0, composition="gaussian")
+        Ledger(tmp_path / "a.ledger", **TERMS)
+        with pytest.raises(LedgerError, match="opened with composition = basic"):
+            Ledger(tmp_path / "a.ledger", composition="gaussian")
+
+
+def test_claims_add_up_to_the_budget_and_no_further(tmp_path):
     ledger = Ledger(tmp_path / "a.ledger", **TERMS)
     access = (Decision(Penalty(1.4), 0.05), 10.0)
     granted = 0
-    with pytest.raises(PrivacyBudgetExhausted, match="Largest feasible"):
+    with pytest.raises(PrivacyBudgetExhausted, match=r"The budget allows .* Largest feasible"):
         while True:
-            claim(ledger, [access], budget=f"b{granted % 3}")
+            claim(ledger, [access])
             granted += 1
-    assert fits(ledger, [access] * granted) and not fits(ledger, [access] * (granted + 1))
-    assert len(ledger.claims()) == granted
-    assert 1 >= ledger.spent() >= epsilon_of([access] * granted, 1e-6)
-
-
-def test_a_budget_binds_its_own_claims(tmp_path):
-    """A slice of epsilon 1 out of an account of 10."""
-    ledger = Ledger(tmp_path / "a.ledger", epsilon=10.0, delta=1e-6)
-    access = [(Gaussian(5.0), 1.0)]
-    claim(ledger, access)
-    with pytest.raises(PrivacyBudgetExhausted, match="The budget allows epsilon = 1"):
-        claim(ledger, access)
-    claim(ledger, access, budget="another")
-    assert len(ledger.claims("b")) == 1
+    assert fits([access] * granted) and not fits([access] * (granted + 1))
+    assert len(ledger.claims("b")) == granted and ledger.spent() == 1
 
 
 def test_the_message_has_the_feasible_values(tmp_path):
@@ -65,24 +167,10 @@ def test_the_message_has_the_feasible_values(tmp_path):
     with pytest.raises(PrivacyBudgetExhausted) as caught:
         claim(ledger, [(decision, 500.0)], draws=500)
     feasible = int(str(caught.value).split("Largest feasible: ")[1].split()[0])
-    assert fits(ledger, [(decision, 20 + feasible)])
-    assert not fits(ledger, [(decision, 22 + feasible)])
+    assert fits([(decision, 20 + feasible)])
+    assert not fits([(decision, 22 + feasible)])
     for word in ("Spent", "left", "asked", "Nothing was accessed"):
         assert word in str(caught.value)
-    assert len(ledger.claims()) == 1
-
-
-def test_a_check_claims_nothing(tmp_path):
-    """It says how many chains there is room for."""
-    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
-    access = [(Gaussian(10.0), 1.0)]
-    most = max(k for k in range(1, 20) if fits(ledger, [(Gaussian(10.0), k)]))
-    claim(ledger, access)
-    ledger.check(access, "s", most - 1)
-    with pytest.raises(PrivacyBudgetExhausted) as caught:
-        ledger.check(access, "s", most + 5)
-    assert "asked for by s: " in str(caught.value)
-    assert f"Largest feasible: {most - 1} chain(s)" in str(caught.value)
     assert len(ledger.claims()) == 1
 
 
@@ -112,7 +200,7 @@ def _race(path, start, results):
     granted = 0
     try:
         while True:
-            claim(ledger, [(Gaussian(30.0), 1.0)], budget=str(os.getpid()))
+            claim(ledger, [(Gaussian(30.0), 1.0)], budget="one")
             granted += 1
     except PrivacyBudgetExhausted:
         results.put(granted)
@@ -120,7 +208,7 @@ def _race(path, start, results):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_racing_processes_never_exceed_the_account(tmp_path, method):
+def test_racing_processes_never_exceed_the_budget(tmp_path, method):
     path = tmp_path / "a.ledger"
     ledger = Ledger(path, **TERMS)
     context = multiprocessing.get_context(method)
@@ -133,8 +221,36 @@ def test_racing_processes_never_exceed_the_account(tmp_path, method):
     for worker in workers:
         worker.join()
     assert granted == len(ledger.claims())
-    assert fits(ledger, [(Gaussian(30.0), granted)])
-    assert not fits(ledger, [(Gaussian(30.0), granted + 1)])
+    assert fits([(Gaussian(30.0), granted)])
+    assert not fits([(Gaussian(30.0), granted + 1)])
+
+
+def _open_many(path, start, results):
+    ledger, granted = Ledger(path), 0
+    start.wait()
+    for k in range(20):
+        try:
+            opened(ledger, f"{os.getpid()} {k}", 0.1, 1e-7)
+            granted += 1
+        except PrivacyBudgetExhausted:
+            pass
+    results.put(granted)
+
+
+@pytest.mark.parametrize("composition, most", [("basic", 10), ("gaussian", 60)])
+def test_racing_processes_never_exceed_the_account(tmp_path, composition, most):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger(path, **TERMS, composition=composition)
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    workers = [context.Process(target=_open_many, args=(path, start, results)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    start.set()
+    granted = sum(results.get(timeout=120) for _ in workers)
+    for worker in workers:
+        worker.join()
+    assert granted == most == ledger.n_budgets and ledger.spent() <= 1
 
 
 def _open(path, start, results):
@@ -204,7 +320,7 @@ def test_read_while_another_program_writes(tmp_path, monkeypatch):
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         ledger = Ledger(path)
-        assert len(ledger.claims()) == 1 and "1 claim" in str(ledger)
+        assert len(ledger.claims()) == 1 and "1 budget" in str(ledger)
         with pytest.raises(LedgerError, match="locked"):
             claim(ledger, [(Gaussian(10.0), 1.0)])
     assert len(ledger.claims()) == 1
@@ -265,19 +381,6 @@ class TestUnusableFiles:
         with pytest.raises(ValueError, match=r"adjacency must be .* got 'swap'"):
             Ledger(tmp_path / "a.ledger", **TERMS, adjacency="swap")
         assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_command_line(tmp_path):
-    path = tmp_path / "a.ledger"
-    claim(Ledger(path, **TERMS), [(Decision(Penalty(1.4), 0.05), 10.0)], step="DPPenalty[mu]")
-    command = [str(Path(sys.executable).with_name("pymc-dp-ledger"))]
-    listing = subprocess.run([*command, path], capture_output=True, text=True, check=True)
-    assert listing.stderr == ""
-    for part in ("epsilon = 1", "1 claim", "DPPenalty[mu]", "10 x decision by penalty(s=1.4)"):
-        assert part in listing.stdout
-    assert main([str(tmp_path / "none")]) == 1 and not (tmp_path / "none").exists()
-    assert main([]) == 2
 
 
 def test_claims_without_protection(tmp_path):

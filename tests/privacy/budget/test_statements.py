@@ -13,16 +13,15 @@ from pymc_dp.errors import (
     LedgerError,
     PrivacyBudgetExhausted,
     PrivacyLeak,
-    PrivacyLeakWarning,
     WeakGuaranteeWarning,
 )
 from pymc_dp.privacy.budget.binding import check_draws, check_paid, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.coverage import covered_by, uncovered
-from pymc_dp.privacy.budget.ledger import Ledger, main
-from pymc_dp.privacy.budget.memory import together
+from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.budget.stopping import check_own
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.privacy.budget.test_budget import fixed, varying
 
@@ -130,35 +129,39 @@ class TestWarnings:
         text = str(budget.report())
         assert "WEAK EPSILON" in text and "WEAK DELTA" in text and "1000000" in text
 
-    @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
-    def test_other_budgets(self, adjacency):
-        keys = (b"others",)
-        first = budget_of(adjacency=adjacency)
-        first.spend("sum", ACCESS, keys)
-        second = budget_of()
-        with pytest.warns(PrivacyLeakWarning, match="1 other budget"):
-            second.spend("sum", ACCESS, keys)
-        report = second.report()
-        assert report.other_budgets == 1 and "OTHER BUDGETS" in str(report)
-        if adjacency == "add_remove":
-            assert report.total_epsilon is None and "cannot be added up" in str(report)
-        else:
-            assert report.total_epsilon == first.spent() + second.spent()
+    def test_budgets_without_a_ledger_file(self, tmp_path):
+        """All that have accessed data are counted, whatever the data, also those that exist no more; making one is not counted."""
+        budgets = [budget_of() for _ in range(4)]
+        for k, budget in enumerate(budgets[:3]):
+            assert budget.report().budgets_without_ledger == k
+            budget.spend("sum", ACCESS, (np.full(9, k),))
+        assert "without a ledger file" in str(budgets[1].report())
+        del budgets[0], budget
+        kept = budget_of(ledger=tmp_path / "a.ledger")
+        kept.spend("sum", ACCESS)
+        for budget in (budgets[0], kept):
+            assert budget.report().budgets_without_ledger == 3
+            text = " ".join(str(budget.report()).split())
+            assert (
+                "This program opened 3 budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
+                in text
+            )
 
-    def test_a_ledger_that_was_removed_stays_spent(self, tmp_path):
-        first = budget_of(ledger=tmp_path / "a.ledger")
-        first.spend("sum", ACCESS, (b"removed",))
-        (tmp_path / "a.ledger").unlink()
-        second = budget_of()
-        assert together((b"removed",), second.ledger).epsilon == math.inf
-        with pytest.warns(PrivacyLeakWarning, match="no bound on the cost"):
-            second.spend("sum", ACCESS, (b"removed",))
+    def test_one_budget_alone(self):
+        budget = budget_of()
+        budget.spend("sum", ACCESS)
+        assert budget.report().budgets_without_ledger == 1 and "This program" not in str(
+            budget.report()
+        )
 
     def test_several_budgets_of_an_account(self, tmp_path):
         ledger = Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)
-        for budget in (first := budget_of(ledger=ledger), budget_of(ledger=ledger)):
+        for budget in (
+            first := budget_of(0.5, 1e-7, ledger=ledger),
+            budget_of(0.4, 1e-7, ledger=ledger),
+        ):
             budget.spend("sum", ACCESS)
-        assert first.report().account_epsilon == ledger.spent() > first.spent()
+        assert first.report().account_epsilon == ledger.spent() == 0.9
         assert "all budgets on this ledger together" in str(first.report())
 
 
@@ -195,12 +198,28 @@ class TestRefusals:
         assert "epsilon is infinite" in str(budget.report())
         assert repr(budget).startswith("PrivacyBudget(epsilon=inf, delta=1e-06, chains=2")
 
-    def test_the_command(self, tmp_path, capsys):
-        path = tmp_path / "a.ledger"
-        budget_of(ledger=path).spend("sum", ACCESS)
-        assert main([str(path)]) == 0
-        assert "1 claim" in capsys.readouterr().out
-        assert main([]) == 2 and main([str(tmp_path / "none")]) == 1
-        assert "holds no account yet" in capsys.readouterr().err
-        path.write_bytes(b"")
-        assert main([str(path)]) == 1 and "holds no account" in capsys.readouterr().err
+
+class TestWhatTheReportSays:
+    """About covariates, and parts that are not a sum."""
+
+    @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
+    def test_public_covariates_are_not_protected(self, adjacency):
+        report = budget_of(adjacency=adjacency).report()
+        assert "covariates" not in str(report)
+        public = replace(report, public_covariates=True)
+        words = "outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+        assert words in " ".join(str(public).split())
+        assert PrivacyReport.from_json(public.to_json()) == public
+
+    def test_parts_that_add_up_to_more_than_the_total(self):
+        """Of l2 noise: 0.02 + 0.085 + 0.92 at epsilon = 1."""
+        plan = [(L2Laplace(x, 4), 1) for x in (0.02, 0.085, 0.92)]
+        budget = budget_of()
+        budget.spend("start", plan[:1], plan=plan)
+        report = budget.report()
+        assert report.epsilon <= 1
+        text = " ".join(str(report).split())
+        assert "composes them to less than their sum, 1.025" in text
+        pure = budget_of(delta=0)
+        pure.spend("start", plan[:2], plan=plan[:2])
+        assert "composes them" not in str(pure.report())

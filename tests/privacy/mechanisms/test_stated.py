@@ -99,18 +99,17 @@ def test_zcdp():
 
 
 def test_what_is_stated():
-    assert stated(0.5, 0, None, None) == PureDP(0.5)
-    assert stated(None, 0.0, 0.5, None) == ZeroConcentratedDP(0.5)
-    assert stated(None, 0.0, None, 0.25) == Gaussian(4.0)
+    assert stated(0.5, None, None) == PureDP(0.5)
+    assert stated(None, 0.5, None) == ZeroConcentratedDP(0.5)
+    assert stated(None, None, 0.25) == Gaussian(4.0)
     for mechanism in (PureDP(0.5), ZeroConcentratedDP(0.5)):
         assert from_json(to_json(mechanism)) == mechanism and "0.5" in mechanism.name
     for values, message in [
-        ((None, 0, None, None), "none of them"),
-        ((0.5, 0, 0.1, None), r"'epsilon': 0.5, 'rho': 0.1"),
-        ((0.5, 1e-7, None, None), "delta = 1e-07 cannot be recorded"),
-        ((-1.0, 0, None, None), "must be positive and finite, got -1.0"),
-        ((None, 0, None, math.inf), "mu must be positive and finite, got inf"),
-        ((None, 0, "much", None), "rho of a release must be positive and finite, got 'much'"),
+        ((None, None, None), "none of them"),
+        ((0.5, 0.1, None), r"'epsilon': 0.5, 'rho': 0.1"),
+        ((-1.0, None, None), "must be positive and finite, got -1.0"),
+        ((None, None, math.inf), "mu must be positive and finite, got inf"),
+        ((None, "much", None), "rho of a release must be positive and finite, got 'much'"),
     ]:
         with pytest.raises(ValueError, match=message):
             stated(*values)
