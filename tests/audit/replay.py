@@ -67,7 +67,7 @@ class Run:
 # ---------------------------------------------------------------- comparable forms
 
 #: Attributes and fields that hold the time, a process or a place on the disk.
-_CLOCK = re.compile(r"creat|time|process|path|ledger$|pid|duration|_thread|host$")
+_CLOCK = re.compile(r"creat|time|process|path|ledger$|pid|duration|_thread|host$|token")
 _TEXT = [
     (r"[\d.]+ (s|ms|seconds?|minutes?)\b", "TIME"),
     (r"\d+:\d\d(:\d\d)?", "TIME"),
@@ -84,7 +84,7 @@ def words(text: str) -> str:
     for line in str(text).splitlines():
         if "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line:  # a bar: draws, acceptance, epsilon, speed
             line = " ".join(line.split()[1:4])
-        if re.search(r"^ *draws/s|lock|[Cc]ompil| so far$|\N{BOX DRAWINGS LIGHT HORIZONTAL}", line):
+        if re.search(r"^ *draws/s|lock|[Cc]ompil| so far\s*$|\N{BOX DRAWINGS LIGHT HORIZONTAL}", line):
             continue
         for pattern, word in _TEXT:
             line = re.sub(pattern, word, line)
