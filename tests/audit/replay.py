@@ -84,7 +84,9 @@ def words(text: str) -> str:
     for line in str(text).splitlines():
         if "\N{BOX DRAWINGS HEAVY HORIZONTAL}" in line:  # a bar: draws, acceptance, epsilon, speed
             line = " ".join(line.split()[1:4])
-        if re.search(r"^ *draws/s|lock|[Cc]ompil| so far\s*$|\N{BOX DRAWINGS LIGHT HORIZONTAL}", line):
+        if re.search(
+            r"^ *draws/s|lock|[Cc]ompil| so far\s*$|\N{BOX DRAWINGS LIGHT HORIZONTAL}", line
+        ):
             continue
         for pattern, word in _TEXT:
             line = re.sub(pattern, word, line)
@@ -171,7 +173,11 @@ class _Doors:
         k, value = len(self.run.noisy), real()
         self.run.noisy.append(value)
         self.run.events.append(("noise", *public, np.shape(value)))
-        if self._given is None or k >= len(self._given) or np.shape(self._given[k]) != np.shape(value):
+        if (
+            self._given is None
+            or k >= len(self._given)
+            or np.shape(self._given[k]) != np.shape(value)
+        ):
             return value
         return np.array(self._given[k]) if np.ndim(value) else self._given[k]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 
 import numpy as np
 import pymc as pm
@@ -135,21 +134,3 @@ def test_without_a_budget_the_words_are_shown():
     """On public data, to show the user what is wrong."""
     with model_of(-1.0), pytest.raises(Exception, match=r"record has 77\.125"):
         dp.DPPenalty(budget=None, clip_bound=1.0, proposal=dp.RandomWalk(0.1))
-
-
-# ---------------------------------------------------------------- warnings
-
-
-@pytest.mark.parametrize("value", [0.0, np.inf, 1e300])
-def test_no_warning_depends_on_a_record(value):
-    """In an earlier version batches were compared with private log-likelihoods, and one record decided on a warning."""
-    y = Y.copy()
-    y[7] = value
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("m"), 1.0, observed=y)
-    likelihood = RecordLikelihood(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        likelihood.clipped_grad(np.zeros(1), 1.0)
-        likelihood.logp_at(np.zeros(1), [7, 3])
-        likelihood.logp(np.zeros(1))
