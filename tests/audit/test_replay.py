@@ -33,7 +33,7 @@ pytestmark = [
 
 N = 60
 RNG = np.random.default_rng(20)
-X, Z, Y = RNG.normal(size=N), RNG.normal(size=N), RNG.normal(0.3, 1.0, size=N)
+X, Z, W, Y = RNG.normal(size=N), RNG.normal(size=N), RNG.normal(size=N), RNG.normal(0.3, 1.0, size=N)  # fmt: skip
 TERMS = {"epsilon": 4.0, "delta": 1e-5}
 RUN = {"draws": 8, "chains": 1, "cores": 1, "random_seed": 3, "compute_convergence_checks": False}
 
@@ -100,7 +100,7 @@ def sample_add_remove(y, folder):
 
 
 def sample_stand_in(xy, folder):
-    stand_in = model_of(regression, Z, Z)
+    stand_in = model_of(regression, Z, W)
     return saved(dp.sample(model=model_of(regression, *xy), covariates=stand_in, **TERMS, **RUN), folder)  # fmt: skip
 
 
@@ -149,7 +149,7 @@ def sample_source(source, y, folder):
     data = source(y, folder)
     print(data)
     return saved(
-        dp.sample(model=regression, data=data, covariates=model_of(regression, Z, Z), **TERMS, **RUN), folder
+        dp.sample(model=regression, data=data, covariates=model_of(regression, Z, W), **TERMS, **RUN), folder
     )  # fmt: skip
 
 
@@ -180,9 +180,7 @@ def dask_client():
 
 
 def scores(y, folder):
-    found = dp.private_scores(
-        model_of(mean, y), budget=budget_of(), random_seed=2, progressbar=True
-    )
+    found = dp.private_scores(model=model_of(mean, y), budget=budget_of(), random_seed=2)
     return [found, found.to_dict(), found.report]
 
 
