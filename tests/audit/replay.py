@@ -33,10 +33,9 @@ from typing import Any
 import arviz as az
 import numpy as np
 import pandas as pd
+import pytensor
 import pytest
 import xarray as xr
-
-from pytensor.compile.function.types import Function
 
 from pymc_dp.data.records import Records
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
@@ -48,6 +47,8 @@ from tests.seeded_bits import seeded_for
 
 __all__ = ["Leak", "Run", "check_equal", "check_paid", "recorded", "replayed"]
 
+#: Of PyTensor's functions; its module has another name in each version.
+Function: Any = type(pytensor.function([], []))
 _rng, _uuid, _uuid4 = np.random.default_rng, uuid.UUID, uuid.uuid4
 
 
