@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pymc as pm
 import pytest
@@ -169,21 +167,3 @@ def test_without_a_budget_the_words_are_shown():
     likelihood = RecordLikelihood(model_of(1.0), private=False, compile_kwargs={"mode": Mode("py", None)})  # fmt: skip
     with pytest.raises(Exception, match=r"record has 77\.125"):
         likelihood.logp(np.array([8.0]))
-
-
-# ---------------------------------------------------------------- warnings
-
-
-@pytest.mark.parametrize("value", [0.0, np.inf, 1e300])
-def test_no_warning_depends_on_a_record(value):
-    """In an earlier version batches were compared with private log-likelihoods, and one record decided on a warning."""
-    y = Y.copy()
-    y[7] = value
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("m"), 1.0, observed=y)
-    likelihood = RecordLikelihood(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        likelihood.clipped_grad(np.zeros(1), 1.0)
-        likelihood.logp_at(np.zeros(1), [7, 3])
-        likelihood.logp(np.zeros(1))
