@@ -85,30 +85,7 @@ class StepAccess:
 
 @dataclass
 class Allocation(Shown):
-    """What one chain of one step may do: a number of iterations, or a share of a filter.
-
-    Parameters
-    ----------
-    iterations : float
-        Number of iterations (infinite with a filter or without protection).
-    share : Share or None
-        Share of the filter, if the cost of an iteration depends on the proposal.
-    claim : iterable of (Mechanism, float)
-        Claim of the chain: all accesses of all its iterations, or its share.
-    run, conversion : float
-        To show the epsilon spent: Rényi divergence of the whole run (all steps and chains) at one order, and
-        the difference between it and the epsilon to which it converts.
-    epsilon : float
-        Of the budget.
-    expected : float
-        Expected number of draws: exact if ``iterations`` is finite.
-    prices : dict
-        Prices in the filter that were computed before.
-    progress : tuple of float
-        Fraction of the total that is spent after iteration 1, 2, ...; empty if all iterations cost the same.
-    used : int
-        Number of iterations so far.
-    """
+    """What one chain of one step may do: a number of iterations, or a share of a filter."""
 
     iterations: float
     share: Share | None
@@ -181,27 +158,6 @@ def allocate(
     of a draw varies with the proposal, each chain of each step gets a share of a filter in the currency that
     was fixed when the budget was opened. Steps share in proportion to their expected costs, so that they end
     together.
-
-    Parameters
-    ----------
-    steps : mapping of label to StepAccess
-        All steps of one iteration.
-    epsilon, delta, chains, accountant
-        Terms of the budget.
-    other_accesses : iterable of (Mechanism, float)
-        Accesses that were claimed before and belong to no chain.
-
-    Returns
-    -------
-    dict of label to Allocation
-        For one chain of each step; copy it with :meth:`Allocation.fresh`.
-
-    Raises
-    ------
-    PrivacyBudgetExhausted
-        If the budget does not pay for one draw of each chain.
-    ValueError
-        If costs vary and the accountant, or a mechanism, has no filter.
     """
     if epsilon == math.inf:
         return {

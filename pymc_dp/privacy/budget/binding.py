@@ -34,17 +34,7 @@ def _of_budget(budget_id: str) -> int:
 
 
 def check_paid(what: str, paid_by: str | None, budget_id: str) -> None:
-    """Raise if another budget paid for a result computed from the data.
-
-    Parameters
-    ----------
-    what : str
-        For the message, such as "start".
-    paid_by : str or None
-        Id of the budget that paid; None for public values.
-    budget_id : str
-        Id of the budget it is used with.
-    """
+    """Raise if another budget paid for a result computed from the data."""
     if paid_by not in (None, budget_id):
         raise PrivacyLeak(
             f"This {what} was paid for by another budget (id {str(paid_by)[:8]}..., not {budget_id[:8]}...), so results from it would cost "
@@ -53,16 +43,7 @@ def check_paid(what: str, paid_by: str | None, budget_id: str) -> None:
 
 
 def check_draws(tokens: Any, registered: Iterable[int], budget_id: str) -> None:
-    """Raise unless all draws were made by the steps that are registered on a budget, and by all of them.
-
-    Parameters
-    ----------
-    tokens : array of int, shape (chain, draw) or (chain, draw, step), or None
-        The statistic of the run; None if it has none.
-    registered : iterable of int
-        Numbers of the budget's steps.
-    budget_id : str
-    """
+    """Raise unless all draws were made by the steps that are registered on a budget, and by all of them."""
     found = np.asarray(tokens, dtype=float)  # not a number for None
     if not np.isfinite(found).all():
         raise PrivacyLeak(

@@ -111,20 +111,7 @@ class BudgetTerms:
 
 
 class Asked(NamedTuple):
-    """A claim that is asked for.
-
-    Parameters
-    ----------
-    cost : Cost
-    by : str
-        Who asks.
-    draws : float or None
-        Number of draws, for the message if they do not fit.
-    plan : Cost, optional
-        Of the run that includes this claim.
-    at_once : bool
-        Whether the first claim claims the whole plan in any case, or else nothing.
-    """
+    """A claim that is asked for."""
 
     cost: Cost
     by: str
@@ -179,15 +166,7 @@ class Claimed(Shown):
         return Cost.of(self.plan.accesses) if self.plan and self.plan.whole else self.made
 
     def grant(self, terms: BudgetTerms, asked: Asked) -> bool | None:
-        """Decide about a claim; for the first one of a plan, return whether the whole plan is claimed with it.
-
-        Raises
-        ------
-        PrivacyBudgetExhausted
-            If it is not admitted.
-        ValueError
-            If the plan does not include the claim.
-        """
+        """Decide about a claim; for the first one of a plan, return whether the whole plan is claimed with it."""
         if self.plan and not (self.made + asked.cost).within(Cost.of(self.plan.accesses)):
             raise PrivacyBudgetExhausted(
                 f"The first claim of this budget fixed what it pays for, and what {asked.by} asks for is not part of it. "

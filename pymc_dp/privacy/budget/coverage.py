@@ -36,19 +36,7 @@ def covered_by(groups: Mapping[str, Any]) -> Coverage:
 
 
 def uncovered(holder: Any, covers: Coverage | None) -> tuple[str, ...]:
-    """Names in a result, or in a group of it, that a report does not cover.
-
-    Parameters
-    ----------
-    holder : arviz.InferenceData, xarray.DataTree, xarray.Dataset, or mapping of str to the last
-    covers : Coverage or None
-        None for a report without a list: then nothing is covered.
-
-    Returns
-    -------
-    tuple of str
-        Groups, and variables, coordinates and longer axes as ``group: name``.
-    """
+    """Names in a result, or in a group of it, that a report does not cover."""
     if not covers:
         return ("everything: the report does not list what it covers",)
     if hasattr(holder, "data_vars") and not _children(holder):

@@ -34,20 +34,7 @@ _ASSUMPTIONS_OF_SUMS = (
 
 @dataclass(frozen=True)
 class StepReport(Shown):
-    """Claims of one step.
-
-    Parameters
-    ----------
-    label : str
-        Name of the step with its variables.
-    chains : int
-        Number of chains that claimed a share.
-    per_draw : tuple of str
-        Accesses of one iteration.
-    per_chain : tuple of str
-        Accesses claimed by each chain: mechanisms and counts, or a share of a filter if costs depend on the
-        proposals.
-    """
+    """Claims of one step."""
 
     label: str
     chains: int

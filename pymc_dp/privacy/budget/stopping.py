@@ -32,18 +32,7 @@ def check_own(stats: Sequence[Mapping[str, Any]], tokens: set[int]) -> None:
 
 
 class RunProgress:
-    """Progress of the chains of a run: counts draws, and stops chains whose allocation is used up.
-
-    Parameters
-    ----------
-    n_chains : int
-        Number of chains of the run.
-
-    Attributes
-    ----------
-    latest : dict or None
-        Latest statistics of a step in this process.
-    """
+    """Progress of the chains of a run: counts draws, and stops chains whose allocation is used up."""
 
     def __init__(self, n_chains: int) -> None:
         self.latest: Any = None
