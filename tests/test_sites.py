@@ -350,6 +350,8 @@ def test_plans_have_noise_that_sites_can_add(noisy_likelihood):
     assert "Gaussian" in str(plan) and "l2 noise" not in str(plan)
     with pytest.raises(ValueError, match="add Gaussian noise"):
         dp.plan(epsilon=1, delta=1e-5, noise="l2", model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+    with pytest.raises(ValueError, match=r"at least 1 times.*Nothing was accessed"):
+        sampled(noisy_likelihood.records)  # sites would refuse it after the claim
 
 
 def sampled(records, **how):
@@ -364,11 +366,12 @@ def posterior_of_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adds_noise", [False, True])
-def test_a_posterior(connections, noisy_likelihood, adds_noise):
+def test_a_posterior(connections, adds_noise):
     """That of all records, at a large epsilon."""
-    sites = noisy_likelihood.records if adds_noise else Sites(connections)
     how = {"cores": 2, "mp_ctx": "spawn"} if adds_noise else {}
-    released = sampled(sites, **how)
+    with served(Records(COLUMNS).split(3), adds_noise=True, least_noise=1e-6) as noisy:
+        sites = Sites(noisy if adds_noise else connections)
+        released = sampled(sites, **how)
     assert sites.assumed in " ".join(str(dp.PrivacyReport.of(released)).split())
     shared = released["posterior"]
     alone = posterior_of_all()

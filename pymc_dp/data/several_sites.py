@@ -97,6 +97,7 @@ class Sites:
         self.layout: Kinds = {n: (np.dtype(d), tuple(s)) for n, d, s in described[0]["columns"]}
         self.block_rows: int = described[0]["block_rows"]
         self.adds_noise: bool = described[0]["adds_noise"]
+        self._least_noise: float = described[0].get("least_noise", 0.0)
         self._scale: float | None = None
         self.n_records = int(self.total("n_records")[0])
 
@@ -144,6 +145,14 @@ class Sites:
         if self._scale is not None and word == "_norm_counts":
             return np.rint(total / COUNT_STEPS).astype(np.int64)
         return total
+
+    def check_noise(self, noise_sd: float) -> None:
+        """Raise ValueError if the sites would refuse noise of this standard deviation, relative to the change by replacing a record."""
+        if noise_sd < self._least_noise:
+            raise ValueError(
+                f"These sites answer with noise of at least {self._least_noise:g} times the change by a record, and a release would have "
+                f"{noise_sd:.3g}: lower epsilon, or agree on another least_noise= at all sites. Nothing was accessed."
+            )
 
     @contextmanager
     def adding(self, law: Any) -> Iterator[None]:

@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.arguments import as_float
+from pymc_dp.data import Sites
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.host_arguments import as_model, check_seed
 from pymc_dp.model.proper_priors import check_proper
@@ -215,6 +216,9 @@ def plan_scores(
     n_records, ranges = simulator.n_records, simulator.ranges
     stand_in = None if ranges is None else _stand_in_design(ranges, budget, n_records)
     design = best_design(simulated, budget, n_records, noise, fit_share, stand_in)
+    if isinstance(sites := getattr(simulator.likelihood, "records", None), Sites):
+        least = min(m.noise_sd for m, _ in design.accesses)  # type: ignore[attr-defined]
+        sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
     return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)
 
 
