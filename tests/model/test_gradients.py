@@ -128,28 +128,19 @@ def one_in_six(cases):
 
 
 LONG = {"mixture of regressions", "multivariate normal, LKJ"}
+SHORT = [f.name for f in FAMILIES if f.name not in LONG]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family", one_in_six([f for f in FAMILIES if f.name not in LONG]), ids=lambda f: f.name
-)
-def test_every_record_as_if_it_were_alone(family):
-    check_family(family, PYTHON)
+@pytest.mark.parametrize("name", [n for n in BY_NAME if n not in SHORT[::4]])
+def test_every_record_as_if_it_were_alone(name):
+    check_family(BY_NAME[name], PYTHON)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.name in LONG], ids=lambda f: f.name)
-def test_every_record_of_long_graphs(family):
-    check_family(family, PYTHON)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(  # each takes half a minute to compile; all are in Python
-    "family", [f for f in FAMILIES if f.name not in LONG][::4], ids=lambda f: f.name
-)
-def test_every_record_as_if_it_were_alone_compiled(family):
-    check_family(family, "NUMBA")
+@pytest.mark.parametrize("name", SHORT[::4])  # each takes half a minute to compile
+def test_every_record_as_if_it_were_alone_compiled(name):
+    check_family(BY_NAME[name], "NUMBA")
 
 
 def check_model(fill, mode):

@@ -28,7 +28,6 @@ from tests.model.example_models import FAMILIES, N
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
-QUICK = {"normal regression", "logistic"}
 BY_NAME = {f.name: f for f in FAMILIES}
 PYTHON = Mode(linker="py", optimizer=None)  # the reference: no rewrites, no compiler
 
@@ -47,54 +46,23 @@ def thetas(likelihood: RecordLikelihood, model: pm.Model, n: int) -> list[np.nda
     return [start + rng.normal(scale=0.4, size=start.shape) for _ in range(n)]
 
 
-@cache
-def references(name: str) -> list:
-    """Points, and there every record's log-likelihood and the log-prior: the same for every mode."""
-    family = BY_NAME[name]
+# Models of every single record take a second or more.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_record_as_if_it_were_alone(name):
+    """Every other family is compiled; the rest is compiled in test_row_subsets.py."""
+    family, mode = BY_NAME[name], "NUMBA" if name in [*BY_NAME][::2] else PYTHON
     model = family.build()
-    likelihood = RecordLikelihood(model, compile_kwargs={"mode": PYTHON})
+    likelihood = RecordLikelihood(model, compile_kwargs={"mode": mode})
+    assert likelihood.n_records == N
     singles = [family.build(slice(i, i + 1)) for i in range(N)]
     log_prior = model.compile_logp(vars=[*model.free_RVs, *model.potentials], mode=PYTHON)
-    found = []
     for theta in thetas(likelihood, model, 2):
         point = likelihood.unravel(theta)
-        found.append((theta, [reference(single, point) for single in singles], log_prior(point)))
-    return found
-
-
-def check_family(family, mode):
-    likelihood = RecordLikelihood(family.build(), compile_kwargs={"mode": mode})
-    assert likelihood.n_records == N
-    for theta, expected, log_prior in references(family.name):
-        actual = likelihood.logp(theta)
+        actual, expected = likelihood.logp(theta), [reference(s, point) for s in singles]
         assert actual.dtype == np.float64
         np.testing.assert_allclose(actual, expected, rtol=1e-9)
-        np.testing.assert_allclose(likelihood.log_prior(theta), log_prior, rtol=1e-9)
-
-
-# Models of every single record take a second or more: every fifth family by default.
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(f, marks=[pytest.mark.slow] if k % 5 else []) for k, f in enumerate(FAMILIES)],
-    ids=lambda f: f.name,
-)
-def test_every_record_as_if_it_were_alone(family):
-    check_family(family, PYTHON)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [  # Numba takes its time; the other half is compiled in test_indexing.py
-        f if f.name in QUICK else pytest.param(f, marks=pytest.mark.slow)
-        for k, f in enumerate(FAMILIES)
-        if k % 2 == 0 or f.name in QUICK
-    ],
-    ids=lambda f: f.name,
-)
-def test_every_record_as_if_it_were_alone_compiled(family):
-    check_family(family, "NUMBA")
+        np.testing.assert_allclose(likelihood.log_prior(theta), log_prior(point), rtol=1e-9)
 
 
 def linear(n: int, *, mode=PYTHON, **kwargs) -> RecordLikelihood:

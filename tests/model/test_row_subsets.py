@@ -265,44 +265,22 @@ def something_observed_without_parameters():
     pm.Normal("y", pm.Normal("a"), 1.0, observed=Y)
 
 
-def every_other(cases) -> list:
-    """Every other case is a slow test, and those that take seconds."""
-    long = {"multivariate normal, LKJ", "mixture of regressions"}
-    return [
-        pytest.param(c, marks=pytest.mark.slow if k % 2 or getattr(c, "name", c) in long else [])
-        for k, c in enumerate(cases)
-    ]
-
-
 def enlarged(family) -> pm.Model:
     return family.build(np.random.default_rng(5).integers(7, size=N))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", every_other(FAMILIES), ids=lambda f: f.name)
+@pytest.mark.parametrize("family", FAMILIES[::2], ids=lambda f: f.name)
 def test_families(family):
     model = enlarged(family)
     check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", every_other(MODELS))
-def test_models(name):
-    fill = MODELS[name]
-    with pm.Model() as model:
-        fill()
-    check_cheap(RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": PYTHON}), model)
-
-
-QUICK = {"logistic"}
-
-
 @pytest.mark.parametrize(
     "family",
-    [  # the other half is compiled in test_records.py
-        f if f.name in QUICK else pytest.param(f, marks=pytest.mark.slow)
-        for k, f in enumerate(FAMILIES)
-        if k % 2 == 1 or f.name in QUICK
+    [
+        f if f.name == "logistic" else pytest.param(f, marks=pytest.mark.slow)
+        for f in FAMILIES[1::2]
     ],
     ids=lambda f: f.name,
 )
@@ -312,12 +290,13 @@ def test_families_compiled(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*MODELS][1::2])  # the others with their gradients
-def test_models_compiled(name):
-    fill = MODELS[name]
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    """Every other one is compiled; the others are with their gradients."""
+    mode = "NUMBA" if name in [*MODELS][1::2] else PYTHON
     with pm.Model() as model:
-        fill()
-    check_cheap(RecordLikelihood(model, public=PUBLIC), model)
+        MODELS[name]()
+    check_cheap(RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": mode}), model)
 
 
 def test_one_record():
