@@ -22,7 +22,6 @@ import shutil
 import sqlite3
 import sys
 import uuid
-import weakref
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -39,9 +38,8 @@ from pymc_dp.errors import LedgerError
 
 __all__ = ["Account", "BudgetClaim", "LedgerFile", "id_of_group", "in_words", "label_of", "now", "remove", "whole_of"]  # fmt: skip
 
-#: Temporary ledgers of this program, and numbers of budgets on those that were removed.
-TEMPORARY: weakref.WeakSet[LedgerFile] = weakref.WeakSet()
-REMOVED: list[int] = []
+#: Temporary ledgers of the budgets of this program. They last as long as it does, for pickled copies of a budget.
+TEMPORARY: list[LedgerFile] = []
 #: Format of the file; one of another format is refused.
 _FORMAT = 2
 #: Part of the squares of ``mu`` that is not spent: a computed ``mu`` is below the exact one by less than half of this.
@@ -346,16 +344,14 @@ def now() -> str:
 
 
 def remove(path: str, owner: int) -> None:
-    """Remove a temporary ledger with its folder; its budgets are still counted."""
+    """Remove a temporary ledger with its folder."""
     if os.getpid() == owner:  # a forked worker must not remove its parent's file
-        with suppress(LedgerError):
-            REMOVED.append(LedgerFile(path).n_budgets)
         shutil.rmtree(Path(path).parent, ignore_errors=True)
 
 
 def budgets_without_file() -> int:
     """Number of budgets that have claimed something on the temporary ledgers of this program, whatever their data."""
-    return sum(REMOVED) + sum(ledger.n_budgets for ledger in TEMPORARY)
+    return sum(ledger.n_budgets for ledger in TEMPORARY)
 
 
 def main(arguments: Sequence[str]) -> int:

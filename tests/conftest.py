@@ -83,15 +83,12 @@ def seeded_bits(request):
 @pytest.fixture(autouse=True)
 def program_is_new(monkeypatch):
     """Each test is a program of its own, in which no other budget was opened."""
-    import weakref
-
     from pymc_dp import ledger_file
     from pymc_dp.privacy.budget import ledger
 
-    living = weakref.WeakSet()
-    monkeypatch.setattr(ledger_file, "REMOVED", [])
+    opened = []
     for module in (ledger_file, ledger):
-        monkeypatch.setattr(module, "TEMPORARY", living)
+        monkeypatch.setattr(module, "TEMPORARY", opened)
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,6 @@ class Ledger(LedgerFile):
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="pymc_dp_")) / "temporary.ledger"
             self._finalizer = weakref.finalize(self, remove, str(path), os.getpid())
-            TEMPORARY.add(self)
         self.path = str(Path(path).absolute())
         if not Path(self.path).exists():
             self._create(_opened(self.path, epsilon, delta, adjacency, composition))
@@ -127,6 +126,8 @@ class Ledger(LedgerFile):
             exists = ledger is not None and Path(ledger).exists()
             terms = (None, None) if exists else (epsilon, delta)
             ledger = cls(ledger, epsilon=terms[0], delta=terms[1], adjacency=adjacency)
+        if ledger.temporary and ledger not in TEMPORARY:
+            TEMPORARY.append(ledger)
         account = ledger.account
         if account.adjacency != adjacency:
             raise LedgerError(
