@@ -70,12 +70,12 @@ class Run:
 #: Attributes and fields that hold the time, a process or a place on the disk.
 _CLOCK = re.compile(r"creat|time|process|path|ledger$|pid|duration|_thread|host$|token")
 _TEXT = [
+    (r"[\d.]+ ?(draws?|it|steps?)/m?s|[\d.]+ ?(s|ms|min|h)/(draw|it|step)", "SPEED"),
     (r"[\d.]+ (s|ms|seconds?|minutes?)\b", "TIME"),
     (r"\d+:\d\d(:\d\d)?", "TIME"),
     (r"\d{4}-\d\d-\d\dT[\d:.+]+", "TIME"),
     (r"/[\w./-]*/[\w.-]+", "PATH"),
     (r"0x[0-9a-f]+", "ADDRESS"),
-    (r"[\d.]+ ?(draws/s|it/s|s/it)", "SPEED"),
 ]
 
 
