@@ -20,8 +20,8 @@ import xarray as xr
 
 import pymc_dp as dp
 
+from pymc_dp import ledger_file
 from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.privacy.budget import memory
 from tests.audit import audited_samplers as samplers
 from tests.audit.audited_samplers import EXTREMES, SAMPLERS, expanded
 from tests.audit.replay import Leak, check_equal, recorded, replayed
@@ -270,18 +270,6 @@ class Cell(NamedTuple):
     fast: int = 0
 
 
-#: Leaks that are known, until they are closed: by call, where the audit finds them.
-KNOWN: dict[str, set[str]] = {
-    "stand-in": {"pd.NA"},  # Ranges.places compares with it
-    "sums, all equal": {"1.0"},  # other budgets, by hashes
-    "other budgets": {"1.0"},
-    "equal groups": {"one value"},
-    "equal columns": {"one value"},
-    "initial value": {*SOME},
-}
-#: Compilation evaluates sums in memory.
-KNOWN_OF_MODELS = {"before payment"}
-
 LESS = {"a row less": Y[:-1]} | SOME
 CELLS = {
     "sample": Cell(sample_public, fast=1),
@@ -420,7 +408,7 @@ def audit(cell, folder, most=None):
     """Record a call and replay it; each run is that of a program that has not seen such data."""
 
     def call(data):
-        memory.forget()
+        del ledger_file.TEMPORARY[:]
         return cell.call(data, folder)
 
     if cell.call in (ppc, compare):
@@ -433,7 +421,7 @@ def check(name, folder, most=None):
     run, leaks = audit(CELLS[name], folder, most)
     if name not in REFUSED:
         assert run.noisy and {"noise", "claim"} <= {event[0] for event in run.events}
-    assert set(leaks) <= KNOWN.get(name, set()) | KNOWN_OF_MODELS, leaks
+    assert not leaks, leaks
 
 
 @pytest.mark.parametrize("name", [n for n, cell in CELLS.items() if cell.fast])
