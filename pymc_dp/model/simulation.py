@@ -329,6 +329,13 @@ def _check_public(
             "pm.Data than what is observed), or pass covariates=stand_in_model, a model of the same parameters that is "
             "written so."
         )
+    containers = {v.name for v in model.data_vars}
+    unknown = [exposed.names[v] for v in left if v in exposed.names and v.name not in containers]
+    if unknown and public_covariates and len(model.observed_RVs) > 1:
+        raise UnsupportedModel(
+            f"{unknown[0]} is not in a pm.Data, and the model has several outcomes: whether it is one of these, which are protected, only a "
+            'container shows. Write pm.Data("x", x) for the covariates of a model with several outcomes, or declare them with public=[x].'
+        )
     if left and not public_covariates:
         names = sorted({v.name for v in left} - {None}) or [f"{len(left)} without a name"]
         raise ValueError(

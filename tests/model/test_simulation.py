@@ -300,6 +300,22 @@ def test_observed_data_in_other_parameters_are_refused(fill, public):
         SimulatedRecords(model, public_covariates=public, public_data=public)
 
 
+@pytest.mark.parametrize("z", [X[:, 0], X[:, 1]])
+def test_covariates_of_several_outcomes_are_in_containers(z):
+    """A raw array may be another outcome, which no container shows: refused whatever its values are (line 5)."""
+
+    def simulated(covariate, **options):
+        with pm.Model() as model:
+            pm.Normal("y", pm.Normal("mu"), 1.0, observed=X[:, 0])
+            pm.Normal("z", pm.Normal("b") * covariate(z), 1.0, observed=X[:, 1])
+        return SimulatedRecords(model, public_covariates=True, **options)
+
+    with pytest.raises(UnsupportedModel, match=r"Write pm.Data\(\"x\", x\)"):
+        simulated(np.asarray)
+    simulated(np.asarray, public=[z])
+    simulated(lambda z: pm.Data("z_data", z))
+
+
 # ---------------------------------------------------------------- covariates
 
 
