@@ -72,17 +72,7 @@ def as_model(model: Any) -> pm.Model:
 
 
 def check_host_arguments(given: Mapping[str, Any], known: Iterable[str], model: pm.Model) -> None:
-    """Raise for what PyMC would refuse, or misread, when it begins to sample; nothing is accessed.
-
-    Parameters
-    ----------
-    given : mapping
-        Arguments for ``pm.sample``, by name.
-    known : iterable of str
-        Names of the caller's own arguments, to propose one of them for an unknown name.
-    model : pm.Model
-        The model to be sampled.
-    """
+    """Raise for what PyMC would refuse, or misread, when it begins to sample; nothing is accessed."""
     if refused := sorted(set(given) & set(_REFUSED)):
         raise TypeError("; ".join(f"{name}: {_REFUSED[name]}" for name in refused) + ".")
     of_host = set(inspect.signature(pm.sample).parameters) - set(_REFUSED)

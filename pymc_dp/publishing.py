@@ -145,21 +145,7 @@ def reduced(
     keep: Sequence[str] = (),
     n_draws: int | None = None,
 ) -> Any:
-    """Reduce a result to what may be published under a report, and attach it; whose draws they are is not checked.
-
-    Parameters
-    ----------
-    idata, model, public, keep
-        See :func:`release`.
-    report : PrivacyReport
-        Of all that the draws are computed from.
-    n_records : iterable of int
-        Numbers of records: no other axis of what is published is as long.
-    stats : iterable of str
-        Names of the sample statistics that may be published.
-    n_draws : int, optional
-        Number of draws of each chain that are kept; all by default.
-    """
+    """Reduce a result to what may be published under a report, and attach it; whose draws they are is not checked."""
     statistics, posterior = group_of(idata, "sample_stats"), group_of(idata, "posterior")
     choice = _public_variables(model, report.adjacency, n_records, posterior, public, keep)
     groups = {
@@ -310,14 +296,7 @@ def _attributes(report: PrivacyReport, choice: _Choice, groups: dict[str, Any]) 
 
 
 def warn_of_chains(released: Any, pays: bool) -> None:
-    """Warn if the chains should not be reported: from released draws only.
-
-    Parameters
-    ----------
-    released : arviz.InferenceData or xarray.DataTree
-    pays : bool
-        Whether a budget paid for each draw.
-    """
+    """Warn if the chains should not be reported: from released draws only."""
     import arviz as az
 
     posterior = az.convert_to_dataset(released)

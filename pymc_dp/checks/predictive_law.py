@@ -47,20 +47,7 @@ def replicated_sums(
     *,
     given_scores: bool = True,
 ) -> np.ndarray:
-    """Draw sums of vectors from their law given the scores, shape ``(n, size)``; nothing private is accessed.
-
-    Parameters
-    ----------
-    step : DPScore
-    states : iterator
-        Of `step`.
-    vectors : callable
-        From a data set to the vectors of its records, shape ``(n_records, size)``.
-    n : int
-    rng : numpy.random.Generator
-    given_scores : bool
-        False: of new records at the same parameters, which is another law, for comparison.
-    """
+    """Draw sums of vectors from their law given the scores, shape ``(n, size)``; nothing private is accessed."""
     weights = _weights(step)
     slope: np.ndarray | None = None
     found = []

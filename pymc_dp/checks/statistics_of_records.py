@@ -110,18 +110,7 @@ class Block:
 
 
 def block_of(name: str, wanted: Any, y: str, simulated: Mapping[str, np.ndarray]) -> Block:
-    """The block of a statistic, with public bounds and bins from simulated records.
-
-    Parameters
-    ----------
-    name : str
-    wanted : str, GroupMeans or callable
-        One of :data:`NAMED`; or a function as for :func:`~pymc_dp.private_sum`.
-    y : str
-        Name of the observed variable.
-    simulated : mapping of str to array
-        Outcomes, predictions and covariates of simulated rows, without those of any record.
-    """
+    """The block of a statistic, with public bounds and bins from simulated records."""
     if isinstance(wanted, GroupMeans):
         return _groups(name, wanted, y, simulated)
     if callable(wanted):

@@ -70,20 +70,7 @@ class ClipForecast(Shown):
 def simulated_differences(
     simulators: Sequence[Simulator], draws: Sequence[np.ndarray], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predictive differences of records that are simulated from the first model, and from the second.
-
-    Parameters
-    ----------
-    simulators : two of Simulator
-    draws : two arrays of shape (n_draws, n_dim)
-        Of the two posteriors.
-    rng : numpy.random.Generator
-
-    Returns
-    -------
-    two arrays of shape (n,)
-        Not a number counts as 0, infinities as the largest finite size.
-    """
+    """Predictive differences of records that are simulated from the first model, and from the second."""
     models = [s.simulated for s in simulators]
     names = [_observed_names(s) for s in simulators]
     if {*names[0]} != {*names[1]} or models[0].n_records != models[1].n_records:
@@ -138,16 +125,7 @@ def forecast(bound: float, differences: Sequence[np.ndarray], n_records: int) ->
 def best_clipping(
     differences: Sequence[np.ndarray], n_records: int, noise_sd: float
 ) -> ClipForecast:
-    """The clip bound with the least sum of squares of noise, bias and spread.
-
-    Parameters
-    ----------
-    differences : two arrays of shape (n,)
-        Simulated under each model.
-    n_records : int
-    noise_sd : float
-        Standard deviation of the noise for a bound of 1.
-    """
+    """The clip bound with the least sum of squares of noise, bias and spread."""
     sizes = np.abs(np.concatenate(list(differences)))
     if not sizes.max() > 0:
         raise ValueError(

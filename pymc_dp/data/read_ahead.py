@@ -16,17 +16,6 @@ def read_ahead(blocks: Generator[Any], depth: int = 2) -> Generator[Any]:
 
     The thread starts with the first item. It has ended when the last item was given, when an error was raised, and
     when the iterator was closed: a process with threads cannot be forked safely.
-
-    Parameters
-    ----------
-    blocks : generator
-    depth : int
-        Largest number of items that wait for the caller.
-
-    Yields
-    ------
-    Any
-        The items, in their order. An error of the generator is raised in their place.
     """
     ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
     room = threading.Semaphore(depth)

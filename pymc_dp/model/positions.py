@@ -15,17 +15,6 @@ __all__ = ["positions"]
 def positions(model: pm.Model, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Draws of a model's free variables, as vectors of its value variables.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    values : mapping of str to array, shape (n, *shape of the variable)
-        Public draws of the free variables, by name; others are ignored.
-
-    Returns
-    -------
-    array of float64, shape (n, n_dim)
-        In the order of ``model.value_vars``, as `theta` of :class:`~pymc_dp.model.RecordLikelihood`.
-
     Raises
     ------
     ValueError

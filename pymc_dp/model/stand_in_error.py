@@ -69,13 +69,7 @@ class StandInError(Shown):
         return limited @ limited.T
 
     def of_means(self, one: np.ndarray, two: np.ndarray) -> np.ndarray:
-        """Covariance of the errors of the means of features, shape ``(d, d)``.
-
-        Parameters
-        ----------
-        one, two : array of shape (n_rows, d)
-            Two independent simulations of the features of each row.
-        """
+        """Covariance of the errors of the means of features, shape ``(d, d)``."""
         first, second = (self.statistics.T @ x[: self.statistics.shape[0]] for x in (one, two))
         product = first.T @ self._inner @ second
         values, vectors = np.linalg.eigh((product + product.T) / 2)

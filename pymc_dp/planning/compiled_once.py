@@ -50,13 +50,6 @@ def simulator_of(model: pm.Model | None, **options: Any) -> Simulator:
 
     It is kept with the model, until the model is deleted or another one is made, if the model's data take less than
     128 MB, and unless records are read in blocks, or privacy units or public arrays are given.
-
-    Parameters
-    ----------
-    model : pm.Model, optional
-        By default the one on the context stack.
-    **options
-        Further arguments of :class:`~pymc_dp.Simulator`.
     """
     given = {
         n: x for n, x in options.items() if not (x is None or (isinstance(x, tuple) and not x))

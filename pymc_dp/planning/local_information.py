@@ -50,19 +50,7 @@ def metrics_agree(a: np.ndarray, b: np.ndarray, factor: float = _TRUST_FACTOR) -
 
 
 class LocalInformation(NamedTuple):
-    """The posterior around a position, from simulated records.
-
-    Parameters
-    ----------
-    precision : array of shape (n_dim, n_dim)
-        Of the posterior.
-    gradients : array of shape (n, n_dim)
-        Scores of the simulated records.
-    logp : array of shape (n,)
-        Their log-likelihoods.
-    grad_log_prior : callable
-        Gradient of the log-prior for Newton steps: averaged, if there are hyperparameters.
-    """
+    """The posterior around a position, from simulated records."""
 
     precision: np.ndarray
     gradients: np.ndarray
@@ -152,21 +140,6 @@ class NewtonStep(NamedTuple):
     """Settings of a Newton step with clipped scores, as for a Huber M-estimator.
 
     All but the last are in coordinates in which the posterior's precision is 1 per (tempered) record.
-
-    Parameters
-    ----------
-    mass : array of shape (n_dim, n_dim)
-        Precision of the posterior per record, of the parameters themselves.
-    bound : float
-        Clip bound.
-    clipped_off : array of shape (n_dim,)
-        Mean of the score that clipping removes from a record: the Fisher-consistency correction.
-    error : array of shape (n_dim, n_dim)
-        Covariance of the Monte Carlo error of `clipped_off`.
-    newton : array of shape (n_dim, n_dim)
-        Inverse of the bread matrix, minus the derivative of the mean clipped score.
-    grad_log_prior : callable
-        Gradient of the log-prior.
     """
 
     mass: np.ndarray
@@ -180,16 +153,7 @@ class NewtonStep(NamedTuple):
 def newton_step(
     information: LocalInformation, temperature: float, variance: float, n_records: int
 ) -> NewtonStep:
-    """Choose the clip bound with the least expected squared error.
-
-    Parameters
-    ----------
-    information : LocalInformation
-    temperature : float
-    variance : float
-        Of the noise for a clip bound of 1, in posterior variances.
-    n_records : int
-    """
+    """Choose the clip bound with the least expected squared error."""
     mass, scores = information.precision / (temperature * n_records), information.gradients
     white = np.linalg.solve(np.linalg.cholesky(mass), scores.T).T
     norms = np.linalg.norm(white, axis=1)

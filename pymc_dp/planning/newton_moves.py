@@ -17,13 +17,7 @@ _FALSE_ALARM = 1e-4
 
 
 class ExpandThenBisect:
-    """Multiple of a Newton step: double while moves agree, halve after the first reversal.
-
-    Parameters
-    ----------
-    n_dim : int
-        Length of the moves.
-    """
+    """Multiple of a Newton step: double while moves agree, halve after the first reversal."""
 
     def __init__(self, n_dim: int) -> None:
         self._value = 0.5
@@ -69,17 +63,6 @@ class PolyakAverage:
     The average begins when moves are no longer than noise explains; the first of them does not count,
     since it may have come from far away. A longer move begins it again. (Both directions count equally,
     so this causes no bias.)
-
-    Parameters
-    ----------
-    n_dim : int
-
-    Attributes
-    ----------
-    length : int
-        Number of last moves that were no longer than noise explains.
-    noise : array of shape (n_dim, n_dim)
-        Covariance of the average caused by the noise.
     """
 
     def __init__(self, n_dim: int) -> None:

@@ -97,21 +97,7 @@ class Candidate(Shown):
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What a planner chooses settings for.
-
-    Parameters
-    ----------
-    budget : PrivacyBudget
-    simulator : Simulator
-    theta : array of shape (n_dim,)
-        Where records are drawn.
-    other_accesses : sequence of (Mechanism, int)
-        What else the budget is going to pay for, outside of chains.
-    max_draws : int
-        Largest number of draws per chain.
-    rng : numpy.random.Generator
-        Of the simulations.
-    """
+    """What a planner chooses settings for."""
 
     budget: PrivacyBudget
     simulator: Simulator
@@ -136,22 +122,7 @@ class PlanningProblem:
 
 
 class Planned(NamedTuple):
-    """Answer of a planner.
-
-    Parameters
-    ----------
-    candidates : list of Candidate
-        All that the budget pays for.
-    chosen : Candidate
-    settings : dict
-        Arguments of the step.
-    summary : str
-        The settings in words.
-    notes : list of str
-        What the user should know.
-    builder : callable
-        Builds the step from options of its constructor.
-    """
+    """Answer of a planner."""
 
     candidates: list[Candidate]
     chosen: Candidate

@@ -22,27 +22,7 @@ _MAX_RECORDS = 20_000
 
 
 class SimulatedPosterior:
-    """A data set drawn from the model, and its posterior.
-
-    Parameters
-    ----------
-    simulator : Simulator
-    theta : array of shape (n_dim,)
-        Where the data set is drawn.
-    rng : numpy.random.Generator
-
-    Attributes
-    ----------
-    shapes : dict of str to array of shape (n_dim, n_dim)
-        Covariances for proposals: ``"local"``, of the normal approximation, and ``"chain"``, of a short
-        chain, if the importance weights of the normal approximation vary too much.
-    spread : array of shape (n_dim, n_dim)
-        The better one of them.
-    draws : array of shape (n_moves, n_dim)
-        Draws from the posterior.
-    notes : list of str
-        What the user of a plan should know.
-    """
+    """A data set drawn from the model, and its posterior."""
 
     def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
         likelihood, simulated = simulator.likelihood, simulator.simulated
@@ -136,23 +116,7 @@ class SimulatedPosterior:
 
 @dataclass(frozen=True)
 class Moves:
-    """Proposals of one length.
-
-    Parameters
-    ----------
-    shape, length
-        Of the proposals.
-    changes : array of shape (n_moves, n)
-        Changes of the records' log-likelihoods.
-    ratios : array of shape (n_moves,)
-        Log-ratios of the (tempered) posterior.
-    sizes, distances : array of shape (n_moves,)
-        Lengths in standard deviations of the proposal, and of the posterior.
-    slowest : float
-        Smallest ratio of the proposal's variance to that of the posterior in any direction.
-    weight : float
-        Of each of these records in the log-ratio.
-    """
+    """Proposals of one length."""
 
     shape: str
     length: float

@@ -194,20 +194,7 @@ def private_start(
 
 
 class NoisyNewton:
-    """The steps of :func:`private_start`; what can be compiled and tried before anything is paid for, is.
-
-    Parameters
-    ----------
-    simulator : Simulator
-    theta : array of shape (n_dim,)
-        Where they begin.
-    mechanism : Gaussian or L2Laplace
-        Of each gradient.
-    n_steps : int
-    adjacency : Adjacency
-    rng : numpy.random.Generator
-        Of the simulations.
-    """
+    """The steps of :func:`private_start`; what can be compiled and tried before anything is paid for, is."""
 
     def __init__(
         self,

@@ -53,23 +53,7 @@ _RANGE_FACTOR = 3.0
 def cell_probabilities(
     noisy: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
 ) -> np.ndarray:
-    """Probabilities of combinations.
-
-    Parameters
-    ----------
-    noisy : array of shape (n_cells,)
-        Noisy shares; the last variable changes fastest.
-    sizes : sequence of int
-        Numbers of categories, or of parts of a range.
-    ordered : sequence of bool
-        Whether they are parts of a range.
-    noise_sd : float
-        Standard deviation of their noise.
-
-    Returns
-    -------
-    array of shape (n_cells,)
-    """
+    """Probabilities of combinations."""
     prior = _Prior(sizes, ordered)
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)

@@ -29,16 +29,7 @@ _SMALL = 1e-6
 def copula_error(
     margins: Sequence[Margin], places: np.ndarray, noise_sd: float, product_noise_sd: float
 ) -> StandInError:
-    """That of counts in bins of each column, of products of scores, and of further dependence.
-
-    Parameters
-    ----------
-    margins : sequence of Margin
-    places : array of shape (n_rows, n_columns)
-        Positions of the rows.
-    noise_sd, product_noise_sd : float
-        Standard deviation of the noise on the share of a bin, and on the mean of a product.
-    """
+    """That of counts in bins of each column, of products of scores, and of further dependence."""
     width = sum(len(x.probabilities) for x in margins) + math.comb(len(margins), 2)
     places = places[: _MOST_NUMBERS // (width + 2 * _MOST_PRODUCTS)]
     statistics, covariances = list[np.ndarray](), list[np.ndarray]()

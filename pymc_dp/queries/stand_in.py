@@ -228,18 +228,7 @@ def release_stand_in(
     n_rows: int,
     seed: int = 0,
 ) -> StandIn:
-    """Release counts and products, and make a stand-in from them; paid for by the caller.
-
-    Parameters
-    ----------
-    places : array of shape (n_records, n_columns)
-        Private positions, see :meth:`Ranges.places`.
-    ranges : Ranges
-    design : StandInDesign
-    adjacency : Adjacency
-    n_rows, seed : int
-        Of the made-up rows.
-    """
+    """Release counts and products, and make a stand-in from them; paid for by the caller."""
     columns, factor = ranges.columns, adjacency.sensitivity_factor
     if design.is_joint:
         return _release_cells(places, ranges, design, adjacency, n_rows, seed)

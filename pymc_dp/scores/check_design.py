@@ -48,14 +48,7 @@ _MARGIN = 1.2
 
 @dataclass(frozen=True)
 class CheckDesign(Shown):
-    """Bins of the fit check, and its noise.
-
-    Parameters
-    ----------
-    mechanism : Gaussian or L2Laplace
-    levels : tuple of float
-        Probabilities of the edges: these quantiles of simulated norms at the reference.
-    """
+    """Bins of the fit check, and its noise."""
 
     mechanism: Gaussian | L2Laplace
     levels: tuple[float, ...]
@@ -63,16 +56,7 @@ class CheckDesign(Shown):
 
 @dataclass(frozen=True, eq=False)
 class TailMisfit(Shown):
-    """Part of the clipped scores about which the model may be wrong, by the clip bound.
-
-    Parameters
-    ----------
-    edges : array of shape (n,)
-        Ascending norms of scores.
-    parts : array of shape (n,)
-        Difference between the data and the model in the number of records beyond each edge, relative to the
-        model's.
-    """
+    """Part of the clipped scores about which the model may be wrong, by the clip bound."""
 
     edges: np.ndarray = field(default_factory=lambda: np.zeros(0))
     parts: np.ndarray = field(default_factory=lambda: np.zeros(0))
@@ -90,14 +74,6 @@ def tail_misfit(
 
     These are of the noise, of the numbers of records, and of the expected numbers, as the reference is not where
     the records' law is.
-
-    Parameters
-    ----------
-    histogram : ScoreHistogram
-    norms, vectors : arrays of shape (n,) and (n, d)
-        Of simulated scores at the reference, in coordinates in which the posterior's precision is 1 per record.
-    reference_error : float
-        Expected squared distance of the reference from the mean of the posterior, in these coordinates.
     """
     n_bins = len(histogram.counts)
     total = max(histogram.counts.sum(), 1.0)
@@ -116,14 +92,7 @@ def tail_misfit(
 
 
 def count_sensitivity(factor: float) -> float:
-    """L2 sensitivity of counts in disjoint bins.
-
-    Parameters
-    ----------
-    factor : float
-        Of the adjacency: 2 if a record is replaced, which lowers one count by 1 and raises another one;
-        1 if it is removed, which lowers one count.
-    """
+    """L2 sensitivity of counts in disjoint bins: a replaced record (factor 2) lowers one count by 1 and raises another, a removed one (1) lowers one."""
     return math.sqrt(factor)
 
 
@@ -146,18 +115,7 @@ def design_check(
     before: Accesses,
     noise: str,
 ) -> CheckDesign:
-    """Choose the bins with the greatest power, by simulated norms, and the least noise within the budget.
-
-    Parameters
-    ----------
-    norms : array of shape (n,)
-        Of simulated scores.
-    budget : PrivacyBudget
-    n_records : int
-    before : tuple of (Mechanism, int)
-        All other accesses of the plan.
-    noise : {"auto", "gaussian", "l2"}
-    """
+    """Choose the bins with the greatest power, by simulated norms, and the least noise within the budget."""
     found = []
     for levels in _LEVELS:
         n_bins = len(levels) + 1

@@ -51,23 +51,7 @@ def _clip(vectors: np.ndarray, bound: float) -> None:
 
 
 class ClippedScores(Shown):
-    """Features of records: their clipped scores at the references of all releases, side by side.
-
-    Parameters
-    ----------
-    scores : PrivateScores
-    simulated : SimulatedRecords
-
-    Attributes
-    ----------
-    total : array of shape (width,)
-        The noisy sums.
-    ends : array of int, shape (n_releases + 1,)
-        Columns of each release.
-    scales : array of shape (n_releases,)
-        Standard deviation of Gaussian noise, or scale of l2 noise.
-    is_gaussian : array of bool, shape (n_releases,)
-    """
+    """Features of records: their clipped scores at the references of all releases, side by side."""
 
     def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:
         self._releases, self._simulated = scores.releases, simulated

@@ -48,30 +48,7 @@ Steps = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class StartDesign(Shown):
-    """Releases that find the reference, and the main one.
-
-    Parameters
-    ----------
-    moments : MomentDesign or None
-        Of the moments that correct a stand-in.
-    steps : tuple of (Mechanism, int)
-        Noise on each Newton step of the start, and their number; empty if no step is made.
-    sums : tuple of (Mechanism, int)
-        Noise on each sum between these steps and the main one, and their number; empty if there is none. They
-        stay in the posterior; the steps do not.
-    main : Gaussian or L2Laplace
-    check : CheckDesign or None
-        Of the fit check.
-    design : ScoreDesign
-        Of the main release, at the position of the plan.
-    reference_error : float
-        Expected squared distance of the reference from the mean of the posterior, in variances of a record.
-    cost : float
-        Mean square of the errors of the main release in posterior variances without privacy, and the spread that
-        the distance from the reference adds to its terms.
-    stand_in : StandInDesign or None
-        Of covariates of which only ranges are known.
-    """
+    """Releases that find the reference, and the main one."""
 
     moments: MomentDesign | None
     steps: Steps

@@ -101,18 +101,7 @@ def release_histogram(
     factor: float,
     bits: BitSource,
 ) -> ScoreHistogram:
-    """Release the histogram of the norms at the reference of simulated scores; paid for by the caller.
-
-    Parameters
-    ----------
-    likelihood : Reductions
-    simulated : SimulatedScores
-        Of the model, at the reference.
-    design : CheckDesign
-    factor : float
-        Of the adjacency, see :func:`~pymc_dp.scores.check_design.count_sensitivity`.
-    bits : BitSource
-    """
+    """Release the histogram of the norms at the reference of simulated scores; paid for by the caller."""
     edges = edges_of(simulated.norms, design.levels)
     law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(edges) + 1)
     counts = likelihood.noisy(

@@ -53,20 +53,7 @@ _COEFFICIENTS = (0.0, 0.7, 0.95)
 
 @dataclass
 class LatentState(Shown):
-    """State of a chain: parameters, records, and their features.
-
-    Parameters
-    ----------
-    theta : array of shape (n_dim,)
-    data : list of list of array
-        Observed variables of each block of records.
-    features : list of array of shape (n, width)
-        Of each block; zero for records that do not count.
-    residual : array of shape (width,)
-        Noisy sums minus the sums of the features, and minus the error of the stand-in.
-    error : array of shape (n_errors,)
-        ``z``, the error of the stand-in in standard units; empty if there is none.
-    """
+    """State of a chain: parameters, records, and their features."""
 
     theta: np.ndarray
     data: list[list[np.ndarray]]
@@ -76,20 +63,7 @@ class LatentState(Shown):
 
 
 class LatentPosterior(Shown):
-    """The target, and its moves.
-
-    Parameters
-    ----------
-    features : ClippedScores
-    simulated : SimulatedRecords
-        With `m` records. Latent records form blocks of `m`; of the last block only as many count as are
-        needed, so that there are `n_records` in all.
-    prior : Reductions
-        The model whose prior counts.
-    n_records : int
-    error_root : array of shape (width, n_errors), optional
-        ``R``: root of the covariance of the sums that is due to errors of the stand-in.
-    """
+    """The target, and its moves."""
 
     def __init__(
         self,
@@ -205,14 +179,7 @@ class LatentPosterior(Shown):
 
 
 class Walk(NamedTuple):
-    """Proposals that are reversible with respect to a normal law: preconditioned Crank-Nicolson.
-
-    Parameters
-    ----------
-    mean : array of shape (n_dim,)
-    root : array of shape (n_dim, n_dim)
-        Root of the covariance.
-    """
+    """Proposals that are reversible with respect to a normal law: preconditioned Crank-Nicolson."""
 
     mean: np.ndarray
     root: np.ndarray

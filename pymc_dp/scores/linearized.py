@@ -24,21 +24,7 @@ _MIN_PRECISION = 1e-6
 
 
 class NormalPosterior(NamedTuple):
-    """Normal approximation of a posterior given noisy sums.
-
-    Parameters
-    ----------
-    mean : array of shape (n_dim,)
-    covariance : array of shape (n_dim, n_dim)
-    precision : array of shape (n_dim, n_dim)
-        Of the posterior without privacy.
-    theta : array of shape (n_dim,)
-        Position at which the law of the sums is linearized.
-    gradient : array of shape (n_dim,)
-        Of the log-likelihood of the sums there.
-    information : array of shape (n_dim,)
-        Diagonal of its Fisher information.
-    """
+    """Normal approximation of a posterior given noisy sums."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -130,18 +116,7 @@ def _linearized(
 def information_of(
     scores: np.ndarray, features: np.ndarray, noise: np.ndarray, n_records: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fisher information in a noisy sum of features, and the matrix from the sum to its score.
-
-    Parameters
-    ----------
-    scores : array of shape (n, n_dim)
-        Of simulated records.
-    features : array of shape (n, width)
-        Of the same records.
-    noise : array of shape (width, width)
-        Covariance of the noise.
-    n_records : int
-    """
+    """Fisher information in a noisy sum of features, and the matrix from the sum to its score."""
     centred = features - features.mean(axis=0)
     slope = n_records * centred.T @ scores / len(scores)
     covariance = n_records * centred.T @ centred / len(scores) + noise

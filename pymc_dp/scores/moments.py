@@ -16,19 +16,7 @@ _SINGULAR = 1e-10
 
 
 class Moments(NamedTuple):
-    """Moments of a record's values at a position.
-
-    Parameters
-    ----------
-    n : int
-        Number of simulated records.
-    mean : array of shape (width,)
-    covariance : array of shape (width, width)
-    slopes : array of shape (width, n_dim)
-        Covariances with the score: derivatives of the mean with respect to the parameters.
-    unexplained : array of shape (width, width)
-        Covariance of what a linear function of the score leaves: ``unexplained / n`` is that of `mean`.
-    """
+    """Moments of a record's values at a position."""
 
     n: int
     mean: np.ndarray
@@ -44,18 +32,7 @@ def simulated_moments(
     values_of: Callable[[list[np.ndarray]], np.ndarray],
     rng: np.random.Generator,
 ) -> Moments:
-    """Simulate records at a position; the mean of their scores, known to be zero, corrects that of the values.
-
-    Parameters
-    ----------
-    simulated : SimulatedRecords
-    theta : array of shape (n_dim,)
-    n_sets : int
-        Number of data sets.
-    values_of : callable
-        Values of the records of a data set, shape ``(n_records, width)``.
-    rng : numpy.random.Generator
-    """
+    """Simulate records at a position; the mean of their scores, known to be zero, corrects that of the values."""
     n, sums = 0, np.zeros((1, 1))
     for _ in range(n_sets):
         with np.errstate(all="ignore"):

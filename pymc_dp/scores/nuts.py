@@ -33,18 +33,7 @@ class _Compiled:
 
 
 class Nuts:
-    """Moves by NUTS, whose step size and mass matrix adapt until :meth:`stop_tuning`.
-
-    Parameters
-    ----------
-    log_density : callable
-    mean : array of shape (n_dim,)
-    root : array of shape (n_dim, n_dim)
-        Root of a covariance similar to that of the density.
-    rng : numpy.random.Generator
-    adapts_mass : bool
-        Whether draws show the scales of the density: not if it changes between them.
-    """
+    """Moves by NUTS, whose step size and mass matrix adapt until :meth:`stop_tuning`."""
 
     def __init__(
         self,

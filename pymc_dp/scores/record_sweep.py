@@ -20,25 +20,7 @@ def sweep(
     scales: np.ndarray,
     is_gaussian: np.ndarray,
 ) -> tuple[np.ndarray, float]:
-    """Accept or reject a proposal for each record in turn; `current` and `residual` are changed.
-
-    Parameters
-    ----------
-    current, proposed : arrays of shape (n, width)
-        Features of the records.
-    residual : array of shape (width,)
-        Noisy sums minus the sums of the current features.
-    log_uniforms : array of shape (n,)
-        Logarithms of uniform numbers.
-    ends, scales, is_gaussian
-        Of :class:`~pymc_dp.scores.clipped_scores.ClippedScores`.
-
-    Returns
-    -------
-    accepted : array of bool, shape (n,)
-    rate : float
-        Mean acceptance probability.
-    """
+    """Accept or reject a proposal for each record in turn; `current` and `residual` are changed."""
     n, width = current.shape
     n_releases = len(scales)
     accepted = np.zeros(n, dtype=np.bool_)

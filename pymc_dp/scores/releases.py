@@ -24,19 +24,7 @@ __all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
 @dataclass(frozen=True, eq=False)
 class ScoreHistogram(Shown):
-    """Noisy numbers of records by the norm of the score at a reference, not clipped: for the fit check.
-
-    Parameters
-    ----------
-    edges : array of shape (n_bins - 1,)
-        Public edges between the bins: norms of at least the last one, and those that are not finite, are in
-        the last bin.
-    counts : array of shape (n_bins,)
-        With noise, rounded to whole numbers.
-    noise : {"gaussian", "l2"}
-    scale : float
-        As for :class:`ScoreRelease`.
-    """
+    """Noisy numbers of records by the norm of the score at a reference, not clipped: for the fit check."""
 
     edges: np.ndarray
     counts: np.ndarray

@@ -81,15 +81,7 @@ def n_products(d: int) -> int:
 
 
 def moment_sensitivity(factor: float, bound: float) -> float:
-    """L2 sensitivity of the sum of products.
-
-    Parameters
-    ----------
-    factor : float
-        Of the adjacency: 2 if a record is replaced, 1 if it is removed.
-    bound : float
-        Largest norm of a score.
-    """
+    """L2 sensitivity of the sum of products, for scores of at most this norm: the factor is 2 if a record is replaced, 1 if it is removed."""
     return math.sqrt(factor) * bound**2 * _TRUNCATION
 
 
@@ -117,17 +109,7 @@ def row_weights(
     covariance: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Weights of the simulated records with which their scores have the moments, with sum 1.
-
-    Parameters
-    ----------
-    moments, simulator, n_records
-    theta : array of shape (n_dim,)
-        Best estimate of the parameters, at which outcomes are drawn.
-    covariance : array of shape (n_dim, n_dim)
-        Of its error.
-    rng
-    """
+    """Weights of the simulated records with which their scores have the moments, with sum 1."""
     simulated = simulator.simulated
     means = np.zeros((simulated.n_records, len(moments.total)))
     slope = np.zeros((len(moments.total), len(theta)))

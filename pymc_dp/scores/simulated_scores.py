@@ -46,19 +46,7 @@ _UNKNOWN = TailMisfit()
 
 @dataclass(frozen=True, eq=False)
 class ScoreDesign(Shown):
-    """Clip bound of a release, and what is expected of it.
-
-    Parameters
-    ----------
-    bound : float
-        In coordinates in which the posterior's precision is 1 per record.
-    clipped : float
-        Fraction of the simulated records that are clipped.
-    sd_ratios : array of shape (n_dim,)
-        Posterior standard deviation of each parameter given the release, over the one without privacy.
-    cost : float
-        Mean square of the errors of noise and misfit, in posterior variances without privacy.
-    """
+    """Clip bound of a release, and what is expected of it."""
 
     bound: float
     clipped: float
@@ -67,24 +55,7 @@ class ScoreDesign(Shown):
 
 
 class SimulatedScores(Shown):
-    """Scores of records simulated at a position, in coordinates in which the posterior's precision is 1 per record.
-
-    Parameters
-    ----------
-    simulator : Simulator
-    theta : array of shape (n_dim,)
-    rng : numpy.random.Generator
-
-    Attributes
-    ----------
-    directions : array of shape (n_dim, d)
-        The coordinates, of the parameters on which the likelihood depends.
-    norms : array of shape (n,)
-        Of the simulated scores, in these coordinates.
-    unbiased : bool
-        Whether records are binary and have the covariates of a stand-in: then clipped scores have a mean of zero here given
-        the covariates, and do not depend on the errors of these, see :class:`~pymc_dp.scores.ScoreRelease`.
-    """
+    """Scores of records simulated at a position, in coordinates in which the posterior's precision is 1 per record."""
 
     def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
         self.theta, self._n = theta, simulator.n_records
@@ -169,15 +140,7 @@ class SimulatedScores(Shown):
         return clipped, lengths.mean(axis=0)
 
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
-        """Choose the clip bound with the least error of noise and misfit.
-
-        Parameters
-        ----------
-        noise_sd : float
-            Standard deviation of each coordinate of the noise, for a clip bound of 1.
-        misfit : TailMisfit
-            What is known of the records' scores; by default nothing.
-        """
+        """Choose the clip bound with the least error of noise and misfit."""
         norms = self._clipped_norms
         bounds = {float(b) for b in np.quantile(norms, _QUANTILES) if b > 0}
         bounds = {b * (_MARGIN if b == norms.max() else 1) for b in bounds}
@@ -208,16 +171,7 @@ class SimulatedScores(Shown):
 
 @dataclass(frozen=True)
 class MomentDesign(Shown):
-    """Release of the moments that correct a stand-in.
-
-    Parameters
-    ----------
-    mechanism : Gaussian or L2Laplace
-    bound : float
-        Of the norms of scores, in coordinates in which the posterior's precision is 1 per record.
-    information_error : float
-        Relative error of a record's information that is left.
-    """
+    """Release of the moments that correct a stand-in."""
 
     mechanism: Gaussian | L2Laplace
     bound: float

@@ -69,25 +69,7 @@ class SumState(NamedTuple):
 
 
 class NormalSums(Shown):
-    """The density of positions: parameters, followed by the log-variances of the releases with l2 noise.
-
-    Parameters
-    ----------
-    features : ClippedScores
-    simulated : SimulatedRecords
-    prior : Reductions
-        The model whose prior counts.
-    n_records : int
-    temperature : float
-        Power of the density of the sums.
-    centre : array of shape (n_dim,)
-        Position in the bulk of the posterior, where records are simulated.
-    root : array of shape (n_dim, n_dim)
-        Root of the covariance of the posterior, approximately.
-    has_hyperparameters : bool
-        Whether there are parameters on which no score depends: then the mode is no centre.
-    rng : numpy.random.Generator
-    """
+    """The density of positions: parameters, followed by the log-variances of the releases with l2 noise."""
 
     def __init__(
         self,

@@ -154,27 +154,7 @@ class NoisyGradient:
         part: float = 1.0,
         keeps_logp: bool = False,
     ) -> np.ndarray:
-        """Draw one, after the access has been charged.
-
-        Parameters
-        ----------
-        theta : array of shape (n_dim,)
-            Position.
-        noise_sd : float
-            ``sigma``.
-        bits : BitSource
-            Randomness of the noise.
-        index : array of int, optional
-            Records of a batch.
-        part : float
-            Part of the records that is expected in a batch.
-        keeps_logp : bool
-            Whether the likelihood computes and keeps the log-likelihoods of all records, too.
-
-        Returns
-        -------
-        array of shape (d,)
-        """
+        """Draw one, after the access has been charged."""
         directions = self._coordinates.directions
         if math.isinf(self._clip_bound):
             total = self._likelihood.clipped_grad(theta, math.inf, index, directions=directions)
@@ -202,25 +182,7 @@ def noisy_scores(
     bits: BitSource,
     unbiased: bool = False,
 ) -> np.ndarray:
-    """Sum of clipped gradients with Gaussian or l2 noise, rounded exactly to the grid; paid for by the caller.
-
-    Parameters
-    ----------
-    likelihood : Reductions
-    theta : array of shape (n_dim,)
-    directions : array of shape (n_dim, d), optional
-    bound : float
-    unbiased : bool
-        See :meth:`Reductions.clipped_grad_steps`.
-    mechanism : Gaussian or L2Laplace
-    sensitivity_factor : float
-        L2 sensitivity of the sum, in units of the bound.
-    bits : BitSource
-
-    Returns
-    -------
-    array of shape (d,)
-    """
+    """Sum of clipped gradients with Gaussian or l2 noise, rounded exactly to the grid; paid for by the caller."""
     n_dim = len(theta) if directions is None else directions.shape[-1]
     law = NoiseLaw.of(mechanism, sensitivity_factor * bound, n_dim)
     return likelihood.noisy(

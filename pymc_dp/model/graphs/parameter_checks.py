@@ -82,13 +82,6 @@ def strip_checks(
     `data_dependent` has the variables in their graphs that depend on data; with `private`, checks that
     join the data of several records are refused, otherwise they make everything NaN where they fail.
 
-    Returns
-    -------
-    stripped : list of Variable
-        The graphs without checks. Entries whose own, data-dependent checks fail are NaN.
-    conditions : list of Variable
-        Boolean tensors without data among their ancestors, all entries of which must hold.
-
     Raises
     ------
     UnsupportedModel

@@ -57,14 +57,7 @@ def norm_bins(vectors: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 @numba.njit(nogil=True, error_model="numpy")
 def products(vectors: np.ndarray, bound: float) -> np.ndarray:
-    """Products of the coordinates of each row, clipped; zero for rows that are not finite.
-
-    Returns
-    -------
-    array of shape ``(n, d (d + 1) / 2)``
-        Products of different coordinates have a factor of the root of 2: the norm of a row is the square of that of
-        its vector, at most ``bound**2``.
-    """
+    """Products of the coordinates of each row, clipped; zero for rows that are not finite."""
     n, d = vectors.shape
     found = np.zeros((n, d * (d + 1) // 2))
     for i in range(n):
