@@ -337,7 +337,7 @@ def private_stand_in(
     n_rows, random_seed = as_integer("n_rows", n_rows, 1), as_integer("random_seed", random_seed, 0)
     design = design_stand_in(ranges, budget, number)
     check_can_be_made(design.accesses, budget.adjacency)
-    containers = [data, *(data[column.name] for column in ranges.columns)]
+    containers = [data, *(data[name] for name in ranges)]
     budget.spend("stand-in", design.accesses, containers, len(places), plan=design.accesses)
     made = release_stand_in(places, ranges, design, budget.adjacency, n_rows, random_seed)
     return replace(made, report=budget.report())

@@ -326,7 +326,7 @@ def equal_columns(y, folder):
 
 def equal_groups(y, folder):
     groups = budget_of().split_by(["one", "two"])
-    return [dp.private_counts(lambda y: y, {"y": part}, edges=[0.0], budget=groups[name]) for name, part in (("one", Y), ("two", y))]  # fmt: skip
+    return [dp.private_counts(lambda y: y, {"y": part}, edges=[0.0], budget=groups[name]) for name, part in (("one", Y), ("two", y.copy()))]  # fmt: skip
 
 
 def other_budgets(y, folder):

@@ -108,7 +108,7 @@ def points(likelihood):
 
 def test_the_comparison_finds_a_dependence(monkeypatch):
     """Control: with the proof switched off, the comparison finds a model that would be refused."""
-    monkeypatch.setattr("pymc_dp.model.likelihood.prove_independence", lambda *_: None)
+    monkeypatch.setattr("pymc_dp.model.likelihood.prove_independence", lambda *_: [])
     (entry,) = (e for e in TABLE if e.name == "centred pm.Data")
     with pytest.raises(AssertionError, match="not equal"):
         test_no_record_moves_another_ones_term(entry)
