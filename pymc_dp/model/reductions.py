@@ -322,17 +322,8 @@ class Reductions(ABC):
     def check_reachable(self, *, with_noise: bool = False) -> None:
         """Raise if this process cannot ask for the records, before anything is paid for.
 
-        Parameters
-        ----------
-        with_noise : bool
-            Whether `noisy` is all that will be asked; by default also sums without noise.
-
-        Raises
-        ------
-        RuntimeError
-            If records on a cluster or at sites are connected to another process.
-        ValueError
-            If sites tell sums with their own noise only.
+        RuntimeError if they are connected to another process; ValueError if sites tell sums with their own noise only, and
+        others than `noisy` will be asked (`with_noise` is False).
         """
 
     @property

@@ -164,7 +164,7 @@ class TestSecondRun:
         run(normal_model, first, make_step(normal_model, first), chains=1)
         second = PrivacyBudget(2.0, 1e-5, chains=1, ledger=path)
         with pytest.raises(
-            PrivacyBudgetExhausted, match=r"account allows epsilon = 2.*Largest feasible"
+            PrivacyBudgetExhausted, match=r"allows epsilon = 2 at delta.*left: epsilon = 0"
         ):
             run(normal_model, second, make_step(normal_model, second), chains=1)
         assert len(first.ledger.claims()) == 1
@@ -222,7 +222,7 @@ def test_killed_and_restarted_program(tmp_path):
         [sys.executable, program, "go", path], capture_output=True, text=True, check=False
     )
     assert restarted.returncode != 0
-    assert "PrivacyBudgetExhausted: The account allows epsilon = 2" in restarted.stderr
+    assert "allows epsilon = 2 at delta" in restarted.stderr
     assert len(Ledger(path).claims()) == 1
 
 

@@ -109,7 +109,7 @@ def test_two_programs_on_one_ledger(model, tmp_path, chains):
     for (kind, result), log in zip(outcomes, logs, strict=True):
         check_penalty_chains(ledger, log)
         if kind != "returned":
-            assert "The account allows epsilon = 3" in result
+            assert "allows epsilon = 3 at delta" in result
             assert chains == 2 or not accesses(log)
     assert len(Ledger(ledger).claims()) == chains and Ledger(ledger).spent() <= 3
     if chains == 1:

@@ -17,7 +17,7 @@ import pymc_dp as dp
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.row_positions import check_neighbours
-from tests.model import accepted_models, refused_models  # noqa: F401 (they fill the table)
+from tests.model import accepted_models, refused_models, refused_places  # noqa: F401 (they fill the table)
 from tests.model.table_entries import TABLE, N
 
 pytestmark = [

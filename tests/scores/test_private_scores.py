@@ -379,6 +379,6 @@ def test_scores_of_two_budgets_are_added(tmp_path):
 )
 def test_another_model_is_refused(shapes):
     scores = released()
-    scores.check_model({"t": (), "sigma_log__": ()})
+    scores.check_model(replace(scores, shapes={"t": (), "sigma_log__": ()}))
     with pytest.raises(ValueError, match="names, shapes and transforms"):
-        scores.check_model(shapes)
+        scores.check_model(replace(scores, shapes=shapes))
