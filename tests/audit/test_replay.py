@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import xarray as xr
 
@@ -73,10 +74,11 @@ def model_of(function, *data):
 
 def saved(result, path):
     """The result, and what is read from its file, with the scores that are in it."""
-    result.to_netcdf(str(path / "r.nc"))
     import arviz as az
 
-    read = az.from_netcdf(str(path / "r.nc"))
+    name = str(path / f"{len([*path.iterdir()])}.nc")  # a file that was read may still be open
+    result.to_netcdf(name)
+    read = az.from_netcdf(name)
     return [result, dp.PrivacyReport.of(read), read, dp.PrivateScores.of(read).to_dict()]
 
 
@@ -96,7 +98,9 @@ def sample_pure(y, folder):
 def sample_add_remove(y, folder):
     options = {"adjacency": "add_remove", "n_records": N, "ledger": folder / "data.ledger"}
     (folder / "data.ledger").unlink(missing_ok=True)
-    return saved(dp.sample(model=model_of(mean, y), **options, **TERMS, **RUN), folder)
+    return saved(
+        dp.sample(model=model_of(mean, y), covariates=model_of(mean, W), **options, **TERMS, **RUN), folder
+    )
 
 
 def sample_stand_in(xy, folder):
@@ -282,7 +286,7 @@ CELLS = {
     "sample, plan": Cell(sample_plan),
     "sample, planned step": Cell(sample_planned_step),
     "sample, Records": Cell(functools.partial(sample_source, from_memory), neighbours=SOME | NAN),
-    "sample, Parquet": Cell(functools.partial(sample_source, from_parquet), neighbours=SOME | NAN),
+    "sample, Parquet": Cell(functools.partial(sample_source, from_parquet)),  # a NaN is refused
     "sample, Dask": Cell(sample_dask, neighbours=SOME | NAN),
     "sample, sites": Cell(functools.partial(sample_sites, False), neighbours=SOME | NAN),
     "sample, sites with noise": Cell(functools.partial(sample_sites, True), neighbours=SOME | NAN),
@@ -314,7 +318,7 @@ def initial(y, folder):
     """The default guess is PyMC's initial point, which is published."""
 
     def begins(y):
-        pm.Normal("y", pm.Normal("a", 0, 2, initval=np.max(y)), 1.0, observed=y)
+        pm.Normal("y", pm.Normal("a", 0, 2, initval=pt.as_tensor(y).max()), 1.0, observed=y)
 
     return dp.Simulator(model_of(begins, y)).position(None, np.random.default_rng(1))
 
@@ -391,7 +395,7 @@ EQUAL = {"one value": np.append(Y[:-1], 0.5)}
 #: What may be refused, for all data or for none.
 REFUSED = {
     "initial value": Cell(initial, neighbours=SOME),
-    "equal columns": Cell(equal_columns, neighbours=EQUAL),
+    "equal columns": Cell(equal_columns, Y.copy(), EQUAL),  # a covariate has these values, which is public
     "equal groups": Cell(equal_groups, neighbours=EQUAL, fast=1),
     "other budgets": Cell(other_budgets, *ALL_EQUAL, fast=1),
     **{f"{name}: {how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, name), neighbours=SOME, fast=name == "penalty") for how, epsilon in MISUSES for name in ("penalty", "Barker on batches", "HMC")},
@@ -413,8 +417,14 @@ def audit(cell, folder, most=None):
 
     if cell.call in (ppc, compare):
         released()  # not a part of the call
-    private = Y[:-1] if cell.data is Y else [*X[:-1], *Y[:-1]]
+    private = [
+        v for array in (X, Y) if any(array is d for d in _arrays(cell.data)) for v in array[:-1]
+    ]
     return replayed(call, cell.data, dict([*cell.neighbours.items()][:most]), private)
+
+
+def _arrays(data):
+    return data if isinstance(data, tuple) else (data,)
 
 
 def check(name, folder, most=None):
