@@ -47,6 +47,7 @@ def with_last(array, *values):
 #: One record that is any number; all values equal, but for one; PyMC takes NaN for a missing value.
 ANY = with_last(Y, *EXTREMES[1:])
 SOME, NAN = with_last(Y, math.inf, -1e300, 5e-324), with_last(Y, math.nan)
+ONE = with_last(Y, math.inf)  # where a run takes long
 ALL_EQUAL = np.zeros(N), with_last(np.zeros(N), 1.0)
 
 
@@ -99,7 +100,8 @@ def sample_add_remove(y, folder):
     options = {"adjacency": "add_remove", "n_records": N, "ledger": folder / "data.ledger"}
     (folder / "data.ledger").unlink(missing_ok=True)
     return saved(
-        dp.sample(model=model_of(mean, y), covariates=model_of(mean, W), **options, **TERMS, **RUN), folder
+        dp.sample(model=model_of(mean, y), covariates=model_of(mean, W), **options, **TERMS, **RUN),
+        folder,
     )
 
 
@@ -274,22 +276,24 @@ class Cell(NamedTuple):
     fast: int = 0
 
 
-LESS = {"a row less": Y[:-1]} | SOME
+LESS = {"a row less": Y[:-1]} | ONE
 CELLS = {
     "sample": Cell(sample_public, fast=1),
     "sample, all equal": Cell(sample_public, *ALL_EQUAL),
-    "sample, delta 0": Cell(sample_pure),
+    "sample, delta 0": Cell(sample_pure, neighbours=ONE),
     "sample, add/remove": Cell(sample_add_remove, neighbours=LESS),
     "sample, stand-in": Cell(sample_stand_in, (X, Y), COVARIATE),
     "sample, Ranges": Cell(sample_ranges, (X, Y), COVARIATE),
-    "sample, records": Cell(sample_records),
-    "sample, plan": Cell(sample_plan),
-    "sample, planned step": Cell(sample_planned_step),
-    "sample, Records": Cell(functools.partial(sample_source, from_memory), neighbours=SOME | NAN),
-    "sample, Parquet": Cell(functools.partial(sample_source, from_parquet)),  # a NaN is refused
-    "sample, Dask": Cell(sample_dask, neighbours=SOME | NAN),
-    "sample, sites": Cell(functools.partial(sample_sites, False), neighbours=SOME | NAN),
-    "sample, sites with noise": Cell(functools.partial(sample_sites, True), neighbours=SOME | NAN),
+    "sample, records": Cell(sample_records, neighbours=ONE),
+    "sample, plan": Cell(sample_plan, neighbours=ONE),
+    "sample, planned step": Cell(sample_planned_step, neighbours=ONE),
+    "sample, Records": Cell(functools.partial(sample_source, from_memory), neighbours=ONE | NAN),
+    "sample, Parquet": Cell(
+        functools.partial(sample_source, from_parquet), neighbours=ONE
+    ),  # a NaN is refused
+    "sample, Dask": Cell(sample_dask, neighbours=ONE | NAN),
+    "sample, sites": Cell(functools.partial(sample_sites, False), neighbours=ONE | NAN),
+    "sample, sites with noise": Cell(functools.partial(sample_sites, True), neighbours=ONE | NAN),
     "scores": Cell(scores),
     "scores, all equal": Cell(scores, *ALL_EQUAL),
     "start": Cell(start),

@@ -296,7 +296,12 @@ def test_models(name):
     mode = "NUMBA" if name in [*MODELS][1::2] else PYTHON
     with pm.Model() as model:
         MODELS[name]()
-    check_cheap(RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": mode}), model)
+    is_fused = (
+        mode == "NUMBA" or name != "merging"
+    )  # Python takes the rows of its panel within the function
+    (check_cheap if is_fused else check)(
+        RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": mode}), model
+    )
 
 
 def test_one_record():

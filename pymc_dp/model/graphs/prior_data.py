@@ -114,7 +114,8 @@ class _PriorCheck:
     def _check_value(self, rv: Variable, value: np.ndarray) -> None:
         # PyMC makes floats of np.arange(3).
         is_whole = bool((value == np.rint(value)).all())
-        private = is_data(value.astype("int64") if is_whole else value, self._lengths)
+        values = value.astype("int64") if is_whole else value
+        private = is_data(values, self._lengths, is_index=is_whole)  # 0, 1, 2, ... is no data
         is_declared = rv.name in self._public.priors or value in self._public
         observed = any(are_equal(value, stored(v)) for v in self._data)
         if observed or (private and not is_declared):
