@@ -221,7 +221,8 @@ class LedgerFile(Shown):
             try:
                 yield db
             except BaseException:
-                db.execute("ROLLBACK")
+                if db.in_transaction:  # SQLite has ended it if the disk is full
+                    db.execute("ROLLBACK")
                 raise
             db.execute("COMMIT")
 
