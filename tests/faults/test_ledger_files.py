@@ -125,8 +125,8 @@ class TestFullDisk:
 
     @pytest.mark.slow
     def test_a_file_system_that_is_full(self, tmp_path):
-        """A real one, of 48 KiB, in which claims are made until it has no page left; then it grows."""
-        mount = f"mount -t tmpfs -o size=48k none {tmp_path}"
+        """A real one, of 96 KiB, in which claims are made until it has no page left; then it grows."""
+        mount = f"mount -t tmpfs -o size=96k none {tmp_path}"
         alone = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
         try:
             subprocess.run([*alone, mount], check=True, capture_output=True)
