@@ -41,6 +41,21 @@ def _(d):
     pm.Normal("y", pm.Normal("b") * x, 1.0 / x.shape[0], observed=d["y"])
 
 
+@entry("the number of rows by a sum of ones", **ADD_REMOVE, x=Z, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    pm.Normal(
+        "y", pm.Normal("a") + pm.Normal("b") * pt.ones_like(x).sum() + x, 1.0, observed=d["y"]
+    )
+
+
+@entry("the number of rows by a product of ones", **ADD_REMOVE, x=Z, y=Y)
+def _(d):
+    x = pm.Data("x", d["x"])
+    ones = pt.ones_like(x)
+    pm.Normal("y", pm.Normal("a") / pt.dot(ones, ones) + x, 1.0, observed=d["y"])
+
+
 @entry("the number of rows of a constant", **ADD_REMOVE, x=Z, y=Y)
 def _(d):
     x = pt.as_tensor(d["x"])

@@ -68,7 +68,7 @@ def test_refused(entry):
 #: Private all the same, but PyMC computes shapes in their log-densities: refused under add/remove without need.
 ONLY_SUBSTITUTION = {
     "censoring times by row", "zero-inflated counts", "hurdle of positive amounts", "hurdle of counts",
-    "HSGP with a centre from public bounds",
+    "HSGP with a centre from public bounds", "a custom distribution without captured arrays", "ordered outcomes, public cutpoints",
 }  # fmt: skip
 
 

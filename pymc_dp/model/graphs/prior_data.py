@@ -18,6 +18,7 @@ from pymc.distributions.distribution import support_point
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import Second
 from pytensor.tensor.basic import Alloc, ARange
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, Shape, Shape_i
@@ -207,15 +208,29 @@ def lengths_in(
             axes = axes if shape is v else [axes[_entry(v)]]
             lengths |= _lengths(x, axes, [r for r in ancestors([x]) if is_private(r)])
             stack.extend(value_inputs(shape.owner))
+        elif _is_fill(v):  # ones_like(x)
+            x, value = v.owner.inputs
+            lengths |= _lengths(x, [*range(x.ndim)], [r for r in ancestors([x]) if is_private(r)])
+            stack.append(value)
         else:
             used = (u for u in value_inputs(v.owner) if not _selects_all(u, v, is_private))
-            stack.extend(u.owner.inputs[0] if _fills(u, v, is_private) else u for u in used)
+            stack.extend(
+                u.owner.inputs[_is_fill(u)] if _fills(u, v, is_private) else u for u in used
+            )
     return lengths
+
+
+def _is_fill(v: Variable) -> bool:
+    """Whether an array has the shape of its first input, and the values of its second one."""
+    op = v.owner.op
+    return isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
 
 
 def _fills(u: Variable, v: Variable, is_private: Callable[[Variable], bool]) -> bool:
     """Whether an array is filled to be added to private rows (``x + zeros(x.shape[0])``), which have its length."""
-    if not (isinstance(v.owner.op, Elemwise) and u.owner and isinstance(u.owner.op, Alloc)):
+    if not (isinstance(v.owner.op, Elemwise) and u.owner):
+        return False
+    if not (isinstance(u.owner.op, Alloc) or _is_fill(u)):
         return False
     return any(map(is_private, ancestors([w for w in v.owner.inputs if w is not u])))
 
