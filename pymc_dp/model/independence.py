@@ -16,7 +16,6 @@ import pytensor.tensor as pt
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Join
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -31,7 +30,7 @@ from pymc_dp.model.graphs.data_variables import (
     upstream,
     value_inputs,
 )
-from pymc_dp.model.graphs.exposed import Exposed
+from pymc_dp.model.graphs.exposed import Exposed, canonical
 from pymc_dp.model.graphs.index_entries import subtensor_entries
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS, interval
 from pymc_dp.model.graphs.public_arrays import are_equal, is_structural
@@ -67,10 +66,7 @@ def prove_independence(
         If there is no proof, if a log-likelihood does not have one entry per row, or if a parameter
         has one entry per record.
     """
-    stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
-    rows = rewrite_graph(
-        list(rows), include=stages, exclude=("local_pow_to_nested_squaring", "constant_folding")
-    )
+    rows = canonical(rows)
     owners: dict[Variable, tuple[int, np.ndarray]] = {}
     first = _first_of_equals(exposed.private)
     of_length = {len(label): label for label in labels}

@@ -7,6 +7,7 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from tests.model.table_entries import (
+    COUNTS,
     INITIAL,
     POSITION,
     POSITIVE,
@@ -60,6 +61,19 @@ def _(d):
 def _(d):
     x = pt.as_tensor(d["x"])
     pm.Normal("y", pm.Normal("b") * x, 1.0 / x.shape[0], observed=d["y"])
+
+
+@entry("the number of rows of a constant whose values are not used", **ADD_REMOVE, x=Z, y=COUNTS)
+def _(d):
+    mu = pm.math.exp(pm.Normal("a") / pt.as_tensor(d["x"]).size)
+    pm.ZeroInflatedPoisson("y", psi=0.5, mu=mu, observed=d["y"])
+
+
+@entry("the number of rows by a range, in a hurdle", **ADD_REMOVE, x=Z, y=COUNTS)
+def _(d):
+    x = pm.Data("x", d["x"])
+    mu = pm.math.exp(pm.Normal("a") * x / pt.arange(x.shape[0])[-1])
+    pm.HurdlePoisson("y", psi=0.5, mu=mu, observed=d["y"])
 
 
 @entry("the number of rows in a prior", **ADD_REMOVE, x=Z, y=Y)

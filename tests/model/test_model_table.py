@@ -65,13 +65,6 @@ def test_refused(entry):
         assert not any(f"{v:.4f}" in str(refused.value) for v in np.ravel(array).astype(float))
 
 
-#: Private all the same, but PyMC computes shapes in their log-densities: refused under add/remove without need.
-ONLY_SUBSTITUTION = {
-    "censoring times by row", "zero-inflated counts", "hurdle of positive amounts", "hurdle of counts",
-    "HSGP with a centre from public bounds", "a custom distribution without captured arrays", "ordered outcomes, public cutpoints",
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -87,7 +80,7 @@ def test_no_record_moves_another_ones_term(entry):
             entry.build(data), records=entry.records, public=entry.public, compile_kwargs=OPTIONS
         )
         has_rows = any(isinstance(p, str) and p == "X" for p in entry.public)
-        if not has_rows and entry.name not in ONLY_SUBSTITUTION:
+        if not has_rows:
             check_neighbours(likelihood, "add_remove")
         return np.array([likelihood.logp(theta) for theta in points(likelihood)])
 

@@ -17,17 +17,21 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.tensor as pt
 
 from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
+from pytensor.tensor.shape import Shape
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import (
+    downstream,
     is_array_root,
     observed_arrays,
     observed_values,
@@ -35,10 +39,12 @@ from pymc_dp.model.graphs.data_variables import (
     stored,
 )
 from pymc_dp.model.graphs.graph_arrays import array_name, arrays_in, inner_arrays, is_custom
-from pymc_dp.model.graphs.prior_data import check_priors, lengths_in
+from pymc_dp.model.graphs.parameter_checks import strip_checks
+from pymc_dp.model.graphs.prior_data import check_priors, constant_lengths, lengths_in
 from pymc_dp.model.graphs.public_arrays import PublicArrays, is_structural
+from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
 
-__all__ = ["Exposed", "expose", "in_sight"]
+__all__ = ["Exposed", "canonical", "expose", "in_sight"]
 
 
 _ONE_AT_A_TIME = threading.RLock()  # `in_sight` changes PyTensor for all threads
@@ -51,6 +57,7 @@ class Exposed:
     `graphs` has the elementwise log-likelihood of each observed variable, at its value in `values`.
     `private` has all arrays in the graphs except those declared public and patterns made without data,
     and `names` their descriptions, for messages. `by_number` has what depends on the number of rows.
+    If `lengths_known` is false, no shape is known but those of rows, so that no length becomes a number.
     """
 
     graphs: list[Variable] = field(default_factory=list)
@@ -58,6 +65,7 @@ class Exposed:
     private: list[SharedVariable] = field(default_factory=list)
     names: dict[Variable, str] = field(default_factory=dict, repr=False)
     by_number: list[str] = field(default_factory=list)
+    lengths_known: bool = True
 
     def arrays_of(self, graphs: Sequence[Variable]) -> list[Variable]:
         """Arrays that other graphs of the model depend on, except scalars and patterns."""
@@ -66,7 +74,8 @@ class Exposed:
     def shared(self, variable: Variable, public: PublicArrays | tuple = ()) -> SharedVariable:
         """Make a shared variable in place of an array: a private one unless the array is public."""
         data = np.array(stored(variable), order="C")  # by rows, as functions of rows read them
-        own = pytensor.shared(data, shape=data.shape, name=variable.name, borrow=True)
+        shape = data.shape if self.lengths_known else (None, *data.shape[1:])[: data.ndim]
+        own = pytensor.shared(data, shape=shape, name=variable.name, borrow=True)
         if variable not in public:
             self.private.append(own)
             self.names[own] = array_name(variable)
@@ -91,20 +100,53 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
         by_number = check_priors(model, public, lengths)
         exposed = _exposed(model, public, lengths)
     rows = lengths | {len(stored(v)) for v in exposed.private if v.ndim}
-    for rv, graph in zip(model.observed_RVs, exposed.graphs, strict=True):
+    for k, (rv, graph) in enumerate(zip(model.observed_RVs, exposed.graphs, strict=True)):
         # PyMC evaluates shapes while it derives a log-density; a logp function may add others.
-        written = lengths_in([rv], public.excludes, {*model.free_RVs, *_sizes(rv)})
-        if not rows.isdisjoint(written | lengths_in([graph], {*exposed.private}.__contains__)):
+        stop = {*model.free_RVs, *_sizes(rv)}
+        used = lengths_in([rv], public.excludes, stop)
+        used |= lengths_in([graph], {*exposed.private}.__contains__)
+        if not rows.isdisjoint(constant_lengths([rv], stop)) or (
+            not rows.isdisjoint(used) and _uses_number(model, public, lengths, k)
+        ):
             by_number.append(f"the likelihood of {rv.name!r}")
     exposed.by_number.extend(by_number)
     return exposed
 
 
+def _uses_number(model: pm.Model, public: PublicArrays, lengths: set[int], place: int) -> bool:
+    """Whether rows of a log-likelihood depend on the number of rows.
+
+    Lengths are not known here, so they are in the graph of the rows if its values need them; those that only
+    fill arrays, as in many log-densities of PyMC, are not: a row of ``alloc(x, n)`` is x.
+    """
+    with in_sight(lengths):
+        exposed = _exposed(model, public, lengths, lengths_known=False)
+    dependent = downstream(exposed.graphs, exposed.private)
+    index = pt.vector("index", dtype="int64")
+    try:
+        stripped, _ = strip_checks(exposed.graphs, dependent, model.value_vars)
+        row = RowWalk(index)(canonical(stripped)[place], 0, index)
+    except (Blocked, UnsupportedModel):  # a model that is refused is so by its proof
+        return True
+    return not {*exposed.private}.isdisjoint(ancestors([row]))
+
+
+def canonical(graphs: Sequence[Variable]) -> list[Variable]:
+    """Graphs in which shapes are computed from those of arrays, and operations are PyTensor's canonical ones."""
+    stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
+    exclude = ("local_pow_to_nested_squaring", "constant_folding")
+    return rewrite_graph(list(graphs), include=stages, exclude=exclude)
+
+
 def _sizes(rv: Variable) -> set[Variable]:
     """Sizes of random variables, which for observed ones are the shapes of what is observed."""
-    nodes = (v.owner for v in ancestors([rv]) if v.owner is not None)
-    random = (n for n in nodes if isinstance(n.op, RandomVariable))
-    return {n.op.size_param(n) for n in random}
+    sizes = set()
+    for node in {v.owner for v in ancestors([rv]) if v.owner is not None}:
+        op = getattr(node.op, "base_rv_op", node.op)  # of a truncated one
+        # PyMC's own distributions that are made of others have a signature.
+        if isinstance(op, RandomVariable) or getattr(op, "extended_signature", None):
+            sizes.add(op.size_param(node))
+    return sizes - {None}
 
 
 @contextmanager
@@ -136,13 +178,19 @@ def in_sight(lengths: set[int]) -> Iterator[None]:
             unconditional_constant_folding.transform = evaluate
 
 
-def _exposed(model: pm.Model, public: PublicArrays, lengths: set[int]) -> Exposed:
+def _exposed(
+    model: pm.Model, public: PublicArrays, lengths: set[int], lengths_known: bool = True
+) -> Exposed:
     free = set(model.free_RVs)
-    exposed = Exposed()
+    exposed = Exposed(lengths_known=lengths_known)
     old = dict(zip(model.observed_RVs, observed_values(model), strict=True))
     for rv, value in old.items():
         _check_likelihood(rv, [rv, value], free, public)
     arrays = arrays_in([v for pair in old.items() for v in pair], free, lengths, single=True)
+    if not lengths_known:  # also of arrays whose values are not used
+        found = ancestors([*old, *old.values()], blockers=free)
+        shapes = [v.owner.inputs[0] for v in found if v.owner and isinstance(v.owner.op, Shape)]
+        arrays += [v for v in ancestors(shapes) if is_array_root(v) and v.ndim and v not in arrays]
     replaced = exposed.in_place_of(arrays, public)
     replaced.update((rv, rv) for rv in free)  # their ancestors belong to the prior
     new = {}

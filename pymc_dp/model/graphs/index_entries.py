@@ -10,6 +10,9 @@ import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
+from pytensor.tensor.basic import ARange
+from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.shape import Reshape
 from pytensor.tensor.subtensor import indices_from_subtensor
 from pytensor.tensor.type_other import SliceType
 
@@ -107,6 +110,13 @@ def has_rows(entry: Any, from_end: int) -> bool:
 
 def is_range(array: Variable, from_end: int) -> bool:
     """Whether an array is 0, 1, ... along one axis, and has length 1 along the others."""
+    source = array
+    while source.owner is not None and isinstance(source.owner.op, DimShuffle | Reshape):
+        source = source.owner.inputs[0]
+    if source.owner is not None and isinstance(source.owner.op, ARange):
+        start, _, step = (getattr(v, "data", None) for v in source.owner.inputs)
+        other = [n for k, n in enumerate(array.type.shape) if k != array.ndim + from_end]
+        return start == 0 and step == 1 and all(n == 1 for n in other)
     if not is_array_root(array) or stored(array).shape[from_end] != stored(array).size:
         return False
     return np.array_equal(stored(array).ravel(), np.arange(stored(array).size))

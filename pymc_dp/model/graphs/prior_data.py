@@ -20,8 +20,8 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Second
 from pytensor.tensor.basic import Alloc, ARange
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.shape import Reshape, Shape, Shape_i
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.errors import UnsupportedModel
@@ -43,10 +43,9 @@ from pymc_dp.model.graphs.graph_arrays import (
     is_length,
 )
 from pymc_dp.model.graphs.index_entries import subtensor_entries
-from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import PublicArrays, are_equal
 
-__all__ = ["check_priors", "lengths_in"]
+__all__ = ["check_priors", "constant_lengths", "lengths_in"]
 
 _CURES = {
     "prior of": "Write the prior without data.",
@@ -201,7 +200,7 @@ def lengths_in(
         seen.add(v)
         shape = v.owner.inputs[0] if isinstance(v.owner.op, Subtensor) and not v.ndim else v
         if is_length(v):
-            lengths.add(int(stored(shape)[_entry(v)]))
+            lengths |= constant_lengths([v], seen - {v})
         elif shape.owner is not None and isinstance(shape.owner.op, Shape | Shape_i):
             (x,) = shape.owner.inputs
             axes = [shape.owner.op.i] if isinstance(shape.owner.op, Shape_i) else [*range(x.ndim)]
@@ -213,42 +212,21 @@ def lengths_in(
             lengths |= _lengths(x, [*range(x.ndim)], [r for r in ancestors([x]) if is_private(r)])
             stack.append(value)
         else:
-            used = (u for u in value_inputs(v.owner) if not _selects_all(u, v, is_private))
-            stack.extend(
-                u.owner.inputs[_is_fill(u)] if _fills(u, v, is_private) else u for u in used
-            )
+            stack.extend(value_inputs(v.owner))
     return lengths
+
+
+def constant_lengths(graphs: Sequence[Variable], stop: Set[Variable]) -> set[int]:
+    """Lengths of constants, which PyTensor writes as entries of constants: see `is_length`."""
+    found = filter(is_length, upstream(graphs, stop))
+    entries = (stored(v.owner.inputs[0])[_entry(v)] for v in found)
+    return {int(n) for entry in entries for n in np.atleast_1d(entry)}
 
 
 def _is_fill(v: Variable) -> bool:
     """Whether an array has the shape of its first input, and the values of its second one."""
     op = v.owner.op
     return isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
-
-
-def _fills(u: Variable, v: Variable, is_private: Callable[[Variable], bool]) -> bool:
-    """Whether an array is filled to be added to private rows (``x + zeros(x.shape[0])``), which have its length."""
-    if not (isinstance(v.owner.op, Elemwise) and u.owner):
-        return False
-    if not (isinstance(u.owner.op, Alloc) or _is_fill(u)):
-        return False
-    return any(map(is_private, ancestors([w for w in v.owner.inputs if w is not u])))
-
-
-def _selects_all(index: Variable, v: Variable, is_private: Callable[[Variable], bool]) -> bool:
-    """Whether an index of private rows is the range of their number: ``p[arange(p.shape[0]), y]``."""
-    if not isinstance(v.owner.op, SELECTIONS) or index is (x := v.owner.inputs[0]):
-        return False
-    ranges = index
-    while ranges.owner is not None and isinstance(ranges.owner.op, DimShuffle | Reshape):
-        ranges = ranges.owner.inputs[0]
-    if ranges.owner is None or not isinstance(ranges.owner.op, ARange):
-        return False
-    start, stop, step = ranges.owner.inputs
-    axis = subtensor_entries(v.owner.op, x, v.owner.inputs[1:]).index(index)
-    is_range = isinstance(start, Constant) and not start.data and getattr(step, "data", 0) == 1
-    has_rows = any(map(is_private, ancestors([x])))
-    return is_range and has_rows and lengths_in([stop], is_private) == {x.type.shape[axis]}
 
 
 def _entry(v: Variable) -> Any:

@@ -25,7 +25,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.basic import Alloc, AllocEmpty, ExtractDiag, Join, Split
+from pytensor.tensor.basic import Alloc, AllocEmpty, ARange, ExtractDiag, Join, Split
 from pytensor.tensor.blas import BatchedDot
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -184,6 +184,11 @@ class RowWalk:
         return op(*shape)
 
     @_through.register
+    def _(self, op: ARange, node: Apply, axis: int, index: Variable) -> Variable:
+        start, _, step = node.inputs
+        return (start + step * index).astype(op.dtype)
+
+    @_through.register
     def _(self, op: Join, node: Apply, axis: int, index: Variable) -> Variable:
         parts = joined(node)
         along = op.axis if len(parts) == len(node.inputs) else node.inputs[0].data
@@ -301,7 +306,7 @@ class RowWalk:
         self, node: Apply, entries: list[Any], axis: int, from_end: int, index: Variable
     ) -> Variable:
         """``x[group]``: index arrays select the rows, along their axis `from_end`."""
-        x, n_rows = node.inputs[0], node.outputs[0].type.shape[axis]
+        x, n_rows = node.inputs[0], node.outputs[0].type.shape[axis] or math.inf
         moving = [k for k, entry in enumerate(entries) if has_rows(entry, from_end)]
         first = _first_axis(x, entries, moving, from_end, n_rows)
         if first is not None:
@@ -339,7 +344,7 @@ class RowWalk:
 
 
 def _first_axis(
-    x: Variable, entries: Sequence[Any], moving: Sequence[int], from_end: int, n_rows: int
+    x: Variable, entries: Sequence[Any], moving: Sequence[int], from_end: int, n_rows: float
 ) -> int | None:
     """The axis along which only the selected rows of x should be computed, or taken, if there is one.
 
