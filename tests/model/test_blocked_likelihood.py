@@ -80,8 +80,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
-def test_blocks_give_the_same_whole_numbers(tmp_path, mode):
+def test_blocks_give_the_same_whole_numbers(tmp_path):
     """In blocks of several lengths, mapped from a file, from Parquet, and from a pickle."""
     pa = pytest.importorskip("pyarrow")
     table = {k: v for k, v in columns().items() if k != "x"} | {f"x{k}": columns()["x"][:, k] for k in range(D)}  # fmt: skip
@@ -91,8 +90,7 @@ def test_blocks_give_the_same_whole_numbers(tmp_path, mode):
     np.save(tmp_path / "x.npy", columns()["x"])
     mapped = columns() | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
     arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y", "weight": "weight"}
-    records, options = Records(columns(), block_rows=1003), {"compile_kwargs": {"mode": mode}}
-    likelihood = BlockedLikelihood(regression, records, **options)
+    likelihood = BlockedLikelihood(regression, Records(columns(), block_rows=1003))
     expected = reduced(likelihood)
     # In one piece, what depends on data alone is computed once, by NumPy: its last bits may differ.
     for a, b in zip(reduced(whole())[0], expected[0], strict=True):
@@ -109,7 +107,7 @@ def test_blocks_give_the_same_whole_numbers(tmp_path, mode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_shards", [1, 2, 7, 64])
+@pytest.mark.parametrize("n_shards", [7, 64])
 def test_shards_in_any_order_have_the_same_sum(n_shards):
     shards = Records(columns()).split(n_shards)
     order = np.random.default_rng(n_shards).permutation(n_shards)
@@ -381,14 +379,14 @@ def test_parallel_chains_read_for_themselves(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["penalty", "fast_mh", "hmc"])
+@pytest.mark.parametrize("kind", ["fast_mh", "hmc"])
 def test_steps_on_blocks(kind):
     budget = dp.PrivacyBudget(50.0, 1e-5, chains=1)
     common = {"budget": budget, "likelihood": simulator().likelihood, "model": simulator().model}
-    walk = dp.RandomWalk(0.02)
     step = {
-        "penalty": lambda: dp.DPPenalty(clip_bound=2.0, proposal=walk, **common),
-        "fast_mh": lambda: dp.DPFastMH(clip_bound=2.0, proposal=walk, batch_rate=50.0, **common),
+        "fast_mh": lambda: dp.DPFastMH(
+            clip_bound=2.0, proposal=dp.RandomWalk(0.02), batch_rate=50.0, **common
+        ),
         "hmc": lambda: dp.DPHMC(
             clip_bound=2.0, step_size=0.01, n_leapfrog=3, gradient_clip_bound=2.0, gradient_noise_multiplier=5.0, **common
         ),

@@ -42,22 +42,23 @@ BY_NAME = {f.name: f for f in FAMILIES}
 
 
 @cache
-def single_gradients(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A point, and the gradient of every record there, from PyMC's models of single records."""
+def single_records(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A point; the log-likelihood of every record there, and its gradient, from PyMC's models of single records."""
     family = BY_NAME[name]
     model = family.build()
     likelihood = RecordLikelihood(model, compile_kwargs={"mode": PYTHON})
     theta = thetas(likelihood, model, 1)[0]
-    found = []
+    values, found = [], []
     for i in range(N):
         single = family.build(slice(i, i + 1))
         logp = single.logp(vars=single.observed_RVs, jacobian=False)
-        values = pt.grad(logp, single.value_vars, disconnected_inputs="ignore")
-        function = single.compile_fn(values, mode=PYTHON, on_unused_input="ignore")
+        gradient = pt.grad(logp, single.value_vars, disconnected_inputs="ignore")
+        function = single.compile_fn([logp, *gradient], mode=PYTHON, on_unused_input="ignore")
         with np.errstate(all="ignore"):
-            gradient = function(likelihood.unravel(theta))
+            value, *gradient = function(likelihood.unravel(theta))
+        values.append(value)
         found.append(np.concatenate([np.ravel(g) for g in gradient]))
-    return theta, np.array(found)
+    return theta, np.array(values), np.array(found)
 
 
 def differences(likelihood: RecordLikelihood, theta: np.ndarray) -> np.ndarray:
@@ -110,10 +111,17 @@ def check(likelihood, theta, expected, rtol=1e-7, indices=((), (3, 0, 3, 3), (2,
 
 
 def check_family(family, mode):
-    theta, expected = single_gradients(family.name)
-    likelihood = RecordLikelihood(family.build(), compile_kwargs={"mode": mode})
+    theta, values, expected = single_records(family.name)
+    model = family.build()
+    likelihood = RecordLikelihood(model, compile_kwargs={"mode": mode})
+    assert (likelihood.n_records, likelihood.logp(theta).dtype) == (N, np.float64)
+    np.testing.assert_allclose(likelihood.logp(theta), values, rtol=1e-9)
+    log_prior = model.compile_logp(vars=[*model.free_RVs, *model.potentials], mode=PYTHON)
+    prior = log_prior(likelihood.unravel(theta))
+    np.testing.assert_allclose(likelihood.log_prior(theta), prior, rtol=1e-9)
     check(likelihood, theta, expected)
     assert likelihood._gradients._groups
+    test_indexing.check(likelihood, model, [[3, 0, 6, 6, 1], [2], []])
 
 
 def one_in_six(cases):
@@ -152,6 +160,9 @@ def check_model(fill, mode):
         expected = differences(likelihood, theta)
         check(likelihood, theta, expected, rtol=1e-5, indices=[(3, 0, 59, 59)])
     assert likelihood._gradients._groups
+    # The rows of a panel that is merged are taken within the function.
+    is_cheap = fill.__name__ != "merging"
+    (test_indexing.check_cheap if is_cheap else test_indexing.check)(likelihood, model)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +182,7 @@ def test_models_compiled(name):
 
 @pytest.mark.slow
 def test_the_comparison_of_these_tests_finds_a_wrong_record():
-    theta, expected = single_gradients("logistic")
+    theta, _, expected = single_records("logistic")
     likelihood = RecordLikelihood(BY_NAME["logistic"].build(), compile_kwargs={"mode": PYTHON})
     check(likelihood, theta, expected)
     expected = expected.copy()

@@ -23,46 +23,18 @@ from scipy import stats
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.sums.exact_sums import clipped_changes
-from tests.model.example_models import FAMILIES, N
+from tests.model.example_models import FAMILIES
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
-BY_NAME = {f.name: f for f in FAMILIES}
 PYTHON = Mode(linker="py", optimizer=None)  # the reference: no rewrites, no compiler
-
-
-def reference(model: pm.Model, theta: dict[str, np.ndarray]) -> float:
-    """Log-likelihood of all records of a model, as PyMC computes it."""
-    logp = model.compile_logp(
-        vars=model.observed_RVs, jacobian=False, sum=False, mode=PYTHON, on_unused_input="ignore"
-    )
-    return sum(np.sum(term) for term in logp(theta))
 
 
 def thetas(likelihood: RecordLikelihood, model: pm.Model, n: int) -> list[np.ndarray]:
     rng = np.random.default_rng(3)
     start = likelihood.ravel(model.initial_point())
     return [start + rng.normal(scale=0.4, size=start.shape) for _ in range(n)]
-
-
-# Models of every single record take a second or more.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BY_NAME)
-def test_every_record_as_if_it_were_alone(name):
-    """Every other family is compiled; the rest is compiled in test_row_subsets.py."""
-    family, mode = BY_NAME[name], "NUMBA" if name in [*BY_NAME][::2] else PYTHON
-    model = family.build()
-    likelihood = RecordLikelihood(model, compile_kwargs={"mode": mode})
-    assert likelihood.n_records == N
-    singles = [family.build(slice(i, i + 1)) for i in range(N)]
-    log_prior = model.compile_logp(vars=[*model.free_RVs, *model.potentials], mode=PYTHON)
-    for theta in thetas(likelihood, model, 2):
-        point = likelihood.unravel(theta)
-        actual, expected = likelihood.logp(theta), [reference(s, point) for s in singles]
-        assert actual.dtype == np.float64
-        np.testing.assert_allclose(actual, expected, rtol=1e-9)
-        np.testing.assert_allclose(likelihood.log_prior(theta), log_prior(point), rtol=1e-9)
 
 
 def linear(n: int, *, mode=PYTHON, **kwargs) -> RecordLikelihood:

@@ -67,7 +67,7 @@ def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
     for function in (first._function, second._function):
         ((_, axis),) = function.data
         assert axis == 0
-        function.data = [(vectors.copy(), 0)]
+        function._data = [(vectors.copy(), 0)]
         function._n_rows = len(vectors)
     second._n_records = second._n_rows = len(vectors)
     likelihood.__dict__["n_records"] = likelihood._gradients._n_records = len(vectors)

@@ -14,7 +14,6 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.sums import batch_likelihood as batches
-from tests.model.example_models import FAMILIES
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -265,43 +264,11 @@ def something_observed_without_parameters():
     pm.Normal("y", pm.Normal("a"), 1.0, observed=Y)
 
 
-def enlarged(family) -> pm.Model:
-    return family.build(np.random.default_rng(5).integers(7, size=N))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES[::2], ids=lambda f: f.name)
-def test_families(family):
-    model = enlarged(family)
-    check_cheap(RecordLikelihood(model, compile_kwargs={"mode": PYTHON}), model)
-
-
-@pytest.mark.parametrize(
-    "family",
-    [
-        f if f.name == "logistic" else pytest.param(f, marks=pytest.mark.slow)
-        for f in FAMILIES[1::2]
-    ],
-    ids=lambda f: f.name,
-)
-def test_families_compiled(family):
-    model = enlarged(family)
-    check_cheap(RecordLikelihood(model), model)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_models(name):
-    """Every other one is compiled; the others are with their gradients."""
-    mode = "NUMBA" if name in [*MODELS][1::2] else PYTHON
+def test_a_compiled_model():
+    """All are, with their gradients: see test_gradients.py."""
     with pm.Model() as model:
-        MODELS[name]()
-    is_fused = (
-        mode == "NUMBA" or name != "merging"
-    )  # Python takes the rows of its panel within the function
-    (check_cheap if is_fused else check)(
-        RecordLikelihood(model, public=PUBLIC, compile_kwargs={"mode": mode}), model
-    )
+        pm.Bernoulli("y", logit_p=X @ pm.Normal("b", shape=4), observed=BINARY)
+    check_cheap(RecordLikelihood(model), model)
 
 
 def test_one_record():

@@ -24,11 +24,7 @@ X = RNG.normal(size=(N, 2))
 WHO = np.array([0, 0, 1, 2, 2, 2, 1])
 SEED = 4
 
-#: Compiled by default; the others with the slow tests.
-QUICK = ("logistic",)
 BY_NAME = {f.name: f for f in FAMILIES}
-#: No random numbers are known, or what is observed is in another variable's parameters, too.
-NO_DRAWS = ("custom logp", "several observed")
 
 
 def position(model, seed=1):
@@ -70,18 +66,11 @@ def check_model_own_likelihood(model, **options):
 # ---------------------------------------------------------------- the likelihood, and its derivatives
 
 
-#: Compiled as RecordLikelihood is, whose tests go through all of them.
-SOME = [n for n in BY_NAME if n not in NO_DRAWS]
-LONG = "multivariate normal, LKJ"  # takes two minutes to compile
+#: Compiled as RecordLikelihood is, whose tests go through all of them: one of scalars, of rows, and of groups.
+SOME = ["logistic", *(pytest.param(n, marks=pytest.mark.slow) for n in ("trailing axes", "coords"))]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *QUICK,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[::2] if n not in (*QUICK, LONG)),
-    ],
-)
+@pytest.mark.parametrize("name", SOME)
 def test_likelihood_and_derivatives(name):
     simulated, theta = check_model_own_likelihood(BY_NAME[name].build())
     data = simulated.draw(theta, np.random.default_rng(SEED))
@@ -129,12 +118,8 @@ def check_pooled(simulated, theta, monkeypatch):
         np.testing.assert_array_equal(pooled.gradients(theta), gradients)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOME[1::2] if n not in (*QUICK, LONG))],
-)  # fmt: skip
-def test_pooled_records(name, monkeypatch):
-    model = BY_NAME[name].build()
+def test_pooled_records(monkeypatch):
+    model = BY_NAME["logistic"].build()
     simulated = SimulatedRecords(model, public_covariates=True)
     check_pooled(simulated, position(model), monkeypatch)
 
