@@ -209,9 +209,7 @@ def tables(stored: Stored) -> list[str]:
             both = zip(
                 stored[kind][str(epsilon)]["covered"], PUBLISHED[kind][str(epsilon)], strict=True
             )
-            rows.append(
-                [f"{epsilon:g}", *(f"{c / REPLICATES:.2f} ({p:.2f})" for c, p in both)]
-            )
+            rows.append([f"{epsilon:g}", *(f"{c / REPLICATES:.2f} ({p:.2f})" for c, p in both)])
         lines += [*table(["epsilon", *case.names], rows), ""]
     return lines
 

@@ -78,8 +78,9 @@ class Experiment:
         elif before is None:
             part[key] = {column: [value] for column, value in found.items()}
         else:
-            for column in before:
-                before[column].append(found.get(column))
+            n = len(next(iter(before.values())))
+            for column in before | found:
+                before.setdefault(column, [None] * n).append(found.get(column))
         Path(self.script).with_suffix(".json").write_text(text_of(stored) + "\n")
 
     def main(self, arguments: list[str] | None = None) -> None:

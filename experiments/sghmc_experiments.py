@@ -163,8 +163,8 @@ def bias(small):
     """Standard deviation of the draws over that of the posterior, calculated and measured."""
     centre, precision = normal_posterior()
     friction, rows = 25.0, []
-    for step_size, draws in {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 4500}.items():
-        draws = 90 if small else draws
+    lengths = {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 4500}
+    for step_size, draws in {0.02: 90}.items() if small else lengths.items():
         row = {"step size": step_size, "in frequencies": step_size * math.sqrt(precision), "draws": draws, "kinds": {}}  # fmt: skip
         for kind, (batch, right, refresh) in KINDS_OF_BIAS.items():
             variance = batch_variance(batch)
@@ -184,11 +184,11 @@ def bias(small):
                 "error": float(squares.std(ddof=1)) / math.sqrt(30) / (2 * sd),
             }
         rows.append(row)
-    clipping = clipping_bias(90 if small else 1500)
+    clipping = clipping_bias(90, (1.0,)) if small else clipping_bias()
     return {"friction": friction, "n_steps": 10, "rows": rows, "clipping": clipping}
 
 
-def clipping_bias(draws):
+def clipping_bias(draws=1500, bounds=(2.0, 1.0, 0.7, 0.35)):
     """The same model and a skewed one: waiting times, whose tail is clipped."""
     rows = []
     skewed = np.random.default_rng(3).exponential(2.0, N) - 1.0
@@ -197,7 +197,7 @@ def clipping_bias(draws):
         pm.Normal("y", mu, SD, observed=skewed)
     precision = 1 + N / SD**2
     for name, made, data in (("normal", normal_model(), normal_data()), ("skewed", model, skewed)):
-        for bound in (2.0, 1.0, 0.7, 0.35):
+        for bound in bounds:
             centre = data.sum() / SD**2 / precision
             chain, _ = chain_of(
                 made, draws, 1, start={"mu": centre}, step_size=lambda t: 0.02, friction=25.0,
@@ -580,7 +580,12 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 EXPERIMENT = Experiment(
-    __file__, run, dict.fromkeys([*PARTS, "radon"], 0), tables, needs={"radon": "radon.csv.gz"}
+    __file__,
+    run,
+    dict.fromkeys([*PARTS, "radon"], 0),
+    tables,
+    needs={"radon": "radon.csv.gz"},
+    small=("accounting", "phase", "bias", "radon"),
 )
 
 if __name__ == "__main__":

@@ -95,9 +95,6 @@ class Task:
     covariates : tuple of Covariate
     problem : callable
         A data set, given a random generator.
-    epsilons : tuple of float
-    n_sets : int
-        Data sets at each epsilon.
     outcome : tuple of float
         Public range of the outcomes, for methods that need one.
     """
@@ -106,8 +103,6 @@ class Task:
     family: str
     covariates: tuple[Covariate, ...]
     problem: Callable[[np.random.Generator], Problem]
-    epsilons: tuple[float, ...]
-    n_sets: int
     outcome: tuple[float, float] = (0.0, 1.0)
 
     @property
@@ -248,7 +243,7 @@ def resampled(
     """
     own = np.random.default_rng(1).random(len(y)) >= held_out
     truth, _ = fit(family, design(covariates, z[own]), y[own], np.inf)
-    d = len(Task("", family, covariates, lambda _: None, (), 0).names)  # type: ignore[arg-type, return-value]
+    d = len(Task("", family, covariates, lambda _: None).names)  # type: ignore[arg-type, return-value]
 
     def problem(rng: np.random.Generator) -> Problem:
         rows = rng.choice(np.flatnonzero(own), size=own.sum())
@@ -282,7 +277,7 @@ def adult_reduced() -> Task:
     y = (rows.income == ">50K").to_numpy(int)
     return Task(
         "Adult, income on age, race, gender", "logistic", covariates,
-        resampled("logistic", covariates, z, y, 0.0), (0.1, 0.3, 0.5, 1.0), 20,
+        resampled("logistic", covariates, z, y, 0.0),
     )  # fmt: skip
 
 
@@ -304,7 +299,7 @@ def adult_income() -> Task:
     y = (rows.income == ">50K").to_numpy(int)
     return Task(
         "Adult, income on eight covariates", "logistic", covariates,
-        resampled("logistic", covariates, z, y), (1.0, 2.0, 4.0, 10.0), 10,
+        resampled("logistic", covariates, z, y),
     )  # fmt: skip
 
 
@@ -322,7 +317,7 @@ def noisy_regression() -> Task:
         return Problem(z[:1000], y[:1000], truth, z[1000:], y[1000:])
 
     return Task(
-        "Simulated regression", "normal", covariates, problem, (1.0, 2.0, 5.0, 10.0, 20.0), 50, (-20, 20)
+        "Simulated regression", "normal", covariates, problem, (-20, 20)
     )  # fmt: skip
 
 
@@ -338,7 +333,7 @@ def wage() -> Task:
         Covariate("information", 2), Covariate("healthy", 2),
     )  # fmt: skip
     return Task(
-        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()), (1.0, 4.0), 20,
+        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()),
         (2.0, 7.0),
     )  # fmt: skip
 
@@ -352,7 +347,7 @@ def default() -> Task:
     )  # fmt: skip
     y = (rows.default == "Yes").to_numpy(int)
     return Task(
-        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 80
+        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y)
     )  # fmt: skip
 
 
@@ -374,8 +369,6 @@ def compas() -> Task:
         "logistic",
         covariates,
         resampled("logistic", covariates, z, y),
-        (1.0, 4.0),
-        20,
     )
 
 
@@ -391,7 +384,7 @@ def german() -> Task:
     )  # fmt: skip
     y = (rows[20] == 2).to_numpy(int)
     return Task(
-        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y)
     )  # fmt: skip
 
 
@@ -408,7 +401,7 @@ def arrests(family: str = "poisson") -> Task:
     )  # fmt: skip
     return Task(
         f"Arrests, {family}", family, covariates,
-        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 40, (0, 12),
+        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (0, 12),
     )  # fmt: skip
 
 
