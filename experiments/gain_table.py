@@ -1,9 +1,9 @@
 """Iterations that the experiments of Räisä (2021) may run: release accounting against decision accounting.
 
-Prints the table of ``docs/accounting.md``::
+The table of ``docs/accounting.md``::
 
     python experiments/gain_table.py                  # some minutes
-    python experiments/gain_table.py "flat banana"    # these rows only
+    python experiments/gain_table.py --print
 
 Hyperparameters are those of the thesis and its code: number of records, noise multiplier ``tau *
 sqrt(n)``, clip bound, proposal, delta = 0.1 / n. A decision's cost depends on the noise itself, not
@@ -11,11 +11,12 @@ only on its ratio to the sensitivity; both are taken at the mean distance of a p
 """
 
 import math
-import sys
 
 from dataclasses import dataclass
 
 from published_bounds import MinibatchRelease
+from runner import Experiment as Runner
+from runner import Options, Stored
 from scipy.special import gammaln
 
 from pymc_dp import Penalty
@@ -111,33 +112,35 @@ def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
     return rows
 
 
-def table(names: list[str]) -> str:
-    """Markdown table of all experiments, or of those with these names."""
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Cells of a row for each sampler."""
+    e = BY_NAME[name]
+    delta, found = 0.1 / e.n, {}
+    for sampler, noise, released, same, better in accountings(e):
+        # Theorem 3.5 converts as the moments accountant does; Gaussian releases are exact.
+        how = "moments" if sampler.startswith("minibatch") else "gaussian"
+        old = [max_draws(released, epsilon, delta, accountant=how) for epsilon in EPSILONS]
+        new = [max_draws(same, epsilon, delta) for epsilon in EPSILONS]
+        most = max_draws(better, EPSILONS[-1], delta) * BETTER.probability(0.0)
+        gain = most / (old[-1] * Penalty(noise).probability(0.0))
+        counts = [f"{k:,}".replace(",", " ") for k in old + new]
+        found[sampler] = [f"{noise:.2f}", *counts, f"{gain:.2g} x"]
+    return found
+
+
+def tables(stored: Stored) -> list[str]:
+    """The table of the page."""
     lines = [
         "| experiment | sampler | noise | released: 1 | 4 | decided: 1 | 4 | moves |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for e in EXPERIMENTS:
-        if names and e.name not in names:
-            continue
-        delta = 0.1 / e.n
-        for sampler, noise, released, same, better in accountings(e):
-            # Theorem 3.5 converts as the moments accountant does; Gaussian releases are exact.
-            published = "moments" if sampler.startswith("minibatch") else "gaussian"
-            old = [
-                max_draws(released, epsilon, delta, accountant=published) for epsilon in EPSILONS
-            ]
-            new = [max_draws(same, epsilon, delta) for epsilon in EPSILONS]
-            most = max_draws(better, EPSILONS[-1], delta) * BETTER.probability(0.0)
-            gain = most / (old[-1] * Penalty(noise).probability(0.0))
-            cells = [
-                f"{noise:.2f}",
-                *(f"{k:,}".replace(",", " ") for k in old + new),
-                f"{gain:.2g} x",
-            ]
-            lines.append(f"| {e.name}, {e.d}-d | {sampler} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    for name, found in stored.items():
+        lines += [f"| {name} | {s} | {' | '.join(cells)} |" for s, cells in found.items()]
+    return lines
 
+
+BY_NAME = {f"{e.name}, {e.d}-d": e for e in EXPERIMENTS}
+EXPERIMENT = Runner(__file__, run, dict.fromkeys(BY_NAME, 0), tables, small=("circle, 2-d",))
 
 if __name__ == "__main__":
-    print(table(sys.argv[1:]))
+    EXPERIMENT.main()

@@ -164,7 +164,7 @@ def text_of(value: Any, depth: int = 2, indent: int = 0) -> str:
     return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
 
 
-def table(heads: list[str], rows: list[list[Any]], align: str = "---") -> list[str]:
-    """Lines of a table in Markdown; the first column is to the left."""
-    rule = ["---", *[align] * (len(heads) - 1)]
+def table(heads: list[str], rows: list, align: str = "---", first: str = "---") -> list[str]:
+    """Lines of a table in Markdown, with the alignment of its columns."""
+    rule = [first, *[align] * (len(heads) - 1)]
     return ["| " + " | ".join(map(str, row)) + " |" for row in [heads, rule, *rows]]
