@@ -15,7 +15,7 @@ import pytest
 
 from scipy import stats
 
-from experiments.published_bounds import BarkerRelease, MinibatchRelease
+from experiments.published_bounds import MinibatchRelease
 from pymc_dp import Barker, Penalty
 from pymc_dp.planning import private_start
 from pymc_dp.planning import simulated_posterior as pilot
@@ -23,7 +23,6 @@ from pymc_dp.privacy import (
     Decision,
     Gaussian,
     PureDP,
-    SampledDecision,
     SampledGaussian,
     ZeroConcentratedDP,
     epsilon_of,
@@ -210,58 +209,6 @@ def test_moments_accounts():
     assert_says(
         "docs/papers.md", f"({least:.2f} at delta = 1e-6 would be, not {published[1e-6]:.2f})"
     )
-
-
-@pytest.mark.slow
-def test_draws_of_the_accounting_notebook():
-    """Numbers of its text, from its table and figures."""
-    n, delta, path = 100_000, 1e-6, 10
-    scale, noise = 1.4, 0.1 * math.sqrt(n)
-    decision, ratio = Decision(Penalty(scale), scale / noise), Gaussian(noise)
-    gradient = Gaussian(0.4 * math.sqrt(n))
-
-    def counts(*accesses, **options):
-        return np.array([max_draws([*accesses], e, delta, **options) for e in (1, 2, 4, 6)])
-
-    kinds = [([(ratio, 1)], [(decision, 1)]), ([(ratio, 1), (gradient, path + 1)], [(decision, 1), (gradient, path + 1)])]  # fmt: skip
-    gains = []
-    for released, decided in kinds:
-        exact = counts(*released, accountant="gaussian")
-        over = exact / counts(*released, accountant="zcdp")
-        assert 1.3 <= over.min().round(1) and over.max().round(1) <= 1.7
-        gains.append(np.median(counts(*decided) / exact))
-    assert [f"{gain:.1f}" for gain in gains] == ["1.8", "1.3"]
-
-    sd, seen = math.sqrt(0.7), 0.3 / math.sqrt(0.7)
-    tight = counts(
-        (SampledGaussian(sd, 0.01, "without_replacement", "substitute"), 1), accountant="pld"
-    )
-    plain = counts((SampledDecision(Penalty(0.3), seen, 0.01), 1)) / tight
-    lazy = counts((SampledDecision(Lazy(Penalty(0.3), 0.5), seen, 0.01), 1)) / tight
-    assert 4.8 < plain.min() and plain.max() < 10.3 and 90 < lazy.min()
-
-    def spent(draws):
-        return epsilon_of([(decision, draws)], delta) if draws else 0.0
-
-    def paths(steps):
-        return max_draws([(decision, 1), (gradient, steps)], 4, delta, per_chain=[(gradient, 1)])
-
-    most = max_draws([(gradient, 1)], 4, delta)
-    cost = [m.renyi([12])[0] for m in (gradient, decision)]
-    assert 7 * cost[0] < cost[1] < 8 * cost[0]  # beyond 8 steps more than half goes to gradients
-    first, tenth, hundredth = (spent(k) - spent(k - 1) for k in (1, 10, 100))
-    assert_says(
-        "accounting.ipynb",
-        "exact formula gives 1.3 to 1.7 times as many iterations as zCDP",
-        "another factor of 1.8 for the penalty algorithm, and of 1.3 for HMC",
-        "five to ten times as many iterations, and with the lazy rule about a hundred times",
-        f"{first:.2g} for the first, {tenth:.2g} for the tenth, {hundredth:.2g} for the hundredth",
-        f"{cost[0] / cost[1]:.2f} of what the decision costs",
-        f"means {paths(10)} draws instead of {paths(5)}",
-        f"but {10 * paths(10)} leapfrog steps in total instead of {5 * paths(5)}",
-        f"towards {most:,} steps".replace(",", " "),
-    )
-    assert counts((BarkerRelease(1300, n), 1), accountant="moments")[2] == 1687
 
 
 def test_records_of_the_quickstart():

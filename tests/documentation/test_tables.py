@@ -78,9 +78,8 @@ def test_all_commands_of_the_pages_are_known():
     assert with_runs == {*PAGES}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) for n in QUICK[:2]] + [QUICK[2]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
 def test_rows_that_are_computed_again_are_those_stored(script, name):
     module = script(name)
     for setting in module.EXPERIMENT.small:
