@@ -34,28 +34,15 @@ PRIOR_SD = 1.5
 
 @dataclass(frozen=True)
 class Setting:
-    """Data sets of one kind, and the model that is fitted to them.
-
-    Parameters
-    ----------
-    family : str
-        Of the model.
-    n_records, epsilon, n_sets
-    n_dim : int
-        Regression coefficients, the intercept among them.
-    truth : str
-        Law of the outcomes, if it is not the family.
-    correlation : float, optional
-        Of private covariates, for which a stand-in has independent ones; public covariates if None.
-    """
+    """Data sets of one kind, and the model that is fitted to them."""
 
     family: str
     n_records: int
     epsilon: float
     n_sets: int
-    n_dim: int = 4
-    truth: str = ""
-    correlation: float | None = None
+    n_dim: int = 4  # regression coefficients, the intercept among them
+    truth: str = ""  # law of the outcomes, if it is not the family
+    correlation: float | None = None  # of private covariates, with an independent stand-in
 
 
 SETTINGS = {

@@ -137,16 +137,9 @@ def normal_mean(small):
         add(f"friction, {name}", 0.005, 0.7, step_size=1.0, **same)
         add(f"friction, {name}, T = q", 0.005, 0.7, step_size=1.0, temperature=q / N, **same)
     add("naive, q = 0.1, beta = 0.002", 0.0, math.inf, step_size=0.002, batch_size=50, n_steps=10)
-    add(
-        "ours, q = 0.1",
-        30.0,
-        2.0,
-        step_size=lambda t: 0.02,
-        batch_size=50,
-        n_steps=10,
-        noise_estimate=11.0,
-    )
-    add("ours, q = 1", 30.0, 2.0, step_size=lambda t: 0.02, batch_size=N, n_steps=10)
+    ours = {"friction": 30.0, "bound": 2.0, "step_size": lambda t: 0.02, "n_steps": 10}
+    add("ours, q = 0.1", batch_size=50, noise_estimate=11.0, **ours)
+    add("ours, q = 1", batch_size=N, **ours)
     return {"settings": {"draws": draws, "used": "second half", "start": 0.0}, "rows": rows}
 
 
@@ -265,14 +258,8 @@ def phase(small):
     """Energy along paths with and without friction."""
     steps, replicates = (300, 4) if small else (2000, 24)
     shown = sorted({int(i) for i in np.geomspace(1, steps, 40)} | {0})
-    result = {
-        "step size": PHASE_STEP,
-        "batch": BATCH,
-        "steps": steps,
-        "paths": replicates,
-        "shown": shown,
-        "kinds": {},
-    }
+    sizes = {"step size": PHASE_STEP, "batch": BATCH, "steps": steps, "paths": replicates}
+    result = sizes | {"shown": shown, "kinds": {}}
     for kind, (friction, _, _) in phase_kinds().items():
         paths = energies(kind, steps, replicates)
         energy = (paths**2).sum(axis=2) / 2
@@ -311,17 +298,14 @@ def charged(step, draws):
 def accounting(small):
     """Table 6.3, and other runs of the thesis."""
     step = thesis_step(3.0, 1.0, 0.7)
-    table = [
-        {
-            "delta": delta,
-            "published": pld,
-            "published, moments": moments,
-            "ours": epsilon_of(charged(step, 200), delta),
-        }
-        for delta, (pld, moments) in PUBLISHED_DELTAS.items()
-    ]
+    by_delta = []
+    for delta, (pld, moments) in PUBLISHED_DELTAS.items():
+        spent = epsilon_of(charged(step, 200), delta)
+        by_delta.append(
+            {"delta": delta, "published": pld, "published, moments": moments, "ours": spent}
+        )
     if small:
-        return {"by delta": table}
+        return {"by delta": by_delta}
     lengths = [
         {"gradients": 10 * t, "published": e, "ours": epsilon_of(charged(step, t), DELTA)}
         for t, e in PUBLISHED_DRAWS.items()
@@ -336,7 +320,7 @@ def accounting(small):
         for t in range(1, 201)
     ]
     return {
-        "by delta": table, "by length": lengths, "runs": runs,
+        "by delta": by_delta, "by length": lengths, "runs": runs,
         "as it was run": {
             "fixed batches, one record replaced": epsilon_of(charged(fixed, 200), DELTA),
             "clipping of the batch": epsilon_of(turned, DELTA),
@@ -373,14 +357,8 @@ class Radon:
 
     def __init__(self, path, seed):
         x, y = read_radon(path)
-        order = np.random.default_rng(seed).permutation(len(y))
-        cut = len(y) * 4 // 5
-        self.x, self.y, self.x_test, self.y_test = (
-            x[order[:cut]],
-            y[order[:cut]],
-            x[order[cut:]],
-            y[order[cut:]],
-        )
+        own, test = np.split(np.random.default_rng(seed).permutation(len(y)), [len(y) * 4 // 5])
+        self.x, self.y, self.x_test, self.y_test = x[own], y[own], x[test], y[test]
 
     def model(self, flat=False):
         """Softmax regression."""
@@ -399,11 +377,8 @@ class Radon:
 
     def log_loss(self, theta):
         """Mean log-loss of the test records."""
-        return float(
-            -np.mean(
-                log_softmax(self.x_test @ theta, axis=1)[np.arange(len(self.y_test)), self.y_test]
-            )
-        )
+        logp = log_softmax(self.x_test @ theta, axis=1)
+        return -float(np.mean(logp[np.arange(len(self.y_test)), self.y_test]))
 
     def likeliest(self):
         """Posterior mode under the normal prior: the target of all methods."""
@@ -416,9 +391,8 @@ class Radon:
             value = -logp[np.arange(len(self.y)), self.y].sum() + (flat**2).sum() / 200
             return value, (self.x.T @ residual).ravel() + flat / 100
 
-        return minimize(
-            loss, np.zeros(15), jac=True, method="L-BFGS-B", options={"maxiter": 2000}
-        ).x.reshape(3, 5)
+        found = minimize(loss, np.zeros(15), jac=True, method="L-BFGS-B", options={"maxiter": 2000})
+        return found.x.reshape(3, 5)
 
 
 RADON_DRAWS, RADON_STEPS, RADON_PART = 300, 10, 0.05

@@ -23,28 +23,17 @@ WITH_SCALE = ("normal", "negative binomial")
 class Covariate:
     """What is publicly known about a covariate.
 
-    Parameters
-    ----------
-    name : str
-    levels : int, optional
-        Number of categories, coded 0, 1, ...: an indicator of each but the first is a column of the design.
-    low, high : float
-        Public range, if there are no levels. The design has the difference from its middle.
-    scale : float, optional
-        Public number that this difference is divided by; by default half of the range.
-    square : bool
-        Whether the design has its square, too.
-    whole : bool
-        Whether it is a whole number.
+    Of categories, coded 0, 1, ..., each but the first has an indicator in the design. Of numbers with a public range the design
+    has the difference from its middle, divided by `scale` (by default half of the range), and its square if `square`.
     """
 
     name: str
-    levels: int | None = None
+    levels: int | None = None  # number of categories
     low: float = 0.0
     high: float = 1.0
     scale: float | None = None
     square: bool = False
-    whole: bool = False
+    whole: bool = False  # whether it is a whole number
 
     @property
     def range(self) -> Any:
@@ -64,46 +53,24 @@ class Covariate:
 
 @dataclass(frozen=True)
 class Problem:
-    """One data set of a task, and one to predict.
+    """One data set of a task, and one to predict, of records of the same population."""
 
-    Parameters
-    ----------
-    z, y : ndarray
-        Covariates, shape ``(n_records, n_covariates)``, and outcomes.
-    truth : ndarray
-        Coefficients in the population.
-    z_new, y_new : ndarray
-        Records of the same population that are not in `z`.
-    """
-
-    z: np.ndarray
+    z: np.ndarray  # covariates, shape (n_records, n_covariates)
     y: np.ndarray
-    truth: np.ndarray
+    truth: np.ndarray  # coefficients in the population
     z_new: np.ndarray
     y_new: np.ndarray
 
 
 @dataclass(frozen=True)
 class Task:
-    """A regression with public ranges.
-
-    Parameters
-    ----------
-    title : str
-    family : str
-        ``"logistic"``, ``"normal"`` or ``"poisson"``.
-    covariates : tuple of Covariate
-    problem : callable
-        A data set, given a random generator.
-    outcome : tuple of float
-        Public range of the outcomes, for methods that need one.
-    """
+    """A regression with public ranges."""
 
     title: str
     family: str
     covariates: tuple[Covariate, ...]
     problem: Callable[[np.random.Generator], Problem]
-    outcome: tuple[float, float] = (0.0, 1.0)
+    outcome: tuple[float, float] = (0.0, 1.0)  # public range, for methods that need one
 
     @property
     def n_dim(self) -> int:
@@ -123,9 +90,8 @@ class Task:
     def largest(self) -> float:
         """Of the absolute values in the design, by the public ranges."""
         corners = [[0.0, 1.0] if c.levels else [c.low, c.high] for c in self.covariates]
-        found = [
-            design(self.covariates, np.array(ends)[None]) for ends in zip(*corners, strict=True)
-        ]
+        ends = np.array(corners).T
+        found = design(self.covariates, ends)
         return float(np.abs(found).max())
 
     @property
