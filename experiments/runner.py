@@ -20,7 +20,6 @@ import argparse
 import json
 import logging
 import multiprocessing
-import sys
 import warnings
 
 from collections.abc import Callable
@@ -49,9 +48,7 @@ class Experiment:
     settings: dict[str, int]
     tables: Callable[[Stored], list[str]]  # lines, given all that is stored
     small: tuple[str, ...] = ()  # settings of --small, by default all
-    needs: dict[str, str] = field(
-        default_factory=dict
-    )  # settings that need --data, and what that is
+    needs: dict[str, str] = field(default_factory=dict)  # what settings need as --data
     figure: Callable[[Stored], None] | None = None
 
     def stored(self) -> Stored:
@@ -85,16 +82,11 @@ class Experiment:
 
     def main(self, arguments: list[str] | None = None) -> None:
         """Run what is missing, or print, or draw."""
-        module = sys.modules[self.run.__module__]
-        parser = argparse.ArgumentParser(description=(module.__doc__ or "").split("\n")[0])
+        parser = argparse.ArgumentParser(description=f"The experiment of {Path(self.script).stem}.")
         parser.add_argument("settings", nargs="*", help="names; by default all")
         parser.add_argument("--small", action="store_true", help="smallest sizes, not stored")
-        parser.add_argument(
-            "--print", action="store_true", help="print the tables of what is stored"
-        )
-        parser.add_argument(
-            "--figure", action="store_true", help="draw the figure of what is stored"
-        )
+        parser.add_argument("--print", action="store_true", help="tables of what is stored")
+        parser.add_argument("--figure", action="store_true", help="figure of what is stored")
         parser.add_argument("--data", type=Path, help="file or folder, see the script")
         parser.add_argument("--processes", type=int, default=2)
         given = parser.parse_args(arguments)
@@ -115,9 +107,10 @@ class Experiment:
         """Run what is missing, in processes."""
         stored = self.stored()
         jobs = self.missing(chosen, stored)
-        for name in {name for name, _ in jobs if name in self.needs and options.data is None}:
-            print(f"{name} is left out: --data is needed, {self.needs[name]}")
-        jobs = [job for job in jobs if options.data is not None or job[0] not in self.needs]
+        if options.data is None:
+            for name in sorted({name for name, _ in jobs if name in self.needs}):
+                print(f"{name} is left out: --data is needed, {self.needs[name]}")
+            jobs = [job for job in jobs if job[0] not in self.needs]
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(processes, mp_context=context) as pool:
             futures = [pool.submit(one, self.run, *job, options) for job in jobs]
@@ -157,11 +150,11 @@ def text_of(value: Any, depth: int = 2, indent: int = 0) -> str:
     """JSON with a line for each entry of the two outer dictionaries."""
     if depth == 0 or not isinstance(value, dict) or not value:
         return json.dumps(value, ensure_ascii=False)
+    begin = "\n" + " " * indent
     lines = (
-        f"{' ' * (indent + 1)}{json.dumps(key)}: {text_of(each, depth - 1, indent + 1)}"
-        for key, each in value.items()
+        f"{begin} {json.dumps(k)}: {text_of(v, depth - 1, indent + 1)}" for k, v in value.items()
     )
-    return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
+    return "{" + ",".join(lines) + begin + "}"
 
 
 def table(heads: list[str], rows: list, align: str = "---", first: str = "---") -> list[str]:
