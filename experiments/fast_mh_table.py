@@ -27,9 +27,7 @@ from pymc_dp.steps import Lazy, Metropolis
 
 DELTA = 1e-5  # of one iteration in the paper, of the whole run for us
 ITERATIONS = 10_000
-CLAIM_DELTA = (
-    0.1  # no composition of the paper's claims has less than 1 - (1 - DELTA)^ITERATIONS = 0.095
-)
+CLAIM_DELTA = 0.1  # no composition of the claims has less than 1 - (1 - DELTA)^ITERATIONS = 0.095
 FULL = 0.01  # probability that all records decide
 # Temperature times clip bound. Mixture: the paper's bound for records in [-3, 3] with variance 2, temperature 500.
 CLIP = {50_000: math.hypot(2 * 3 + 9, 3 + 6) / 2 / 500}
@@ -153,61 +151,35 @@ def spent(mechanism: Mechanism, iterations: int = ITERATIONS) -> float:
     return epsilon_of([(mechanism, iterations)], DELTA)
 
 
-def claims() -> list[list[str]]:
-    """Table 1."""
-    rows = [
-        [
-            *s.start,
-            number(s.places),
-            number(s.lam),
-            f"{s.c:.4f}",
-            f"{s.c / CLIP[s.n]:.2f}" if s.n in CLIP else "",
-            number(ITERATIONS * s.epsilon),
-            f"{papers_formula(s.epsilon):.1f}",
-            f"{composed_claim(s.epsilon, DELTA, CLAIM_DELTA):.1f}",
-        ]
-        for s in SETTINGS
+def claim(s: Setting) -> list[str]:
+    """A row of table 1."""
+    distance = f"{s.c / CLIP[s.n]:.2f}" if s.n in CLIP else ""
+    sums = papers_formula(s.epsilon), composed_claim(s.epsilon, DELTA, CLAIM_DELTA)
+    begin = number(s.places), number(s.lam), f"{s.c:.4f}", distance, number(ITERATIONS * s.epsilon)
+    return [*begin, *(f"{epsilon:.1f}" for epsilon in sums)]
+
+
+def rule(s: Setting) -> list[str]:
+    """A row of table 2."""
+    delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
+    deltas = f"{delta:.4f}", f"{delta / DELTA:.0f} x", f"{-math.expm1(-2 * s.c):.4f}"
+    long = f"{noise.scale:.1f} ({noise.probability(0.0):.2f})", f"{spent(s.decision(noise)):.2f}"
+    least = f"{needed.scale:.2f} ({needed.probability(0.0):.2f})"
+    return [*deltas, *long, least, f"{spent(s.decision(needed)):.1f}"]
+
+
+def decision(s: Setting) -> list[str]:
+    """A row of table 3."""
+    ours = [s.decision(rule) for rule in RULES]
+    everything = [Decision(rule, 2 * s.c) for rule in RULES]
+    group = group_privacy(s)
+    costs = [f"{spent(m):.2f}" for m in ours + everything]
+    return [
+        f"{spent(ours[0], 1):.4f}",
+        *costs,
+        f"{group:.4f}",
+        f"{composed_claim(group, 0.0, DELTA):.1f}",
     ]
-    return rows
-
-
-def rules() -> list[list[str]]:
-    """Table 2."""
-    rows = []
-    for s in SETTINGS:
-        delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
-        rows.append(
-            [
-                *s.start,
-                f"{delta:.4f}",
-                f"{delta / DELTA:.0f} x",
-                f"{-math.expm1(-2 * s.c):.4f}",
-                f"{noise.scale:.1f} ({noise.probability(0.0):.2f})",
-                f"{spent(s.decision(noise)):.2f}",
-                f"{needed.scale:.2f} ({needed.probability(0.0):.2f})",
-                f"{spent(s.decision(needed)):.1f}",
-            ]
-        )
-    return rows
-
-
-def decisions() -> list[list[str]]:
-    """Table 3."""
-    rows = []
-    for s in SETTINGS:
-        ours = [s.decision(rule) for rule in RULES]
-        everything = [Decision(rule, 2 * s.c) for rule in RULES]
-        group = group_privacy(s)
-        rows.append(
-            [
-                *s.start,
-                f"{spent(ours[0], 1):.4f}",
-                *(f"{spent(m):.2f}" for m in ours + everything),
-                f"{group:.4f}",
-                f"{composed_claim(group, 0.0, DELTA):.1f}",
-            ]
-        )
-    return rows
 
 
 def batches() -> list[list[str]]:
@@ -226,26 +198,30 @@ def batches() -> list[list[str]]:
 
 
 HEADS = {
-    claims: "N | claim | K | places | lam | c | distance | added up | the paper's formula | at best",
-    rules: "N | claim | K | delta, minibatch | over 1e-5 | delta, all records | noise, if longer | 10 000 | noise needed | 10 000",
-    decisions: "N | claim | K | Barker: one | 10 000 | lazy Barker | lazy penalty | all records: Barker | lazy Barker | lazy penalty | group privacy: one | 10 000",
-    batches: "lam | places | Barker | lazy Barker | lazy penalty",
+    "claims": "N | claim | K | places | lam | c | distance | added up | the paper's formula | at best",
+    "rules": "N | claim | K | delta, minibatch | over 1e-5 | delta, all records | noise, if longer | 10 000 | noise needed | 10 000",
+    "decisions": "N | claim | K | Barker: one | 10 000 | lazy Barker | lazy penalty | all records: Barker | lazy Barker | lazy penalty | group privacy: one | 10 000",
+    "batches": "lam | places | Barker | lazy Barker | lazy penalty",
 }
-PARTS = {part.__name__: part for part in HEADS}
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
     """Rows of a table, as text."""
-    return {"rows": PARTS[name]()}
+    if name == "batches":
+        return {"rows": batches()}
+    row = {"claims": claim, "rules": rule, "decisions": decision}[name]
+    return {"rows": [[*s.start, *row(s)] for s in SETTINGS]}
 
 
 def tables(stored: Stored) -> list[str]:
     """All tables, aligned to the right."""
-    made = ((head.split(" | "), stored[part.__name__]["rows"]) for part, head in HEADS.items())
-    return [line for head, rows in made for line in (*table(head, rows, "---:", "---:"), "")]
+    lines = []
+    for name, head in HEADS.items():
+        lines += [*table(head.split(" | "), stored[name]["rows"], "---:", "---:"), ""]
+    return lines
 
 
-EXPERIMENT = Experiment(__file__, run, dict.fromkeys(PARTS, 0), tables, small=("claims",))
+EXPERIMENT = Experiment(__file__, run, dict.fromkeys(HEADS, 0), tables, small=("claims",))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -162,19 +162,6 @@ def test_shares_of_clipped_records(script):
     assert row.pop("CPU seconds") >= 0 and row == {"runs": 0, "failed": comparison.FEWEST}
 
 
-def test_divergence_of_the_mixture(script):
-    module = script("fast_mh_experiments")
-    exact = module.mixture_exact()
-    assert module.symmetric_kl(exact, exact) == 0 and exact.sum() == pytest.approx(1)
-    # Each mode has about half of the mass: the posterior is symmetric in the components.
-    assert exact[:, : module.CELLS // 2].sum() == pytest.approx(0.5, abs=0.02)
-    stored = module.EXPERIMENT.stored()["mixture"]["cells"]["exact"]
-    np.testing.assert_allclose(stored, exact, atol=1e-5)
-    one, other = np.array([[0.8, 0.2]]), np.array([[0.2, 0.8]])
-    a, b = 0.99 * 0.8 + 0.005, 0.99 * 0.2 + 0.005
-    assert module.symmetric_kl(one, other) == pytest.approx((a - b) * np.log(a / b))
-
-
 # ------------------------------------------------------------------- synthetic data
 def test_variances_of_synthetic_data_by_simulation(script):
     """Modes of V + v, mixture of V + 2 v, its quantile's error, and the combining rule, from normal numbers alone."""
