@@ -86,10 +86,10 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def one(folder: Path, n_records: int, d: int) -> dict[str, Any]:
+def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     """``dp.sample`` of a setting, in this process."""
     records = records_of(folder, n_records, d)
-    limit = limited()
+    limit = limit and limited()
     begin = time.perf_counter()
     simulator = dp.Simulator(model, data=records, covariates="public")
     built = time.perf_counter()
@@ -137,14 +137,14 @@ def run(name: str, seed: int, options: Options) -> Stored:
             return (
                 growth(Path(folder), (1000, 10_000))
                 if name == "growth"
-                else one(Path(folder), 10_000, 2)
+                else one(Path(folder), 10_000, 2, limit=False)
             )
     assert options.data is not None
     if name == "growth":
         for n in GROWTH:  # made before the peak counts
             records_of(options.data, n, 4)
         return growth(options.data, GROWTH)
-    return one(options.data, *SETTINGS[name])
+    return one(options.data, *SETTINGS[name], limit=True)
 
 
 def tables(stored: Stored) -> list[str]:

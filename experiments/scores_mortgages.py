@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ RUNS = {"2000": 50, "20000": 50, "214144": 20}
 QUARTERS = 100.0
 
 
+@lru_cache
 def table_of(path: Path | None) -> tuple[np.ndarray, np.ndarray]:
     """Covariates and outcomes; without a file of men that are made up."""
     if path is None:
