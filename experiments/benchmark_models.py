@@ -2,25 +2,9 @@
 
 O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of
 Helsinki, 2021), chapter 5 and Table 5.1: bananas that are flat, tempered or narrow, Gaussian
-distributions in 30 dimensions and with correlation 0.999, and a circle. In a notebook or script
-beside this file::
+distributions in 30 dimensions and with correlation 0.999, and a circle.
 
-    from benchmark_models import EXPERIMENTS
-
-    experiment = EXPERIMENTS["easy-2d"]
-    data = experiment.data(seed=1)
-    with experiment.model(data):
-        step = DPPenalty(
-            budget=PrivacyBudget(epsilon=4.0, delta=experiment.delta, chains=1),
-            temperature=experiment.temperature,
-            **experiment.settings,
-        )
-    reference = experiment.exact(
-        data, 1000, np.random.default_rng(2)
-    )  # shape (1000, n_dim)
-
-``python experiments/benchmark_models.py`` prints the table with posterior standard deviations. Vectors
-have the order of ``RecordLikelihood.ravel``, that of the parameters in the model: nothing is
+Vectors have the order of ``RecordLikelihood.ravel``, that of the parameters in the model: nothing is
 transformed. Smaller versions: ``dataclasses.replace(experiment, n_records=500)``.
 
 Sources of the numbers: the models and the table are from the text; proposals, noise and clip bounds
@@ -39,10 +23,6 @@ Data come from NumPy's generator, so they are not the thesis's. This affects the
 in theta2 depends on the mean of x1. Starting points depend on the true parameters and, by their spread,
 on the data: a comparison of samplers may use these, a private analysis may not.
 """
-
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import abc
 import math
@@ -283,19 +263,3 @@ EXPERIMENTS = {
         Circle("circle", "Circle", 2, 100_000, 4.0, 0.2, 0.002),
     )
 }  # fmt: skip
-
-
-def main():
-    print("| model | d | n | temperature | posterior sd | starting points |")
-    print("|" + " --- |" * 6)
-    for experiment in EXPERIMENTS.values():
-        data = experiment.data(1)
-        sds = experiment.sds(data)
-        start = 1.0 if isinstance(experiment, Circle) else sds.mean()
-        several = ", ".join(f"{sd:.2g}" for sd in sds[:3]) + (", ..." if len(sds) > 3 else "")
-        size = f"{experiment.n_dim} | {experiment.n_records} | {experiment.temperature:g}"
-        print(f"| {experiment.title} (`{experiment.name}`) | {size} | {several} | {start:.2g} |")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,7 @@
 """Bias of a chain with clipped log-ratios: the table of ``docs/guarantees.md``.
 
     python experiments/clipping_table.py
+    python experiments/clipping_table.py --print
 
 Nothing is sampled. Records are the quantiles of a distribution and the one parameter is on a grid, so
 the chain of :class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix. Its stationary
@@ -10,6 +11,7 @@ from the posterior.
 
 import numpy as np
 
+from runner import Experiment, Options, Stored, table
 from scipy import stats
 
 from pymc_dp import Penalty
@@ -38,13 +40,13 @@ def rare(theta, y):
     return y * odds - np.logaddexp(0, odds)
 
 
-#: Title, number of records, log-likelihood, quantiles, and information of a record at 0.
-ROWS = [
-    ("normal", 1000, normal, stats.norm.ppf, 1.0),
-    ("exponential", 1000, exponential, stats.expon.ppf, 1.0),
-    ("exponential", 4000, exponential, stats.expon.ppf, 1.0),
-    ("one in ten", 1000, rare, lambda u: (u > 0.9).astype(float), 0.09),
-]
+#: Number of records, log-likelihood, quantiles, and information of a record at 0.
+ROWS = {
+    "normal, 1000": (1000, normal, stats.norm.ppf, 1.0),
+    "exponential, 1000": (1000, exponential, stats.expon.ppf, 1.0),
+    "exponential, 4000": (4000, exponential, stats.expon.ppf, 1.0),
+    "one in ten, 1000": (1000, rare, lambda u: (u > 0.9).astype(float), 0.09),
+}
 
 
 def stationary(law, quantiles, information, n, clipped):
@@ -100,17 +102,20 @@ def stationary(law, quantiles, information, n, clipped):
     return (mean - exact) / exact_spread, spread / exact_spread
 
 
-def table():
-    """Markdown."""
-    lines = [
-        "| records | number | " + " | ".join(f"{c:.0%} clipped" for c in CLIPPED) + " |",
-        "| --- | ---: | " + " | ".join("---:" for _ in CLIPPED) + " |",
-    ]
-    for title, n, *law in ROWS:
-        cells = ["{:+.2f}, {:.2f}".format(*stationary(*law, n, c)) for c in CLIPPED]
-        lines.append(f"| {title} | {n} | {' | '.join(cells)} |".replace("-0.00,", "+0.00,"))
-    return "\n".join(lines)
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Shift of the mean and ratio of standard deviations, by the fraction of clipped records."""
+    n, *law = ROWS[name]
+    cells = ["{:+.2f}, {:.2f}".format(*stationary(*law, n, c)) for c in CLIPPED]
+    return {"cells": [cell.replace("-0.00,", "+0.00,") for cell in cells]}
 
+
+def tables(stored: Stored) -> list[str]:
+    """The table of the page."""
+    rows = [[*name.split(", "), *found["cells"]] for name, found in stored.items()]
+    return table(["records", "number", *(f"{c:.0%} clipped" for c in CLIPPED)], rows, "---:")
+
+
+EXPERIMENT = Experiment(__file__, run, dict.fromkeys(ROWS, 0), tables, small=("one in ten, 1000",))
 
 if __name__ == "__main__":
-    print(table())
+    EXPERIMENT.main()

@@ -1,9 +1,9 @@
 """Records on a Dask cluster: the figures of docs/many_machines.md.
 
-    python experiments/clusters.py [NAME ...] --folder /somewhere/with/2/GB
+    python experiments/clusters.py [NAME ...] --processes 1 --data /somewhere/with/2/GB
     python experiments/clusters.py --print
 
-Writes ``clusters.json`` beside this file. *workers*: seconds for a sum of clipped scores of 1e7 simulated records with
+*workers*: seconds for a sum of clipped scores of 1e7 simulated records with
 20 covariates, held in memory by one and by two workers of one thread each; and for one during which a worker is killed.
 *overhead*: seconds for a sum over few records on two workers, beyond those in one process. *latency*: seconds for a pass
 with up to 64 workers whose tasks take 20 ms, as far away ones would.
@@ -11,29 +11,25 @@ with up to 64 workers whose tasks take 20 ms, as far away ones would.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import statistics
 import threading
 import time
-import warnings
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from distributed import Client
 from out_of_core import model, records_of
+from runner import Experiment, Options, Stored
 
 import pymc_dp as dp
 
 from pymc_dp.model import BlockedLikelihood
 
-STORE = Path(__file__).with_suffix(".json")
 N, D = 10**7, 20
 N_SHARDS = 2
 FEW = 2000
@@ -52,13 +48,13 @@ def seconds(question: Callable[[], Any], n: int) -> list[float]:
     return found
 
 
-def workers(folder: Path) -> dict[str, Any]:
+def workers(options: Options) -> dict[str, Any]:
     """Seconds for a pass with one and with two workers, and while one of them is killed."""
     found: dict[str, Any] = {}
     theta, sums = np.full(D, 0.1), []
     for n in (1, 2):
         with cluster(n) as client:
-            pieces = records_of(folder, N, D).split(N_SHARDS)
+            pieces = records_of(options.data, N, D).split(N_SHARDS)
             likelihood = BlockedLikelihood(model, dp.Shards(pieces, load=True, client=client))
 
             def question(likelihood: BlockedLikelihood = likelihood) -> None:
@@ -75,7 +71,7 @@ def workers(folder: Path) -> dict[str, Any]:
     return found
 
 
-def overhead(folder: Path) -> dict[str, Any]:
+def overhead(options: Options) -> dict[str, Any]:
     """Seconds for a pass over few records, on two workers and in this process."""
     rng, theta = np.random.default_rng(1), np.full(D, 0.1)
     records = dp.Records({"X": rng.normal(size=(FEW, D)), "y": rng.integers(0, 2, FEW)})
@@ -87,10 +83,10 @@ def overhead(folder: Path) -> dict[str, Any]:
         }
 
 
-def latency(folder: Path) -> dict[str, Any]:
+def latency(options: Options) -> dict[str, Any]:
     """Seconds for a pass with workers, one shard each, that answer after a fixed time."""
     found = {}
-    for n in WORKERS:
+    for n in WORKERS[:2] if options.small else WORKERS:
         pieces = dp.Records({"x": np.arange(float(n))}).split(n)
         with cluster(n, processes=False) as client:
             shards = dp.Shards(pieces, client=client)
@@ -139,21 +135,15 @@ def tables(stored: dict[str, Any]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    kinds = {"workers": workers, "overhead": overhead, "latency": latency}
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", choices=[*kinds, []])
-    parser.add_argument("--folder", type=Path, default=Path("."), help="for the Parquet file")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-    if not arguments.print:
-        warnings.simplefilter("ignore")
-        for name in arguments.names or kinds:
-            stored[name] = kinds[name](arguments.folder)
-            STORE.write_text(json.dumps(stored, indent=1))
-    print("\n".join(tables(stored)))
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Seconds of one kind; in small of few records and workers."""
+    return {"workers": workers, "overhead": overhead, "latency": latency}[name](options)
 
+
+EXPERIMENT = Experiment(
+    __file__, run, dict.fromkeys(["workers", "overhead", "latency"], 0), tables,
+    needs={"workers": "a folder for the Parquet file"}, small=("overhead", "latency"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -3,11 +3,10 @@
 O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of
 Helsinki, 2021), chapters 5 and 6::
 
-    python experiments/comparison_experiments.py            # all that is not stored yet; half an hour in total
+    python experiments/comparison_experiments.py            # half an hour
     python experiments/comparison_experiments.py --print    # medians beside the published ones
 
-Writes ``comparison_experiments.json`` beside this file after each cell, that is a model, a sampler
-and an epsilon. ``comparing_samplers.ipynb`` shows it.
+``comparing_samplers.ipynb`` shows the results.
 
 **Models**, data and exact draws are those of ``benchmark_models.py``; for some
 models another seed is the first (`FIRST_SEED`), so that bananas are as wide as the thesis's. The
@@ -23,11 +22,11 @@ default noise of 2 for every length of the move.
 
 **Runs.** The measure is the thesis's: the MMD of the second half of a chain and 1000 exact draws, with a
 Gaussian kernel whose width is the median distance. Chain ``i`` of all samplers begins at the same point.
-A cell has 20 chains, fewer where they take long (`SECONDS`), but at least three. Chains are cut off at
+A cell, that is a model, a sampler and an epsilon, has 20 chains, fewer where they take long (`SECONDS`), but
+at least three. Chains are cut off at
 a number of draws, and of gradients, that depends on the dimensions (`MOST`), although budgets pay for up
 to a thousand times as many (``bought``). Where a budget pays for that many, larger ones are not run:
-nothing else in a chain depends on epsilon. Not all models have all epsilons (`SOME`), to
-save time; ``--epsilon`` and ``--seconds`` run more.
+nothing else in a chain depends on epsilon. Not all models have all epsilons (`SOME`), to save time.
 
 **Fractions of clipped records** are computed afterwards on some of the records, from proposals at states of the
 second half. No private run could show them.
@@ -36,24 +35,16 @@ second half. No private run could show them.
 from harmful to harmless. Their moves are fitted to the exact posterior, so that they converge.
 
 *Published* numbers cannot be computed: they were read off Figures 6.3 and 6.4 (quartiles and medians
-of the boxes), or counted with the author's program (iterations), and are copied from the old file
-when a new one is written. ``--published`` reads them from two files of comma-separated values.
+of the boxes), or counted with the author's program (iterations).
 """
 
-import os
+from __future__ import annotations
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import csv
-import json
-import logging
 import math
 import time
 
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from unittest import mock
 
 import numpy as np
@@ -61,12 +52,13 @@ import pymc as pm
 
 from benchmark_models import EXPERIMENTS, Experiment
 from mmd import mmd
+from runner import Experiment as Runner
+from runner import Options, Stored, table
 
 import pymc_dp as dp
 
 from pymc_dp.steps import base
 
-STORE = Path(__file__).with_suffix(".json")
 #: Seeds for which the mean of x1, and so the width of the banana, is that of the thesis's data.
 FIRST_SEED = {"easy-2d": 68, "hard-2d": 13, "easy-10d": 14}
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
@@ -213,6 +205,7 @@ def epsilons_of(name):
     return SOME.get(name, EPSILONS)
 
 
+@lru_cache(1)
 def case_of(name):
     return Case(EXPERIMENTS[name], FIRST_SEED.get(name, 1))
 
@@ -304,19 +297,15 @@ def run(case, sampler, epsilon, number, most=None):
     return found, draws
 
 
-def unfinished(row, seconds=SECONDS, runs=RUNS):
-    """Whether a cell needs more runs."""
-    number = row["runs"] + row["failed"]
-    return number < FEWEST or (number < runs and row["CPU seconds"] < seconds)
-
-
-def cell(case, sampler, epsilon, row=None, most=None, seconds=SECONDS, runs=RUNS):
-    """Repeat a run, from the end of the row: a list of results for each key."""
-    row = {"runs": 0, "failed": 0, "CPU seconds": 0.0} | (row or {})
-    while unfinished(row, seconds, runs):
+def cell(case, sampler, epsilon, most=None, seconds=SECONDS):
+    """Repeat a run: a list of results for each key."""
+    row = {"runs": 0, "failed": 0, "CPU seconds": 0.0}
+    while (n := row["runs"] + row["failed"]) < FEWEST or (
+        n < RUNS and row["CPU seconds"] < seconds
+    ):
         began = time.process_time()
         try:
-            found, _ = run(case, sampler, epsilon, row["runs"] + row["failed"], most)
+            found, _ = run(case, sampler, epsilon, n, most)
         except dp.PrivacyBudgetExhausted:  # a result, too
             row["failed"] += 1
         else:
@@ -368,100 +357,10 @@ def clipping_run(case, kind, bound, number):
 
 
 # ---------------------------------------------------------------------------------------- storing
-#: Names in the files that `published` reads.
+#: Names of the samplers in the author's program.
 ALGORITHMS = {
     "penalty": "dpps", "guided": "dppa", "hmc": "hmc", "batch": "mdpps", "batch_guided": "mdppa", "barker_batch": "barker",
 }  # fmt: skip
-
-
-def published(quartiles, iterations):
-    """Quartiles, and iterations by each way of accounting, from two files."""
-    back = {code: sampler for sampler, code in ALGORITHMS.items()}
-    found = {
-        "source": "O. Räisä, Differentially private Metropolis-Hastings algorithms, Master's thesis, University of Helsinki, 2021. "
-        "MMD: lower quartile, median and upper quartile of the boxes, read off Figures 6.3 and 6.4. Iterations: counted with "
-        "the author's program, https://github.com/oraisa/masters-thesis, by each of its ways of accounting.",
-        "mmd": {}, "iterations": {},
-    }  # fmt: skip
-
-    def key(row):
-        sampler, epsilon = back[row["algorithm"]], float(row["epsilon"])
-        return f"{row['experiment']}, {sampler}, epsilon {epsilon:g}"
-
-    with open(quartiles) as file:
-        for row in csv.DictReader(file):
-            found["mmd"][key(row)] = [float(row[q]) for q in ("q25", "median", "q75")]
-    with open(iterations) as file:
-        for row in csv.DictReader(file):
-            found["iterations"].setdefault(key(row), {})[row["accounting"]] = int(row["iterations"])
-    return found
-
-
-def write(results, path=STORE):
-    """A line for each cell, with four digits."""
-
-    def short(value):
-        text = json.dumps(value, ensure_ascii=False)
-        return json.dumps(
-            json.loads(text, parse_float=lambda x: float(f"{float(x):.4g}")), ensure_ascii=False
-        )
-
-    def place(key):
-        model, sampler, epsilon = key.split(", ")
-        return [*EXPERIMENTS].index(model), [*SAMPLERS].index(sampler), float(epsilon.split()[1])
-
-    parts = []
-    for name, part in results.items():
-        lines = []
-        if name == "runs":
-            part = {key: part[key] for key in sorted(part, key=place)}
-        if name == "independent":
-            part = {key: part[key] for key in EXPERIMENTS if key in part}
-        for key, value in part.items():
-            if name == "published" and isinstance(value, dict):
-                inner = [f"   {json.dumps(k)}: {short(v)}" for k, v in value.items()]
-                lines.append(f"  {json.dumps(key)}: {{\n" + ",\n".join(inner) + "\n  }")
-            else:
-                lines.append(f"  {json.dumps(key)}: {short(value)}")
-        parts.append(f" {json.dumps(name)}: {{\n" + ",\n".join(lines) + "\n }")
-    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
-
-
-def run_all(results, names, epsilons=None, samplers=SAMPLERS, path=STORE, seconds=SECONDS):
-    """Run all that is not in the results yet."""
-    for name in names:
-        case = case_of(name)
-        if name not in results["independent"]:
-            results["independent"][name] = independent(case)
-        for sampler in samplers:
-            if settings(case.experiment, sampler) is None:
-                continue
-            for epsilon in epsilons or epsilons_of(name):
-                key = f"{name}, {sampler}, epsilon {epsilon:g}"
-                row = results["runs"].get(key)
-                if stored_row(results, name, sampler, epsilon) if row is None else not unfinished(row, seconds):  # fmt: skip
-                    continue
-                if sampler == "hmc":  # gradients are compiled here, and not in the first run
-                    case.step(*settings(case.experiment, sampler), None)
-                row = results["runs"][key] = cell(case, sampler, epsilon, row, seconds=seconds)
-                write(results, path)
-                shown = np.median(row["mmd"]).round(3) if row["runs"] else "none"
-                print(f"{row['CPU seconds']:5.1f} s", key, row["runs"], "runs, MMD", shown, flush=True)  # fmt: skip
-
-
-def clip_all(results, path=STORE):
-    """Run all of the clipping experiment that is not in the results yet."""
-    for name in CLIPPING:
-        case = case_of(name)
-        for kind in ("random walk", "HMC"):
-            for bound in BOUNDS:
-                key = f"{name}, {kind}, bound {bound:g}"
-                if key not in results["clipping"]:
-                    began = time.process_time()
-                    runs = [clipping_run(case, kind, bound, i) for i in range(CLIPPING[name][0])]
-                    results["clipping"][key] = {k: [r[k] for r in runs] for k in runs[0]}
-                    write(results, path)
-                    print(f"{time.process_time() - began:5.1f} s", key, flush=True)
 
 
 def stored_row(results, name, sampler, epsilon):
@@ -474,54 +373,62 @@ def stored_row(results, name, sampler, epsilon):
     return None
 
 
-def print_tables(results):
-    quoted = results.get("published", {}).get("mmd", {})
-    print("| model | sampler | runs | ours at 1 | published | ours at 4 | published |")
-    print("| --- " * 7 + "|")
+def tables(results: Stored) -> list[str]:
+    """Medians beside the published ones."""
+    rows, quoted = [], results["published"]["mmd"]
     for name, experiment in EXPERIMENTS.items():
         for sampler, label in SAMPLERS.items():
+            if settings(experiment, sampler) is None:
+                continue
             cells, number = [], []
             for epsilon in (1.0, 4.0):
                 row = stored_row(results, name, sampler, epsilon)
-                cells.append(f"{np.median(row['mmd']):.3f}" if row and row["runs"] else "none")
-                number.append(str(row["runs"] if row else 0))
                 old = quoted.get(f"{name}, {sampler}, epsilon {epsilon:g}")
+                cells.append(f"{np.median(row['mmd']):.3f}" if row and row["runs"] else "none")
                 cells.append(f"{old[1]:.3f}" if old else "")
-            if settings(experiment, sampler):
-                line = [experiment.title, label, ", ".join(number), *cells]
-                print("| " + " | ".join(line) + " |")
+                number.append(str(row["runs"] if row else 0))
+            rows.append([experiment.title, label, ", ".join(number), *cells])
+    both = ["ours at 1", "published", "ours at 4", "published"]
+    return table(["model", "sampler", "runs", *both], rows)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="only print medians of what is stored")
-    parser.add_argument("--only", nargs="*", default=list(EXPERIMENTS), help="names of models")
-    parser.add_argument("--samplers", nargs="*", default=list(SAMPLERS), choices=list(SAMPLERS))
-    parser.add_argument("--part", choices=["runs", "clipping"], help="only one of the two")
-    parser.add_argument("--epsilon", type=float, nargs="*", help="only these")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="CPU time per cell; more than stored for more runs")  # fmt: skip
-    parser.add_argument("--published", nargs=2, metavar=("MMD", "ITERATIONS"), help="two files")
-    parser.add_argument("--results", type=Path, default=STORE)
-    arguments = parser.parse_args()
-    logging.getLogger("pymc").setLevel("ERROR")
-    path = arguments.results
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results["settings"] = {
-        "epsilons": {n: epsilons_of(n) for n in EXPERIMENTS}, "delta": "0.1 / n", "most runs": RUNS, "fewest runs": FEWEST,
-        "CPU seconds per cell": SECONDS, "dimensions: most draws, most gradients": MOST, "seeds of the data": {n: FIRST_SEED.get(n, 1) for n in EXPERIMENTS},
-    }  # fmt: skip
-    for part in ("independent", "runs", "clipping", "published"):
-        results.setdefault(part, {})
-    if arguments.published:
-        results["published"] = published(*arguments.published)
-    if not arguments.print:
-        write(results, path)
-        if arguments.part != "clipping":
-            run_all(results, arguments.only, arguments.epsilon, arguments.samplers, path, arguments.seconds)  # fmt: skip
-        if arguments.part != "runs":
-            clip_all(results, path)
-    print_tables(results)
+def one(name: str, seed: int, options: Options) -> Stored | None:
+    """A cell, or a part of the clipping experiment, or the reference of a model."""
+    part, _, key = name.partition(" / ")
+    model, *which = key.split(", ")
+    case = case_of(model)
+    if options.small:
+        case = Case(replace(EXPERIMENTS[model], n_records=2000), FIRST_SEED.get(model, 1))
+    if part == "independent":
+        return independent(case)
+    if part == "clipping":
+        bound, runs = float(which[1].split()[1]), 1 if options.small else CLIPPING[model][0]
+        found = [clipping_run(case, which[0], bound, i) for i in range(runs)]
+        return {k: [r[k] for r in found] for k in found[0]}
+    sampler, epsilon = which[0], float(which[1].split()[1])
+    if not options.small and stored_row(EXPERIMENT.stored(), model, sampler, epsilon):
+        return None
+    if sampler == "hmc":  # gradients are compiled here, and not in the first run
+        case.step(*settings(case.experiment, sampler), None)
+    return cell(case, sampler, epsilon, *((12, 0.0) if options.small else ()))
 
+
+def names() -> list[str]:
+    """Of all settings."""
+    found = [f"independent / {name}" for name in EXPERIMENTS]
+    for name, experiment in EXPERIMENTS.items():
+        samplers = [s for s in SAMPLERS if settings(experiment, s)]
+        found += [f"runs / {name}, {s}, epsilon {e:g}" for s in samplers for e in epsilons_of(name)]
+    kinds = ("random walk", "HMC")
+    return found + [
+        f"clipping / {n}, {k}, bound {b:g}" for n in CLIPPING for k in kinds for b in BOUNDS
+    ]
+
+
+EXPERIMENT = Runner(
+    __file__, one, dict.fromkeys(names(), 0), tables,
+    small=("independent / easy-2d", "runs / easy-2d, penalty, epsilon 6", "clipping / easy-2d, HMC, bound 0.1"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -1,6 +1,7 @@
 """Draws of typical runs by each rule of adaptive composition: the table of ``docs/accounting.md``.
 
     python experiments/composition_table.py
+    python experiments/composition_table.py --print
 
 Nothing is sampled, and the noise is the same in each row. *Best* is the minimum over accountants for all accesses of the run,
 which is valid if they are claimed at once. For runs with a filter it is the minimum over orders when the filter is opened, which is
@@ -12,6 +13,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
+from runner import Experiment, Options, Stored, table
 
 from pymc_dp import Barker, Penalty
 from pymc_dp.privacy import Decision, Gaussian, max_draws
@@ -57,26 +60,27 @@ def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Print the table."""
-    heads = [f"{rule}, epsilon {e:g}" for e in EPSILONS for rule in ("best", "order", "GDP")]
-    print(f"| run | {' | '.join(heads)} |\n| --- |{' ---: |' * len(heads)}")
-    for name in runs(1.0):
-        cells = []
-        for epsilon in EPSILONS:
-            each, before, least = runs(epsilon)[name]
-            terms = {"epsilon": epsilon, "delta": DELTA, "other_accesses": before}
-            by = [
-                AdaptiveComposition.opened(epsilon, DELTA, a).reading for a in ("best", "gaussian")
-            ]
-            most, order, gaussian = (max_draws(each, accountant=a, **terms) for a in (least, *by))
-            cells += [
-                f"{most:.0f}",
-                f"{order:.0f} ({order / most - 1:+.1%})",
-                f"{gaussian:.0f} ({gaussian / most - 1:+.1%})",
-            ]
-        print(f"| {name} | {' | '.join(cells)} |")
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Cells of a row."""
+    cells = []
+    for epsilon in EPSILONS:
+        each, before, least = runs(epsilon)[name]
+        terms = {"epsilon": epsilon, "delta": DELTA, "other_accesses": before}
+        by = [AdaptiveComposition.opened(epsilon, DELTA, a).reading for a in ("best", "gaussian")]
+        most, *others = (max_draws(each, accountant=a, **terms) for a in (least, *by))
+        cells += [f"{most:.0f}", *(f"{k:.0f} ({k / most - 1:+.1%})" for k in others)]
+    return {"cells": cells}
 
+
+def tables(stored: Stored) -> list[str]:
+    """The table of the page."""
+    heads = [f"{rule}, epsilon {e:g}" for e in EPSILONS for rule in ("best", "order", "GDP")]
+    rows = [[name, *found["cells"]] for name, found in stored.items()]
+    return table(["run", *heads], rows, "---:")
+
+
+SETTINGS = dict.fromkeys(runs(1.0), 0)
+EXPERIMENT = Experiment(__file__, run, SETTINGS, tables, small=tuple(SETTINGS)[:2])
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -3,19 +3,16 @@
 Zhang and Zhang (2023), *DP-Fast MH*, https://arxiv.org/abs/2303.06171, compare private samplers on a
 mixture of two normal distributions (their Figures 1 and 2) and on a logistic regression for images of
 sevens and nines (Figure 3). They fix the cost of *one* iteration. Here epsilon is that of a whole
-chain, for every sampler, also on the axes of the figures::
+chain, for every sampler::
 
-    python experiments/fast_mh_experiments.py --mnist mnist_7_9_pca50.npz
-    python experiments/fast_mh_experiments.py --tune      # how the constants below were chosen
-
-Writes ``fast_mh_experiments.json`` beside this file and two figures into ``docs/_static``; takes
-about 20 minutes on two cores.
+    python experiments/fast_mh_experiments.py --data mnist_7_9_pca50.npz    # about 20 minutes on two cores
+    python experiments/fast_mh_experiments.py --print                       # the tables of docs/fast_mh.md
 
 **Every run has 10 000 draws**, as in the paper. Epsilon determines the length of the moves: the longest
 for which 10 000 can be paid, but at most ``longest``, since longer moves are worse even without
 privacy. This calibration uses no data.
 
-**Settings were chosen on simulated data** (``--tune``): the longest moves, one value for all
+**Settings were chosen on simulated data**, without privacy: the longest moves, one value for all
 samplers, since they hardly differ in it, and the clip bounds, by one rule: the smallest multiple of
 0.5 at which fewer than 2 % of the records are clipped. The simulated mixture has the distribution of the
 data that are analysed. The simulated images have 50 components with variances in the ratio ``1, 1/2, ...,
@@ -35,33 +32,25 @@ Normal(0, 1) prior. At the paper's temperature 1 no sampler comes near the poste
 have temperature 1/100. All chains start at zero.
 """
 
-import os
+from __future__ import annotations
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as many processes as cores
-
-import argparse
-import json
-import logging
 import math
-import multiprocessing
-import platform
 import time
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from runner import Experiment, Options, Stored, table
 from scipy.special import expit
 
 import pymc_dp as dp
 
-HERE = Path(__file__).resolve().parent
 DELTA = 1e-5
 DRAWS = 10_000
 
@@ -159,7 +148,7 @@ def affordable_scale(problem, sampler, epsilon, **changes):
     return scale
 
 
-def run(problem, sampler, epsilon, scale, seed, **changes):
+def chain_of(problem, sampler, epsilon, scale, seed, **changes):
     """Sample one chain as a user would; return draws and figures of the run."""
     model, budget, step = build(problem, sampler, epsilon, scale, **changes)
     started = time.process_time()
@@ -190,7 +179,7 @@ def replicate(problem, name, epsilon, seeds, keep=False, **changes):
     """Run one sampler at one epsilon for all seeds: a row of the results (and all draws)."""
     sampler = SAMPLERS[name]
     scale = affordable_scale(problem, sampler, epsilon, **changes)
-    runs = [run(problem, sampler, epsilon, scale, seed, **changes) for seed in seeds]
+    runs = [chain_of(problem, sampler, epsilon, scale, seed, **changes) for seed in seeds]
     figures = {key: [each[key] for _, each in runs] for key in runs[0][1]}
     row = {"sampler": name, "epsilon": epsilon, "temperature": problem.temperature, "scale": scale}
     row |= {k: v for k, v in changes.items() if isinstance(v, int | float)}
@@ -284,24 +273,30 @@ def independent(n, repeats=50):
     return float(np.mean([symmetric_kl(exact, each / n) for each in counts]))
 
 
+def done(jobs, draws):
+    """Rows and kept draws of jobs: problem, sampler, epsilon, seeds, whether to keep draws, changes."""
+    if draws:
+        jobs = [(replace(problem, draws=draws), name, e, seeds[:1], *rest) for problem, name, e, seeds, *rest in jobs[:1] + jobs[-1:]]  # fmt: skip
+    return [replicate(*job[:5], **(job[5] if len(job) > 5 else {})) for job in jobs]
+
+
 def mixture_jobs(epsilons=(0.05, 0.1, 0.25, 0.5, 1.0), seeds=4, samplers=PRIVATE):
     jobs = [
         (MIXTURE, name, e, range(seeds), e == 0.25)
         for name in samplers for e in epsilons
     ]  # fmt: skip
     jobs.append((MIXTURE, "tuna", None, range(seeds), True))
-    jobs.append((replace(MIXTURE, draws=100_000), "tuna", None, [100], False))
-    exact = replace(MIXTURE, draws=30_000, clip_bound=math.inf)
-    jobs.append((exact, "metropolis", None, [100], False))
     return jobs
 
 
-def mixture_results(done):
-    """Arrange rows and draws of the mixture for the JSON file."""
-    exact = mixture_exact()
-    rows = [row for row, _ in done]
-    long = {row["sampler"]: row for row in rows if row["draws"] > DRAWS}
-    rows = [row for row in rows if row["draws"] <= DRAWS]
+def mixture_results(draws=None):
+    """The mixture: all runs, and references."""
+    exact, found = mixture_exact(), done(mixture_jobs(), draws)
+    references = [
+        (replace(MIXTURE, draws=100_000), "tuna", None, [100], False),
+        (replace(MIXTURE, draws=30_000, clip_bound=math.inf), "metropolis", None, [100], False),
+    ]
+    (tuna, _), (metropolis, _) = done(references, draws)
     return {
         "settings": {
             "records": 50_000, "temperature": "1/500", "delta": DELTA, "draws": DRAWS, "clip bound": MIXTURE.clip_bound,
@@ -309,15 +304,15 @@ def mixture_results(done):
             "KL": f"symmetric, {CELLS} x {CELLS} cells on [-3, 3]^2, each law mixed with {FLOOR:.0%} of the uniform law, first tenth of the draws left out",
         },
         "KL of references": {
-            "TunaMH, 100 000 draws": long["tuna"]["KL"][0],
-            "Metropolis on all records without clipping, 30 000 draws": long["metropolis"]["KL"][0],
+            "TunaMH, 100 000 draws": tuna["KL"][0],
+            "Metropolis on all records without clipping, 30 000 draws": metropolis["KL"][0],
             "uniform draws from the box": symmetric_kl(exact, np.full_like(exact, 1 / exact.size)),
             "staying at the start": symmetric_kl(exact, in_cells(np.zeros((1, 2)))),
         },
         "KL of independent draws": {str(n): independent(n) for n in (30, 100, 300, 1000, 3000, 10_000)},
-        "rows": rows,
+        "rows": [row for row, _ in found],
         "cells": {"exact": exact.round(5).tolist()}
-        | {row["sampler"]: in_cells(kept[0]).round(5).tolist() for row, kept in done if kept},
+        | {row["sampler"]: in_cells(kept[0]).round(5).tolist() for row, kept in found if kept},
     }  # fmt: skip
 
 
@@ -371,7 +366,9 @@ class Images:
 
 
 @lru_cache
-def read_images(path):
+def read_images(path: Path | None):
+    if path is None:
+        return simulated_images(5, 500, 100)[0]
     with np.load(path) as data:
         return Images(*(data[name] for name in ("X_train", "y_train", "X_test", "y_test")))
 
@@ -403,13 +400,8 @@ def image_jobs(images, epsilons=(0.1, 0.3, 1.0, 3.0, 10.0), seeds=2, samplers=PR
     return jobs
 
 
-def _exact(job):
-    path, temperature = job
-    return read_images(path).exact(temperature)
-
-
-def image_results(images, done, exact):
-    """Arrange the rows of the images for the JSON file."""
+def image_results(images, draws=None):
+    """The images: all runs, and the exact posterior."""
     problem = images.problem()
     return {
         "settings": {
@@ -417,310 +409,56 @@ def image_results(images, done, exact):
             "delta": DELTA, "draws": DRAWS, "clip bound": problem.clip_bound, "longest scale at temperature 1/100": problem.longest,
             "batch size or rate": problem.batch, "prediction": "mean probability over the second half of the draws",
         },
-        "exact": exact,
+        "exact": {name: images.exact(t) for name, t in (("0.01", 0.01), ("1", 1.0))},
         "plain logistic regression, accuracy": 0.953,
         "most frequent class, accuracy": float(max(np.mean(images.y_test), 1 - np.mean(images.y_test))),
-        "rows": [row for row, _ in done],
+        "rows": [row for row, _ in done(image_jobs(images), draws)],
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------- running
-def _job(job):
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    problem, name, epsilon, seeds, keep, *changes = job
-    if isinstance(problem, tuple):  # images are read in each process
-        path, temperature = problem
-        problem = read_images(path).problem(temperature)
-    started = time.perf_counter()
-    row, kept = replicate(problem, name, epsilon, seeds, keep, **(changes[0] if changes else {}))
-    shown = {k: np.round(v, 4) for k, v in row.items() if k in ("KL", "accuracy")}
-    print(f"{time.perf_counter() - started:6.0f} s", problem.name, name, epsilon, changes, shown, flush=True)  # fmt: skip
-    return row, kept
-
-
-def run_all(jobs, processes):
-    """Run all jobs; those on all records, which take longest, first."""
-    slow = ("full", "penalty", "metropolis")
-    order = sorted(range(len(jobs)), key=lambda i: jobs[i][1] not in slow)
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        results = pool.map(_job, [jobs[i] for i in order], chunksize=1)
-    back = dict(zip(order, results, strict=True))
-    return [back[i] for i in range(len(jobs))]
-
-
-def rounded(value):
-    """Rounded to four digits."""
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [rounded(each) for each in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-def tune():
-    """Print the numbers by which the constants were chosen, on simulated data, without privacy."""
-    images, truth = simulated_images(5)
-    for problem, data in [
-        (replace(MIXTURE, make_model=_simulated_mixture, measure=_simulated_measure), "mixture"),
-        (images.problem(), "images"),
-    ]:
-        where = {"mixture": "the posterior", "images": "the start and the truth"}[data]
-        print(f"\n{data}: share of records clipped on moves from {where}")
-        rng = np.random.default_rng(0)
-        likelihood = dp.model.RecordLikelihood(problem.make_model())
-        shares = []
-        for i in range(200):
-            move = rng.normal(size=problem.dim)
-            if data == "mixture":
-                cells = rng.choice(CELLS**2, p=mixture_exact(2).ravel())
-                start = (np.array(divmod(cells, CELLS)) + 0.5) * (2 * BOX / CELLS) - BOX
-            else:
-                start = truth * (i % 2)
-            move *= problem.longest
-            change = likelihood.logp(start + move) - likelihood.logp(start)
-            shares.append(np.abs(change) / np.linalg.norm(move))
-        shares = np.array(shares)
-        for bound in (0.5, 1.0, 1.5, 2.0, 2.5):
-            print(f"  clip bound {bound}: {np.mean(shares > bound):.2%}")
-        for name, sampler in SAMPLERS.items():
-            if name in ("barker_batch", "metropolis"):
-                continue  # its longest moves are shorter
-            for factor in (0.5, 1.0, 1.5, 2.0):
-                scale = factor * problem.longest
-                found = [run(problem, sampler, None, scale, seed)[1] for seed in (1, 2, 3)]
-                means = {
-                    key: round(float(np.mean([each[key] for each in found])), 4)
-                    for key in found[0] if key in ("KL", "accuracy", "log-loss", "accepted")
-                }  # fmt: skip
-                print(f"  {sampler.label}, scale {scale:.3g}: {means}", flush=True)
-
-
-def _simulated_mixture():
-    return mixture_model(2)
-
-
-def _simulated_measure(draws):
-    return {"KL": symmetric_kl(mixture_exact(2), in_cells(draws))}
-
-
-# ---------------------------------------------------------------------------------------- figures
-# Colours of Okabe and Ito, which nearly everyone can distinguish.
-STYLES = {
-    "fast": ("#0072B2", "o", "-"),
-    "fast_penalty": ("#56B4E9", "s", "-"),
-    "full": ("#222222", "D", "--"),
-    "penalty": ("#D55E00", "^", "--"),
-    "penalty_batch": ("#E69F00", "v", "-"),
-    "barker_batch": ("#009E73", "P", "-"),
-    "tuna": ("#777777", "*", ":"),
-}
-
-
-def style_figures():
-    """Set matplotlib's parameters for the figures; returns pyplot."""
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update(
-        {
-            "axes.grid": True, "axes.spines.right": False, "axes.spines.top": False, "axes.titlelocation": "left",
-            "axes.titlesize": "medium", "figure.constrained_layout.use": True, "font.size": 10, "grid.alpha": 0.25,
-            "lines.linewidth": 1.5, "lines.markersize": 5,
-        }
-    )  # fmt: skip
-    return plt
-
-
+# ---------------------------------------------------------------------------------------- tables
 def average(key, values):
     """Mean; of divergences, which differ by factors, the geometric mean."""
     return float(np.exp(np.mean(np.log(values))) if key == "KL" else np.mean(values))
 
 
-def against_epsilon(axis, rows, key, samplers=PRIVATE, **style):
-    """Draw a figure of each run against epsilon: averages, with the range over the replicates."""
-    for i, name in enumerate(samplers):
-        mine = sorted((r for r in rows if r["sampler"] == name), key=lambda r: r["epsilon"])
-        if not mine:
-            continue
-        colour, marker, dash = STYLES[name]
-        # Side by side, so that none is hidden.
-        x = np.array([r["epsilon"] for r in mine]) * 1.03 ** (i - (len(samplers) - 1) / 2)
-        values = [np.atleast_1d(r[key]) for r in mine]  # one epsilon may have more replicates
-        mean = np.array([average(key, v) for v in values])
-        least, most = (np.array([f(v) for v in values]) for f in (np.min, np.max))
-        axis.errorbar(
-            x, mean, [mean - least, most - mean], color=colour, marker=marker,
-            linestyle=dash, elinewidth=1, label=SAMPLERS[name].label, **style,
-        )  # fmt: skip
-    ticks = sorted({r["epsilon"] for r in rows if r["epsilon"] is not None})
-    axis.set(xscale="log", xlabel="composed epsilon")
-    axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    axis.minorticks_off()
+def against_epsilon(part, key, digits, at):
+    """A row for each sampler: averages for each epsilon, and records per iteration at one of them."""
+    usual = [r for r in part["rows"] if not {"batch_rate", "full_batch_at"} & {*r}]
+    usual = [r for r in usual if r["temperature"] < 1]
+    epsilons = sorted({r["epsilon"] for r in usual if r["epsilon"]})
+    rows = []
+    for name, sampler in SAMPLERS.items():
+        mine = {r["epsilon"]: r for r in usual if r["sampler"] == name}
+        if mine:  # a chain without privacy is the same for all
+            shown = [average(key, mine.get(e, mine.get(None))[key]) for e in epsilons]
+            used = mine.get(at, mine.get(None))["records per iteration"]
+            rows.append([sampler.label, *(f"{value:.{digits}f}" for value in shown), round(used)])
+    heads = [f"{key}, epsilon = {epsilons[0]:g}", *(f"{e:g}" for e in epsilons[1:])]
+    return table(["sampler", *heads, "records per iteration"], rows, "---:")
 
 
-def bars(axis, rows, key, samplers):
-    """Draw one figure of each sampler as a bar, with its value."""
-    values = [next(r[key] for r in rows if r["sampler"] == name) for name in samplers]
-    places = range(len(samplers))[::-1]
-    axis.barh(places, values, color=[STYLES[name][0] for name in samplers], height=0.6)
-    axis.set_yticks(places, [SAMPLERS[name].label for name in samplers])
-    axis.set_axisbelow(True)
-    axis.grid(axis="y", visible=False)
-    for place, value in zip(places, values, strict=True):
-        text = f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-        axis.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize="small")  # fmt: skip
-
-
-def draw_mixture_figure(results, path):
-    """KL against epsilon, data and time per iteration, and densities at epsilon = 0.25."""
-    plt = style_figures()
-    figure = plt.figure(figsize=(12, 7.2))
-    top, bottom = figure.subfigures(2, 1, height_ratios=[1.25, 1])
-    axes = top.subplots(1, 3, width_ratios=[1.5, 1, 1])
-    rows = results["rows"]
-    private = [r for r in rows if r["epsilon"] is not None]
-    against_epsilon(axes[0], private, "KL")
-    (tuna,) = (average("KL", r["KL"]) for r in rows if r["sampler"] == "tuna")
-    one = results["KL of independent draws"]
-    lines = [(tuna, "TunaMH, not private")] + [(one[n], f"{n} independent draws") for n in ("100", "1000")]  # fmt: skip
-    for value, text in lines:
-        axes[0].axhline(value, color="#777777", linestyle=":", linewidth=1)
-        left = not text.startswith("100 ")  # where there is no curve
-        axes[0].annotate(text, (0 if left else 1, value), (3 if left else -2, 3), ("axes fraction", "data"), "offset points", ha="left" if left else "right", fontsize="small", color="#777777")  # fmt: skip
-    axes[0].set(yscale="log", ylim=(0.015, 5), ylabel="symmetric KL divergence from the exact law", title="Accuracy of 10 000 draws")  # fmt: skip
-    axes[0].legend(frameon=False, fontsize="small")
-    middle = [r for r in rows if r["epsilon"] in (0.25, None)]
-    everyone = [*PRIVATE, "tuna"]
-    bars(axes[1], middle, "records per iteration", everyone)
-    axes[1].set(title="Records per iteration", xlabel="of 50 000", xscale="log", xlim=(300, 300_000))  # fmt: skip
-    bars(axes[2], middle, "CPU ms per iteration", everyone)
-    axes[2].set(title="CPU time per iteration", xlabel="milliseconds", xlim=(0, 2))
-    axes[2].set_yticklabels([])
-
-    shown = ["exact", "fast", "full", "penalty", "penalty_batch", "barker_batch"]
-    grids = bottom.subplots(1, len(shown), sharey=True)
-    cells = {name: np.array(results["cells"][name]) for name in shown}
-    most = cells["exact"].max() * 1.3
-    for axis, name in zip(grids, shown, strict=True):
-        axis.imshow(cells[name].T, origin="lower", extent=(-3, 3, -3, 3), cmap="Blues", vmin=0, vmax=most)  # fmt: skip
-        title = "exact" if name == "exact" else SAMPLERS[name].label
-        axis.set(xlabel="theta 1", xlim=(-1.5, 2.4), ylim=(-3, 3))
-        axis.set_title(title, fontsize="small")
-        axis.grid(False)
-    grids[0].set_ylabel("theta 2")
-    bottom.suptitle("Draws of one chain at epsilon = 0.25", fontsize="medium")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def draw_images_figure(results, path):
-    """Accuracy and records against epsilon, effects of K and the batch rate, and temperature 1."""
-    plt = style_figures()
-    figure, axes = plt.subplots(2, 2, figsize=(11.5, 8))
-    rows = results["rows"]
-    special = [r for r in rows if "batch_rate" in r or "full_batch_at" in r]
-    plain = [r for r in rows if r["temperature"] == 1.0]
-    main = [r for r in rows if r not in special and r not in plain]
-    private = [r for r in main if r["epsilon"] is not None]
-    (tuna,) = (r for r in main if r["sampler"] == "tuna")
-    exact = results["exact"]
-
-    axis = axes[0, 0]
-    against_epsilon(axis, private, "accuracy")
-    axis.axhline(exact["0.01"]["accuracy"], color="#777777", linestyle=":", linewidth=1)
-    axis.annotate("exact posterior", (0, exact["0.01"]["accuracy"]), (3, 3), ("axes fraction", "data"), "offset points", fontsize="small", color="#777777")  # fmt: skip
-    axis.set(ylabel="test accuracy", title="Accuracy, temperature 1/100")
-    axis.legend(frameon=False, fontsize="small", loc="lower right")
-
-    axis = axes[0, 1]
-    against_epsilon(axis, private, "records per iteration")
-    axis.axhline(tuna["records per iteration"], color="#777777", linestyle=":", linewidth=1)
-    axis.annotate("TunaMH, not private", (0, tuna["records per iteration"]), (3, 3), ("axes fraction", "data"), "offset points", fontsize="small", color="#777777")  # fmt: skip
-    axis.set(yscale="log", ylim=(300, 20_000), ylabel="records per iteration, of 12 214", title="Records looked at, temperature 1/100")  # fmt: skip
-
-    axis = axes[1, 0]
-    usual, full = (
-        next(r for r in private if r["sampler"] == name and r["epsilon"] == 1.0)
-        for name in ("fast", "full")
+def tables(stored: Stored) -> list[str]:
+    """The tables of the page: divergence on the mixture, accuracy on the images."""
+    mixture, images = stored["mixture"], stored["images"]
+    first, second = (
+        against_epsilon(mixture, "KL", 2, 0.25),
+        against_epsilon(images, "accuracy", 3, 1.0),
     )
-    for mine, key, (colour, marker, _), text in [
-        ([*(r for r in special if "batch_rate" in r), usual], "batch_rate", STYLES["fast"], "batch rate varied, no K"),
-        ([r for r in special if "full_batch_at" in r], "full_batch_at", STYLES["penalty"], "K varied, batch rate 500"),
-        ([full], None, STYLES["full"], "full batch"),
-    ]:  # fmt: skip
-        mine = sorted(mine, key=lambda r: r["records per iteration"])
-        x = [r["records per iteration"] * (0.96 if key == "full_batch_at" else 1.0) for r in mine]
-        values = np.array([r["accuracy"] for r in mine])
-        mean = values.mean(axis=1)
-        axis.errorbar(x, mean, [mean - values.min(axis=1), values.max(axis=1) - mean], color=colour, marker=marker, elinewidth=1, label=text)  # fmt: skip
-        places = {}  # runs in the same place share a label
-        for r, place, y in zip(mine, x, mean, strict=True):
-            if key is not None:
-                value = r.get(key, results["settings"]["batch size or rate"])
-                places.setdefault((place, y), []).append(f"{value:g}")
-        for place, names in places.items():
-            right = key == "batch_rate"
-            axis.annotate(", ".join(sorted(names)), place, (5 if right else -5, -12 if right or place[0] > 1e4 else 6), textcoords="offset points", fontsize="small", color=colour, ha="left" if right else "right")  # fmt: skip
-    axis.set(xscale="log", xlabel="records per iteration", ylabel="test accuracy", title="DPFastMH at epsilon = 1: batch rate and K")  # fmt: skip
-    axis.set(ylim=(0.905, 0.945))
-    axis.legend(frameon=False, fontsize="small", loc="lower right")
-
-    axis = axes[1, 1]
-    for source, t, face in [(private, "0.01", None), (plain, "1", "white")]:
-        some = [r for r in source if r["sampler"] in ("fast", "penalty")]
-        before = len(axis.containers)
-        against_epsilon(axis, some, "log-loss", samplers=("fast", "penalty"), mfc=face)
-        for container in axis.containers[before:]:
-            container.set_label(f"{container.get_label()}, T = {t}")
-        axis.axhline(exact[t]["log-loss"], color="#777777", linestyle=":" if t == "1" else "-.", linewidth=1)  # fmt: skip
-        axis.annotate(f"exact posterior, T = {t}", (0, exact[t]["log-loss"]), (3, 3), ("axes fraction", "data"), "offset points", fontsize="small", color="#777777")  # fmt: skip
-    axis.set(yscale="log", ylabel="test log-loss", title="Log-loss: what accuracy does not show")
-    ticks = [0.1, 0.15, 0.2, 0.3, 0.5, 0.7]
-    axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
-    axis.yaxis.set_minor_locator(plt.NullLocator())
-    axis.set_ylim(0.12, 0.75)
-    axis.legend(frameon=False, fontsize="small", loc="upper right")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return [*first, "", *second]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--mnist", help="file with X_train, y_train, X_test, y_test")
-    parser.add_argument("--only", choices=["mixture", "images"], help="one part; the other is kept as it is")  # fmt: skip
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--results", type=Path, default=HERE / "fast_mh_experiments.json")
-    parser.add_argument("--figures", type=Path, default=HERE.parent / "docs" / "_static")
-    parser.add_argument("--tune", action="store_true", help="only show how constants were chosen")
-    parser.add_argument("--draw", action="store_true", help="only draw the figures of stored results")  # fmt: skip
-    arguments = parser.parse_args()
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    if arguments.tune:
-        tune()
-        return
-    results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+def run(name: str, seed: int, options: Options) -> Stored:
+    """One part."""
+    draws = 200 if options.small else None
+    if name == "mixture":
+        return mixture_results(draws)
+    return image_results(read_images(options.data), draws)
 
-    def store(part, found):
-        packages = ("numpy", "scipy", "pymc", "pytensor", "pymc-dp")
-        found["versions"] = {"python": platform.python_version()} | {p: version(p) for p in packages}  # fmt: skip
-        results[part] = rounded(found)
-        arguments.results.write_text(json.dumps(results, indent=1) + "\n")
 
-    if not arguments.draw and arguments.only != "images":
-        store("mixture", mixture_results(run_all(mixture_jobs(), arguments.processes)))
-    if not arguments.draw and arguments.only != "mixture" and arguments.mnist:
-        path = arguments.mnist
-        images = read_images(path)
-        with multiprocessing.get_context("spawn").Pool(arguments.processes) as pool:
-            exact = pool.map(_exact, [(path, 0.01), (path, 1.0)])
-        exact = dict(zip(("0.01", "1"), exact, strict=True))
-        jobs = [((path, job[0].temperature), *job[1:]) for job in image_jobs(images)]
-        store("images", image_results(images, run_all(jobs, arguments.processes), exact))
-    arguments.figures.mkdir(parents=True, exist_ok=True)
-    if "mixture" in results:
-        draw_mixture_figure(results["mixture"], arguments.figures / "fast_mh_mixture.png")
-    if "images" in results:
-        draw_images_figure(results["images"], arguments.figures / "fast_mh_mnist.png")
-
+EXPERIMENT = Experiment(
+    __file__, run, {"mixture": 0, "images": 0}, tables, needs={"images": "mnist_7_9_pca50.npz"}
+)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -1,8 +1,9 @@
 """What a decision of DP-Fast MH (Zhang, Zhang 2023) costs: the claim, the rule behind it, and decision accounting.
 
-Prints the tables of ``docs/fast_mh.md``::
+Tables of ``docs/fast_mh.md``::
 
-    python experiments/fast_mh_table.py
+    python experiments/fast_mh_table.py              # minutes
+    python experiments/fast_mh_table.py --print
 
 The numbers of records are those of the paper's experiments, and so are delta and the number of iterations. ``K`` follows the guidance of its
 section 6.2 or of its appendix E. Then ``lam`` and ``c`` are those of the longest proposal that the paper's rule calls free and that goes to
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runner import Experiment, Options, Stored, table
 from scipy.optimize import brentq
 from scipy.stats import binom, poisson
 
@@ -25,9 +27,7 @@ from pymc_dp.steps import Lazy, Metropolis
 
 DELTA = 1e-5  # of one iteration in the paper, of the whole run for us
 ITERATIONS = 10_000
-CLAIM_DELTA = (
-    0.1  # no composition of the paper's claims has less than 1 - (1 - DELTA)^ITERATIONS = 0.095
-)
+CLAIM_DELTA = 0.1  # no composition of the claims has less than 1 - (1 - DELTA)^ITERATIONS = 0.095
 FULL = 0.01  # probability that all records decide
 # Temperature times clip bound. Mixture: the paper's bound for records in [-3, 3] with variance 2, temperature 500.
 CLIP = {50_000: math.hypot(2 * 3 + 9, 3 + 6) / 2 / 500}
@@ -146,89 +146,82 @@ def group_privacy(s: Setting) -> float:
     return s.limit * (math.log1p(up) - math.log1p(down))
 
 
-def run(mechanism: Mechanism, iterations: int = ITERATIONS) -> float:
+def spent(mechanism: Mechanism, iterations: int = ITERATIONS) -> float:
     """Epsilon by decision accounting."""
     return epsilon_of([(mechanism, iterations)], DELTA)
 
 
-def table(head: str, rows: list[list[str]]) -> str:
-    """Markdown, aligned to the right."""
-    lines = [head, *(" | ".join(row) for row in [["---:"] * len(rows[0]), *rows])]
-    return "\n".join(f"| {line} |" for line in lines)
+def claim(s: Setting) -> list[str]:
+    """A row of table 1."""
+    distance = f"{s.c / CLIP[s.n]:.2f}" if s.n in CLIP else ""
+    sums = papers_formula(s.epsilon), composed_claim(s.epsilon, DELTA, CLAIM_DELTA)
+    begin = number(s.places), number(s.lam), f"{s.c:.4f}", distance, number(ITERATIONS * s.epsilon)
+    return [*begin, *(f"{epsilon:.1f}" for epsilon in sums)]
 
 
-def claims() -> str:
-    """Table 1."""
-    rows = [
-        [
-            *s.start,
-            number(s.places),
-            number(s.lam),
-            f"{s.c:.4f}",
-            f"{s.c / CLIP[s.n]:.2f}" if s.n in CLIP else "",
-            number(ITERATIONS * s.epsilon),
-            f"{papers_formula(s.epsilon):.1f}",
-            f"{composed_claim(s.epsilon, DELTA, CLAIM_DELTA):.1f}",
-        ]
-        for s in SETTINGS
+def rule(s: Setting) -> list[str]:
+    """A row of table 2."""
+    delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
+    deltas = f"{delta:.4f}", f"{delta / DELTA:.0f} x", f"{-math.expm1(-2 * s.c):.4f}"
+    long = f"{noise.scale:.1f} ({noise.probability(0.0):.2f})", f"{spent(s.decision(noise)):.2f}"
+    least = f"{needed.scale:.2f} ({needed.probability(0.0):.2f})"
+    return [*deltas, *long, least, f"{spent(s.decision(needed)):.1f}"]
+
+
+def decision(s: Setting) -> list[str]:
+    """A row of table 3."""
+    ours = [s.decision(rule) for rule in RULES]
+    everything = [Decision(rule, 2 * s.c) for rule in RULES]
+    group = group_privacy(s)
+    costs = [f"{spent(m):.2f}" for m in ours + everything]
+    return [
+        f"{spent(ours[0], 1):.4f}",
+        *costs,
+        f"{group:.4f}",
+        f"{composed_claim(group, 0.0, DELTA):.1f}",
     ]
-    head = "N | claim | K | places | lam | c | distance | added up | the paper's formula | at best"
-    return table(head, rows)
 
 
-def rules() -> str:
-    """Table 2."""
-    rows = []
-    for s in SETTINGS:
-        delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
-        rows.append(
-            [
-                *s.start,
-                f"{delta:.4f}",
-                f"{delta / DELTA:.0f} x",
-                f"{-math.expm1(-2 * s.c):.4f}",
-                f"{noise.scale:.1f} ({noise.probability(0.0):.2f})",
-                f"{run(s.decision(noise)):.2f}",
-                f"{needed.scale:.2f} ({needed.probability(0.0):.2f})",
-                f"{run(s.decision(needed)):.1f}",
-            ]
-        )
-    head = "N | claim | K | delta, minibatch | over 1e-5 | delta, all records | noise, if longer | 10 000 | noise needed | 10 000"
-    return table(head, rows)
-
-
-def decisions() -> str:
-    """Table 3."""
-    rows = []
-    for s in SETTINGS:
-        ours = [s.decision(rule) for rule in RULES]
-        everything = [Decision(rule, 2 * s.c) for rule in RULES]
-        group = group_privacy(s)
-        rows.append(
-            [
-                *s.start,
-                f"{run(ours[0], 1):.4f}",
-                *(f"{run(m):.2f}" for m in ours + everything),
-                f"{group:.4f}",
-                f"{composed_claim(group, 0.0, DELTA):.1f}",
-            ]
-        )
-    head = "N | claim | K | Barker: one | 10 000 | lazy Barker | lazy penalty | all records: Barker | lazy Barker | lazy penalty | group privacy: one | 10 000"
-    return table(head, rows)
-
-
-def batches() -> str:
+def batches() -> list[list[str]]:
     """Table 4: the first setting with other batches."""
     s = SETTINGS[0]
     n_c = s.n * s.c
     rows = []
     for lam in [*(factor * n_c for factor in (0.1, 0.25, 0.5, 1, 2, 5, 20, 100)), s.lam]:
         ours = [s.decision(rule, batch_rate=lam) for rule in RULES]
-        rows.append([number(lam), number(ours[0].expected_batch), *(f"{run(m):.3f}" for m in ours)])
+        rows.append(
+            [number(lam), number(ours[0].expected_batch), *(f"{spent(m):.3f}" for m in ours)]
+        )
     everything = [Decision(rule, 2 * s.c) for rule in RULES]
-    rows.append(["all records", number(s.n), *(f"{run(m):.3f}" for m in everything)])
-    return table("lam | places | Barker | lazy Barker | lazy penalty", rows)
+    rows.append(["all records", number(s.n), *(f"{spent(m):.3f}" for m in everything)])
+    return rows
 
+
+HEADS = {
+    "claims": "N | claim | K | places | lam | c | distance | added up | the paper's formula | at best",
+    "rules": "N | claim | K | delta, minibatch | over 1e-5 | delta, all records | noise, if longer | 10 000 | noise needed | 10 000",
+    "decisions": "N | claim | K | Barker: one | 10 000 | lazy Barker | lazy penalty | all records: Barker | lazy Barker | lazy penalty | group privacy: one | 10 000",
+    "batches": "lam | places | Barker | lazy Barker | lazy penalty",
+}
+
+
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Rows of a table, as text."""
+    if name == "batches":
+        return {"rows": batches()}
+    row = {"claims": claim, "rules": rule, "decisions": decision}[name]
+    return {"rows": [[*s.start, *row(s)] for s in SETTINGS]}
+
+
+def tables(stored: Stored) -> list[str]:
+    """All tables, aligned to the right."""
+    lines = []
+    for name, head in HEADS.items():
+        lines += [*table(head.split(" | "), stored[name]["rows"], "---:", "---:"), ""]
+    return lines
+
+
+EXPERIMENT = Experiment(__file__, run, dict.fromkeys(HEADS, 0), tables, small=("claims",))
 
 if __name__ == "__main__":
-    print("\n\n".join(part() for part in (claims, rules, decisions, batches)))
+    EXPERIMENT.main()

@@ -33,25 +33,10 @@ def mmd(
     For two samples of 1000 draws of the same law it is about 0.02. Parameters of larger scale have
     more weight. It is for evaluation, not for release: no budget pays for exact draws.
 
-    Parameters
-    ----------
-    draws, reference : array_like of shape (n, d) or (chains, draws, d)
-    bandwidth : float, optional
-        :math:`\sigma`, in the units of the draws. By default the median distance within 500 pairs,
-        one draw of each sample, taken with replacement (Räisä 2021, Differentially private
-        Metropolis-Hastings algorithms, Section 5.3: 50 in the text, 500 in the experiments' code).
-    random_seed : int or numpy.random.Generator
-        For the pairs.
-
-    Raises
-    ------
-    ValueError
-        If shapes do not match, values are not finite, there are fewer than 2 draws, or the bandwidth
-        is not positive.
-
-    References
-    ----------
-    Gretton et al. (2012), A kernel two-sample test, https://jmlr.org/papers/v13/gretton12a.html.
+    Of draws of shape (n, d) or (chains, draws, d). The default bandwidth is the median distance within 500 pairs, one
+    draw of each sample, taken with replacement (Räisä 2021, Differentially private Metropolis-Hastings algorithms,
+    Section 5.3: 50 in the text, 500 in the experiments' code). See Gretton et al. (2012), A kernel two-sample test,
+    https://jmlr.org/papers/v13/gretton12a.html.
     """
     x, y = (np.asarray(z, dtype=float) for z in (draws, reference))
     x, y = (z.reshape(-1, z.shape[-1]) for z in (x, y))

@@ -1,25 +1,19 @@
 """Posteriors of records on disk under a limit on memory: the figures of docs/larger_than_memory.md.
 
-    python experiments/out_of_core.py [NAME ...] --folder /somewhere/with/5/GB
+    python experiments/out_of_core.py NAME --processes 1 --data /somewhere/with/5/GB    # each name by itself
     python experiments/out_of_core.py --print
 
-Writes ``out_of_core.json`` beside this file. Logistic regressions of simulated records, in Parquet files that are made
-in the folder at the first run. Each runs in a process of its own, on one thread, with ``dp.sample`` at (1, 1e-9). Where
-this program may make a control group (Linux, as root), the process gets 1 GB of memory and is killed if it needs
-more. *growth*: seconds for a sum of clipped scores over files of 1e5 to 1e8 records.
+Logistic regressions of simulated records, in Parquet files that are made in the folder at the first run. Each runs on one
+thread, with ``dp.sample`` at (1, 1e-9). Where this program may make a control group (Linux, as root), its process gets
+1 GB of memory and is killed if it needs more. *growth*: seconds for a sum of clipped scores over files of 1e5 to 1e8 records.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import logging
 import os
 import resource
-import subprocess
-import sys
+import tempfile
 import time
-import warnings
 
 from pathlib import Path
 from typing import Any
@@ -29,11 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pymc as pm
 
+from runner import Experiment, Options, Stored, table
+
 import pymc_dp as dp
 
 from pymc_dp.model import BlockedLikelihood
 
-STORE = Path(__file__).with_suffix(".json")
 EPSILON, DELTA = 1.0, 1e-9
 LIMIT = 10**9
 #: Records and coefficients.
@@ -91,10 +86,10 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def one(folder: Path, name: str) -> dict[str, Any]:
+def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     """``dp.sample`` of a setting, in this process."""
-    records = records_of(folder, *SETTINGS[name])
-    limit = limited()
+    records = records_of(folder, n_records, d)
+    limit = limit and limited()
     begin = time.perf_counter()
     simulator = dp.Simulator(model, data=records, covariates="public")
     built = time.perf_counter()
@@ -119,10 +114,10 @@ def one(folder: Path, name: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def growth(folder: Path) -> dict[str, Any]:
+def growth(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
     """Seconds for a pass over files of several lengths, in the cache of the disk, and largest memory after each."""
     found: dict[str, Any] = {"n": [], "seconds": [], "peak_mb": []}
-    for n in GROWTH:
+    for n in sizes:
         part = records_of(folder, n, 4)
         likelihood, times = BlockedLikelihood(model, part), []
         for _ in range(max(2, min(20, 10**7 // n))):
@@ -135,62 +130,43 @@ def growth(folder: Path) -> dict[str, Any]:
     return found
 
 
-def tables(stored: dict[str, Any]) -> list[str]:
-    """The tables of the documentation."""
-    lines = [
-        "| records | coefficients | file (GB) | one pass (s) | `dp.sample`, in all (s) | peak memory (GB) |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Figures of one setting, or of growth; in small of few records."""
+    if options.small:
+        with tempfile.TemporaryDirectory() as folder:
+            return (
+                growth(Path(folder), (1000, 10_000))
+                if name == "growth"
+                else one(Path(folder), 10_000, 2, limit=False)
+            )
+    assert options.data is not None
+    if name == "growth":
+        for n in GROWTH:  # made before the peak counts
+            records_of(options.data, n, 4)
+        return growth(options.data, GROWTH)
+    return one(options.data, *SETTINGS[name], limit=True)
+
+
+def tables(stored: Stored) -> list[str]:
+    """The table of the documentation, and the figures below it."""
+    rows = []
     for name, (n_records, d) in SETTINGS.items():
-        if name in stored:
-            f = stored[name]
-            total = f["build"] + f["release"] + f["sample"]
-            lines.append(
-                f"| {n_records:.0e} | {d} | {f['megabytes'] / 1e3:.1f} | {f['pass']:.1f} | {total:.0f} | {f['peak_mb'] / 1e3:.2f} |"
-            )
-    if "growth" in stored:
-        f = stored["growth"]
-        slope = np.polyfit(np.log(f["n"]), np.log(f["seconds"]), 1)[0]
-        shown = ", ".join(f"{s:.3g}" for s in f["seconds"])
-        lines += [
-            "",
-            f"growth: {shown} s; exponent {slope:.2f}; peak {f['peak_mb'][0]:.0f} to {f['peak_mb'][-1]:.0f} MB",
-        ]
-    return lines
+        f = stored[name]
+        total = f["build"] + f["release"] + f["sample"]
+        sizes = f"{n_records:.0e}", d, f"{f['megabytes'] / 1e3:.1f}"
+        rows.append([*sizes, f"{f['pass']:.1f}", f"{total:.0f}", f"{f['peak_mb'] / 1e3:.2f}"])
+    heads = ["records", "coefficients", "file (GB)", "one pass (s)", "`dp.sample`, in all (s)", "peak memory (GB)"]  # fmt: skip
+    f = stored["growth"]
+    slope = np.polyfit(np.log(f["n"]), np.log(f["seconds"]), 1)[0]
+    shown, peaks = ", ".join(f"{s:.3g}" for s in f["seconds"]), f["peak_mb"]
+    grown = f"growth: {shown} s; exponent {slope:.2f}; peak {peaks[0]:.0f} to {peaks[-1]:.0f} MB"
+    return [*table(heads, rows), "", grown]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, "growth", []])
-    parser.add_argument("--folder", type=Path, help="for the Parquet files")
-    parser.add_argument("--alone", action="store_true", help="run one setting in this process")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-    if arguments.print:
-        print("\n".join(tables(stored)))
-        return
-    if arguments.folder is None:
-        parser.error("--folder is needed: where the Parquet files are, or are to be.")
-    warnings.simplefilter("ignore")
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    if arguments.alone:
-        (name,) = arguments.settings
-        print(
-            json.dumps(
-                growth(arguments.folder) if name == "growth" else one(arguments.folder, name)
-            )
-        )
-        return
-    for name in arguments.settings or [*SETTINGS, "growth"]:
-        for n, d in [(n, 4) for n in GROWTH] if name == "growth" else [SETTINGS[name]]:
-            records_of(arguments.folder, n, d)
-        command = [sys.executable, __file__, name, "--alone", "--folder", str(arguments.folder)]
-        ended = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        stored[name] = json.loads(ended.stdout.splitlines()[-1])
-        STORE.write_text(json.dumps(stored, indent=1))
-        print("\n".join(tables(stored)), flush=True)
-
+EXPERIMENT = Experiment(
+    __file__, run, dict.fromkeys([*SETTINGS, "growth"], 0), tables, small=("1e7", "growth"),
+    needs=dict.fromkeys([*SETTINGS, "growth"], "a folder for the Parquet files"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

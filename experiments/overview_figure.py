@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 
 from pathlib import Path
 
-import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import limits
+import numpy as np
 
 from scores_experiments import SETTINGS
 
@@ -33,6 +29,7 @@ def stored() -> dict[str, dict]:
     scores = json.loads((HERE / "scores_experiments.json").read_text())
     disk = json.loads((HERE / "out_of_core.json").read_text())
     table = json.loads((HERE.parent / "tests" / "benchmarks" / "results.json").read_text())
+    forecasts = limits.lines(limits.EXPERIMENT.stored())
     penalty = table["cost"]["tables"]["microseconds"]["DPPenalty"]
     return {
         "sizes": {name: SETTINGS[name].n_records for name in MEASURED},
@@ -43,7 +40,7 @@ def stored() -> dict[str, dict]:
         },
         "pass": dict(zip(disk["growth"]["n"], disk["growth"]["seconds"])),
         "penalty": {n: penalty[f"N = {n}, d = 20"] * 1e-6 for n in ("1e4", "1e5", "1e6")},
-        "forecast": {f"{e:g}": [r for _, r in limits.lines()[4, e]] for e in limits.EPSILONS},
+        "forecast": {f"{e:g}": [r for _, r in forecasts[4, e]] for e in limits.EPSILONS},
     }
 
 
@@ -101,11 +98,7 @@ def figure(found: dict[str, dict]):
     return fig
 
 
-def main() -> None:
-    found = stored()
-    figure(found).savefig(PICTURE, dpi=110, metadata={"Comment": digest(found)})
-    print(caption(found))
-
-
 if __name__ == "__main__":
-    main()
+    numbers = stored()
+    figure(numbers).savefig(PICTURE, dpi=110, metadata={"Comment": digest(numbers)})
+    print(caption(numbers))

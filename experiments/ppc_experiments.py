@@ -1,21 +1,24 @@
 """Posterior predictive checks: p-values of right models (uniform), with and without conditioning on the scores, and power.
 
-``python experiments/ppc_experiments.py`` computes what is missing and writes ppc_experiments.json; ``--print`` prints the tables of the
-documentation. In the first one scores are made at a fixed reference, and data are simulated, so that one compiled model serves all data
-sets. In the second one, scores and checks are those of ``private_scores`` and ``private_ppc``, and models and data those of
-scores_experiments.py: regressions of 30 000 records with three covariates, of which the model is wrong or right.
+    python experiments/ppc_experiments.py            # an hour
+    python experiments/ppc_experiments.py --print    # the tables of docs/checking_models.md
+
+In the first table scores are made at a fixed reference, and data are simulated, so that one compiled model serves all
+data sets. In the second one, scores and checks are those of ``private_scores`` and ``private_ppc``, and models and data
+those of scores_experiments.py: regressions of 30 000 records with three covariates, of which the model is wrong or right.
 """
 
-import json
-import sys
-import warnings
+from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
+import scores_experiments
 
+from runner import Experiment, Options, Stored, table
 from scipy import stats
 
 import pymc_dp as dp
@@ -31,11 +34,6 @@ from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.releases import ScoreRelease
 from pymc_dp.scores.score_step import DPScore
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import scores_experiments
-
-STORE = Path(__file__).with_suffix(".json")
 STATISTICS = {
     "normal": ["mean", "variance", "bins"],
     "poisson": ["mean", "variance", "zeros", "rootogram"],
@@ -101,7 +99,7 @@ def draw(truth: str, y: np.ndarray, theta: np.ndarray, rng: np.random.Generator)
     return y
 
 
-class Experiment:
+class Case:
     """One compiled model."""
 
     def __init__(self, setting: Setting) -> None:
@@ -167,79 +165,62 @@ class Experiment:
         return found
 
 
-def run(setting: Setting) -> dict[str, list[float]]:
-    """p-values of all data sets."""
-    experiment = Experiment(setting)
-    found = [experiment.p_values(seed) for seed in range(setting.n_sets)]
-    return {name: [round(f[name], 4) for f in found] for name in found[0]}
+@lru_cache
+def case_of(name: str) -> Case:
+    """Compiled once in each process."""
+    return Case(SETTINGS[name])
 
 
-def regression(name: str, seed: int) -> dict[str, float]:
-    """p-values of each statistic, and of the fit check, for one data set of scores_experiments.py."""
-    setting = scores_experiments.SETTINGS[name]
+def regression(name: str, seed: int, n_records: int) -> dict[str, float]:
+    """p-values of each statistic, for one data set of scores_experiments.py."""
+    setting = replace(scores_experiments.SETTINGS[name], n_records=n_records)
     simulator, _ = scores_experiments.simulated(setting, np.random.default_rng(seed))
-    scores = dp.private_scores(
-        simulator, budget=dp.PrivacyBudget(setting.epsilon, DELTA, chains=1), random_seed=seed
-    )
+
+    def budget() -> dp.PrivacyBudget:
+        return dp.PrivacyBudget(setting.epsilon, DELTA, chains=1)
+
+    scores = dp.private_scores(simulator, budget=budget(), random_seed=seed)
     checked = dp.private_ppc(
-        scores,
-        simulator=simulator,
-        statistics=OF_REGRESSIONS[setting.family],
-        budget=dp.PrivacyBudget(setting.epsilon, DELTA, chains=1),
-        n_replicates=N_REPLICATES,
-        random_seed=seed,
-    )
+        scores, simulator=simulator, statistics=OF_REGRESSIONS[setting.family], budget=budget(),
+        n_replicates=N_REPLICATES, random_seed=seed,
+    )  # fmt: skip
     return {s.name: s.p_value for s in checked.statistics}
 
 
-def run_regressions(name: str) -> dict[str, list[float]]:
-    """p-values of all data sets."""
-    found = [regression(name, seed) for seed in range(N_REGRESSIONS)]
-    return {statistic: [round(f[statistic], 4) for f in found] for statistic in found[0]}
+def run(name: str, seed: int, options: Options) -> Stored:
+    """p-values of one data set."""
+    if name in SETTINGS:
+        return case_of(name).p_values(seed)
+    return regression(name, seed, 2000 if options.small else 30_000)
 
 
-def table(stored: dict) -> str:
-    """Markdown."""
-    lines = [
-        "| model | data | statistic | p <= 0.05 | p <= 0.01 | uniform (Kolmogorov-Smirnov) | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def rejections(p: list[float]) -> list[str]:
+    """Parts of the p-values up to 5 and 1 %."""
+    return [f"{np.mean(np.array(p) <= level):.0%}" for level in (0.05, 0.01)]
+
+
+def tables(stored: Stored) -> list[str]:
+    """The tables of the documentation."""
+    first, second = [], []
     for name, s in SETTINGS.items():
         for statistic, p in stored[name].items():
-            p_values = np.array(p)
-            ks = f"{stats.kstest(p_values, 'uniform').pvalue:.2g}" if s.truth == "model" else ""
-            lines.append(
-                f"| {s.model}, {s.n}, {s.method} | {s.truth} | {statistic} | {np.mean(p_values <= 0.05):.0%} | {np.mean(p_values <= 0.01):.0%} | {ks} | {len(p)} |"
-            )
-    lines += [
-        "",
-        "| model | data | statistic | p <= 0.05 | p <= 0.01 | data sets |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
+            ks = f"{stats.kstest(p, 'uniform').pvalue:.2g}" if s.truth == "model" else ""
+            what = f"{s.model}, {s.n}, {s.method}", s.truth, statistic
+            first.append([*what, *rejections(p), ks, len(p)])
     for name in REGRESSIONS:
-        family = scores_experiments.SETTINGS[name].family
-        truth = scores_experiments.SETTINGS[name].truth or "model"
+        setting = scores_experiments.SETTINGS[name]
         for statistic, p in stored[name].items():
-            p_values = np.array(p)
-            lines.append(
-                f"| {family} | {truth} | {statistic} | {np.mean(p_values <= 0.05):.0%} | {np.mean(p_values <= 0.01):.0%} | {len(p)} |"
-            )
-    return "\n".join(lines)
+            what = setting.family, setting.truth or "model", statistic
+            second.append([*what, *rejections(p), len(p)])
+    heads, end = ["model", "data", "statistic", "p <= 0.05", "p <= 0.01"], ["data sets"]
+    uniform = ["uniform (Kolmogorov-Smirnov)"]
+    return [*table([*heads, *uniform, *end], first), "", *table([*heads, *end], second)]
 
 
-def main() -> None:
-    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-    if "--print" not in sys.argv:
-        names = [*SETTINGS, *REGRESSIONS]
-        for name in sys.argv[1:] or names:
-            if name not in stored:
-                found = run(SETTINGS[name]) if name in SETTINGS else run_regressions(name)
-                stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-                stored[name] = found
-                STORE.write_text(json.dumps({n: stored[n] for n in names if n in stored}, indent=1))
-    print(table(stored))
-
+EXPERIMENT = Experiment(
+    __file__, run, {n: s.n_sets for n, s in SETTINGS.items()} | dict.fromkeys(REGRESSIONS, N_REGRESSIONS), tables,
+    small=("normal_300_records", "poisson_3000", "misfit_curved"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", UserWarning)
-    main()
+    EXPERIMENT.main()

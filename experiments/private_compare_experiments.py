@@ -1,43 +1,34 @@
 """Coverage of intervals of ``private_compare``: two nested logistic models, compared on held-out records.
 
-    python experiments/private_compare_experiments.py            # all data sets
+    python experiments/private_compare_experiments.py            # ten minutes of one core
     python experiments/private_compare_experiments.py --print    # the table of docs/comparing_models.md
 
-Writes ``private_compare_experiments.json`` beside this file in ten minutes of one core. Two logistic regressions, with
-four coefficients (the fourth is 0.05) and without the fourth, are fitted once, without privacy, to 20 000 records: their
-posteriors are the normal approximations at the mode. Each data set has 20 000 further records with new public
-covariates, on which the models are compared 10 times, at epsilon = 0.5 and delta = 1e-6 under substitution.
+Two logistic regressions, with four coefficients (the fourth is 0.05) and without the fourth, are fitted once, without
+privacy, to 20 000 records: their posteriors are the normal approximations at the mode. Each data set has 20 000 further
+records with new public covariates, on which the models are compared 10 times, at epsilon = 0.5 and delta = 1e-6 under
+substitution. Results of a data set are the difference without privacy, and lists over these releases.
 """
 
 from __future__ import annotations
-
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import json
-import warnings
-
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pymc as pm
 import xarray as xr
 
+from runner import Experiment, Options, Stored, table
+
 import pymc_dp as dp
 
 from pymc_dp.comparison import private_compare
-from pymc_dp.errors import PrivacyLeakWarning
 from pymc_dp.model.positions import positions
 from pymc_dp.model.predictive_difference import log_predictive
 
-STORE = Path(__file__).with_suffix(".json")
 EPSILON, DELTA, LEVEL = 0.5, 1e-6, 0.9
 N_RECORDS, N_SETS, N_RELEASES, N_DRAWS = 20_000, 20, 10, 100
 TRUTH = np.array([-0.5, 0.8, -0.4, 0.05])
 PRIOR_SD = 1.5
+#: What is kept of a release.
+OF_RESULT = ("difference", "noise_sd", "sampling_sd", "bound", "clipped", "is_clear")
 #: Numbers of coefficients of the two models.
 MODELS = {"four": 4, "three": 3}
 
@@ -68,8 +59,9 @@ def posterior(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> dict[st
     return {"posterior": xr.Dataset({"beta": (("chain", "draw", "coefficient"), draws)})}
 
 
-def one_set(seed: int, n_records: int = N_RECORDS, n_releases: int = N_RELEASES) -> dict[str, Any]:
+def run(name: str, seed: int, options: Options) -> Stored:
     """The difference without privacy, and the releases."""
+    seed, n_records = seed + 1, 2000 if options.small else N_RECORDS
     x, y = data_set(n_records, 0)
     rng = np.random.default_rng(0)
     released = {name: posterior(x[:, :d], y, rng) for name, d in MODELS.items()}
@@ -84,89 +76,62 @@ def one_set(seed: int, n_records: int = N_RECORDS, n_releases: int = N_RELEASES)
         theta = positions(simulator.model, {"beta": beta.reshape(1000, -1)[chosen]})
         logs.append(log_predictive(map(simulator.likelihood.logp, theta)))
     each = logs[0] - logs[1]
-    found: dict[str, Any] = {"exact": float(each.sum()), "sampling_sd": float(each.std() * np.sqrt(len(each))), "releases": []}  # fmt: skip
-    for k in range(n_releases):
+    found = {
+        "exact": float(each.sum()),
+        "exact_sampling_sd": float(each.std() * np.sqrt(len(each))),
+    }
+    releases: dict[str, list] = {}
+    for k in range(2 if options.small else N_RELEASES):
         budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
-        with (
-            warnings.catch_warnings()
-        ):  # posteriors without a report; other budgets on the same data
-            warnings.simplefilter("ignore", PrivacyLeakWarning)
-            result = private_compare(
-                released, models, budget=budget, n_draws=N_DRAWS, random_seed=[seed, k]
-            )
+        result = private_compare(
+            released, models, budget=budget, n_draws=N_DRAWS, random_seed=[seed, k]
+        )
         low, high = result.interval(LEVEL)
         # The same interval under simulated noise: its coverage of this data set, without the chance of one draw.
         noise = result.noise.draw(20_000, np.random.default_rng([seed, k]))[:, 0] * result.bound
         errors = np.clip(each, -result.bound, result.bound).sum() + noise - each.sum()
         covers = (errors + low <= result.difference) & (result.difference <= errors + high)
-        found["releases"].append(
-            {
-                "difference": result.difference,
-                "low": low,
-                "high": high,
-                "expected_coverage": float(covers.mean()),
-                "noise_sd": result.noise_sd,
-                "sampling_sd": result.sampling_sd,
-                "bound": result.bound,
-                "clipped": result.clipped,
-                "is_clear": result.is_clear,
-            }
-        )
-    return found
+        values = {"low": low, "high": high, "expected_coverage": float(covers.mean())}
+        values |= {column: getattr(result, column) for column in OF_RESULT}
+        for column, value in values.items():
+            releases.setdefault(column, []).append(value)
+    return found | releases
 
 
-def summary(stored: list[dict[str, Any]]) -> dict[str, float]:
-    """Figures over all releases."""
-    pairs = [(found, release) for found in stored for release in found["releases"]]
-
-    def median(name: str) -> float:
-        return float(np.median([release[name] for _, release in pairs]))
-
+def summary(stored: Stored) -> dict[str, float]:
+    """Figures over all data sets and releases."""
+    found = {column: np.array(values) for column, values in stored["nested"].items()}
+    exact = found["exact"][:, None]
+    medians = ("exact", "noise_sd", "sampling_sd", "exact_sampling_sd", "bound", "clipped")
+    covers = (found["low"] <= exact) & (exact <= found["high"])
     return {
-        "coverage": float(np.mean([r["low"] <= f["exact"] <= r["high"] for f, r in pairs])),
-        "expected_coverage": float(np.mean([r["expected_coverage"] for _, r in pairs])),
-        "noise_sd": median("noise_sd"),
-        "sampling_sd": median("sampling_sd"),
-        "exact_sampling_sd": float(np.median([f["sampling_sd"] for f in stored])),
-        "exact": float(np.median([f["exact"] for f in stored])),
-        "right_sign": float(np.mean([r["difference"] * f["exact"] > 0 for f, r in pairs])),
-        "is_clear": float(np.mean([r["is_clear"] for _, r in pairs])),
-        "bound": median("bound"),
-        "clipped": median("clipped"),
-        "releases": float(len(pairs)),
-    }
+        "coverage": covers.mean(),
+        "expected_coverage": found["expected_coverage"].mean(),
+        "right_sign": np.mean(found["difference"] * exact > 0),
+        "is_clear": found["is_clear"].mean(),
+        "sets": len(exact),
+        "releases": covers.size,
+    } | {column: np.median(found[column]) for column in medians}
 
 
-def table(stored: list[dict[str, Any]]) -> list[str]:
+def tables(stored: Stored) -> list[str]:
     """The table of the documentation."""
     s = summary(stored)
-    return [
-        "| figure | value |",
-        "| --- | --- |",
-        f"| difference without privacy, median of {len(stored)} data sets | {s['exact']:.1f} |",
-        f"| noise (sd), median of {s['releases']:.0f} releases | {s['noise_sd']:.2f} |",
-        f"| variation between data sets (sd): from the noisy squares, from the records | {s['sampling_sd']:.1f}, {s['exact_sampling_sd']:.1f} |",
-        f"| coverage of the difference without privacy by 90 % intervals | {s['coverage']:.1%} |",
-        f"| the same, expected on these data sets (with simulated noise) | {s['expected_coverage']:.1%} |",
-        f"| releases with the sign of the difference without privacy | {s['right_sign']:.1%} |",
-        f"| releases that distinguish the models (more than two standard errors) | {s['is_clear']:.0%} |",
-        f"| clip bound, and records expected to be clipped | {s['bound']:.3f}, {s['clipped']:.2%} |",
-    ]
+    sampling = f"{s['sampling_sd']:.1f}, {s['exact_sampling_sd']:.1f}"
+    rows = [
+        [f"difference without privacy, median of {s['sets']} data sets", f"{s['exact']:.1f}"],
+        [f"noise (sd), median of {s['releases']} releases", f"{s['noise_sd']:.2f}"],
+        ["variation between data sets (sd): from the noisy squares, from the records", sampling],
+        ["coverage of the difference without privacy by 90 % intervals", f"{s['coverage']:.1%}"],
+        ["the same, expected on these data sets (with simulated noise)", f"{s['expected_coverage']:.1%}"],
+        ["releases with the sign of the difference without privacy", f"{s['right_sign']:.1%}"],
+        ["releases that distinguish the models (more than two standard errors)", f"{s['is_clear']:.0%}"],
+        ["clip bound, and records expected to be clipped", f"{s['bound']:.3f}, {s['clipped']:.2%}"],
+    ]  # fmt: skip
+    return table(["figure", "value"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--print", action="store_true", help="print the table of the stored result")
-    parser.add_argument("--sets", type=int, default=N_SETS)
-    arguments = parser.parse_args()
-    if not arguments.print:
-        found = []
-        for seed in range(1, arguments.sets + 1):
-            found.append(one_set(seed))
-            print(seed, summary(found), flush=True)
-        STORE.write_text(json.dumps(found, indent=1) + "\n")
-    print("\n".join(table(json.loads(STORE.read_text()))))
-
+EXPERIMENT = Experiment(__file__, run, {"nested": N_SETS}, tables)
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -4,40 +4,30 @@ N. Ju, J. A. Awan, R. Gong and V. A. Rao, *Data augmentation MCMC for Bayesian i
 privatized data* (NeurIPS 2022): posterior means, acceptance rates and the coverage of intervals, for
 a naive Bayes log-linear model (section 4) and a linear regression (section 5 and supplement)::
 
-    python experiments/privatized_experiments.py --parameters loglinear_N100.json
-    python experiments/privatized_experiments.py --quick       # all of it in small, nothing stored
-    python experiments/privatized_experiments.py --print       # the tables of docs/privatized.md
+    python experiments/privatized_experiments.py --data loglinear_N100.json    # 50 minutes
+    python experiments/privatized_experiments.py --print                       # the tables of docs/privatized.md
 
-Writes ``privatized_experiments.json`` beside this file; takes about 50 minutes on one core. The
-true probabilities of answers in the log-linear model are the authors' if their file is given (the
-key ``pijk``), otherwise they are drawn from the prior.
+The true probabilities of answers in the log-linear model are the authors' (the key ``pijk`` of their
+file); ``--small`` draws them from the prior.
 
 As in the paper a chain has 10 000 iterations, of which the second half is used; an iteration is a
 sweep over all records and a draw of the parameters from their conjugate distribution. These draws
 are a few lines of NumPy here; in the notebooks NUTS does it.
 """
 
-import os
+from __future__ import annotations
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
 import json
 import math
-import platform
-import sys
-import time
-
-from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from runner import Experiment, Options, Stored, table
+
 import pymc_dp as dp
 
-HERE = Path(__file__).resolve().parent
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 REPLICATES, REPEATS, ITERATIONS = 100, 30, 10_000
 
@@ -207,61 +197,41 @@ def experiment(case, seed, replicates, repeats, iterations):
         result[str(epsilon)] = {
             "covered": covered.tolist(), "means": means, "acceptance": rates, "lowest": lowest
         }  # fmt: skip
-        print(type(case).__name__, epsilon, covered / replicates, np.mean(rates), flush=True)
     return result
 
 
-def table(results, kind):
-    """Coverage beside the paper's, as in docs/privatized.md."""
-    names = {"loglinear": LogLinear, "regression": Regression}[kind].names
-    replicates = results["replicates"]
-    lines = [f"<!-- {kind}: python experiments/privatized_experiments.py --print -->", ""]
-    lines += ["| epsilon | " + " | ".join(names) + " |", "|" + " --- |" * (len(names) + 1)]
-    for epsilon in EPSILONS:
-        ours = results[kind][str(epsilon)]["covered"]
-        cells = (
-            f"{c / replicates:.2f} ({p:.2f})"
-            for c, p in zip(ours, PUBLISHED[kind][str(epsilon)], strict=True)
-        )
-        lines.append(f"| {epsilon:g} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", "<!-- end -->"])
+def tables(stored: Stored) -> list[str]:
+    """Coverage, beside the paper's."""
+    lines = []
+    for kind, case in (("loglinear", LogLinear), ("regression", Regression)):
+        rows = []
+        for epsilon in EPSILONS:
+            both = zip(
+                stored[kind][str(epsilon)]["covered"], PUBLISHED[kind][str(epsilon)], strict=True
+            )
+            rows.append([f"{epsilon:g}", *(f"{c / REPLICATES:.2f} ({p:.2f})" for c, p in both)])
+        lines += [*table(["epsilon", *case.names], rows), ""]
+    return lines
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--parameters", type=Path, help="the authors' file for the log-linear model"
-    )
-    parser.add_argument("--quick", action="store_true", help="in small, nothing stored")
-    parser.add_argument("--print", action="store_true", help="print tables from the stored results")
-    parser.add_argument("--only", choices=["loglinear", "regression"], help="one of the models")
-    arguments = parser.parse_args()
-    file = HERE / "privatized_experiments.json"
-    if arguments.print:
-        results = json.loads(file.read_text())
-        for kind in PUBLISHED:
-            print(table(results, kind), end="\n\n")
-        return
+def run(name: str, seed: int, options: Options) -> Stored:
+    """One of the models."""
+    size = (2, 2, 200) if options.small else (REPLICATES, REPEATS, ITERATIONS)
+    if name == "regression":
+        return experiment(Regression(), 20240401, *size)
     probabilities = None
-    if arguments.parameters is not None:  # (question, answer, class) there
-        probabilities = np.transpose(
-            json.loads(arguments.parameters.read_text())["pijk"], (2, 0, 1)
-        )
-    cases = {"loglinear": lambda: LogLinear(probabilities), "regression": Regression}
-    size = (2, 2, 200) if arguments.quick else (REPLICATES, REPEATS, ITERATIONS)
-    results = json.loads(file.read_text()) if file.exists() and arguments.only else {}
-    for kind in [arguments.only] if arguments.only else cases:
-        started = time.perf_counter()
-        results[kind] = experiment(cases[kind](), 20240401, *size)
-        results[kind]["minutes"] = round((time.perf_counter() - started) / 60, 1)
-        results |= {"replicates": size[0], "published": PUBLISHED}
-        results["versions"] = {name: version(name) for name in ("pymc", "pytensor", "numpy")} | {
-            "python": platform.python_version()
-        }
-        if not arguments.quick:
-            file.write_text(json.dumps(results, indent=1) + "\n")
-    print(*(table(results, kind) for kind in PUBLISHED if kind in results), sep="\n\n")
+    if options.data is not None:  # (question, answer, class) there
+        probabilities = np.transpose(json.loads(options.data.read_text())["pijk"], (2, 0, 1))
+    return experiment(LogLinear(probabilities), 20240401, *size)
 
+
+EXPERIMENT = Experiment(
+    __file__,
+    run,
+    {"loglinear": 0, "regression": 0},
+    tables,
+    needs={"loglinear": "loglinear_N100.json"},
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    EXPERIMENT.main()

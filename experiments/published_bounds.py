@@ -31,17 +31,7 @@ def without_replacement_cumulant(
     For Gaussians :func:`pymc_dp.privacy.mechanisms.amplification.exchange_cumulant` is tighter where the
     divergence matters.
 
-    Parameters
-    ----------
-    orders : ndarray of int
-        Whole orders >= 2.
-    q : float
-        Batch size divided by the number of records.
-    divergence : callable
-        Maps whole orders to the Rényi divergence of the mechanism on its batch.
-
-    References
-    ----------
+    At whole orders >= 2; `divergence` maps whole orders to the Rényi divergence of the mechanism on its batch.
     https://proceedings.mlr.press/v89/wang19b.html
     """
     top = int(orders.max())
@@ -66,16 +56,8 @@ class MinibatchRelease(Mechanism):
     release more tightly, :class:`~pymc_dp.privacy.mechanisms.subsampled.SampledDecision` charges for the
     decision only. Proved for substitution.
 
-    Parameters
-    ----------
-    noise_multiplier : float
-        Standard deviation of the noise divided by the sensitivity on the batch: the square root of
-        the theorem's ``tau``.
-    sampling_probability : float
-        Batch size divided by the number of records, in (0, 1].
-
-    References
-    ----------
+    The noise multiplier is the noise's standard deviation over the sensitivity on the batch, the root of the theorem's
+    ``tau``; the sampling probability is batch size over number of records.
     https://proceedings.mlr.press/v89/wang19b.html
     """
 
@@ -125,15 +107,7 @@ class BarkerRelease(Mechanism):
     the bound is Theorem 9 of Wang et al. (2019), for whole orders above 2 and below ``b / 5``.
     Proved for substitution.
 
-    Parameters
-    ----------
-    batch_size : int
-        Records per batch, at least 16 (below, no order is allowed).
-    n_records : int
-        Number of records.
-
-    References
-    ----------
+    Batches have at least 16 records (below, no order is allowed).
     https://arxiv.org/abs/1901.10275, https://proceedings.mlr.press/v89/wang19b.html
     """
 

@@ -1,42 +1,31 @@
 """Coverage, width and fit check of posteriors given noisy scores, on data that follow the model and that do not.
 
     python experiments/scores_experiments.py logistic_300 misfit_t4    # settings by name, or all of them
-    python experiments/scores_experiments.py --sets 2 ...              # in small, nothing stored
     python experiments/scores_experiments.py --print                   # the tables of docs/noisy_scores.md
 
-Writes ``scores_experiments.json`` beside this file: data sets that it has already are not made again. All settings
-take about three hours of one core. In each set
-true parameters, covariates and outcomes are drawn anew, and ``dp.private_scores`` makes its releases at
-delta = 1e-6 under substitution from PyMC's initial point, with fit check. Two chains of ``dp.DPScore`` are
-compared with the posterior without privacy, in its normal approximation at the mode.
+All settings take about three hours of one core. In each set true parameters, covariates and outcomes are drawn anew, and
+``dp.private_scores`` makes its releases at delta = 1e-6 under substitution from PyMC's initial point, with fit check. Two
+chains of ``dp.DPScore`` are compared with the posterior without privacy, in its normal approximation at the mode.
 """
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import json
 import time
-import warnings
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import arviz as az
 import numpy as np
 import pymc as pm
 
+from runner import Experiment, Options, Stored, table
 from scipy import optimize
 
 import pymc_dp as dp
 
 from pymc_dp.scores import check_fit
 
-STORE = Path(__file__).with_suffix(".json")
 DELTA, N_CHAINS, N_DRAWS = 1e-6, 2, 600
 #: Rows of a stand-in, with independent covariates.
 N_STAND_IN = 2000
@@ -45,28 +34,15 @@ PRIOR_SD = 1.5
 
 @dataclass(frozen=True)
 class Setting:
-    """Data sets of one kind, and the model that is fitted to them.
-
-    Parameters
-    ----------
-    family : str
-        Of the model.
-    n_records, epsilon, n_sets
-    n_dim : int
-        Regression coefficients, the intercept among them.
-    truth : str
-        Law of the outcomes, if it is not the family.
-    correlation : float, optional
-        Of private covariates, for which a stand-in has independent ones; public covariates if None.
-    """
+    """Data sets of one kind, and the model that is fitted to them."""
 
     family: str
     n_records: int
     epsilon: float
     n_sets: int
-    n_dim: int = 4
-    truth: str = ""
-    correlation: float | None = None
+    n_dim: int = 4  # regression coefficients, the intercept among them
+    truth: str = ""  # law of the outcomes, if it is not the family
+    correlation: float | None = None  # of private covariates, with an independent stand-in
 
 
 SETTINGS = {
@@ -190,104 +166,94 @@ def chains(step: dp.DPScore, n_chains: int, n_draws: int, seed: int) -> np.ndarr
     return np.array(found)
 
 
-def one_set(setting: Setting, seed: int) -> dict[str, float]:
-    """Coverage, width, shift and fit check of one data set."""
-    rng = np.random.default_rng(seed)
-    simulator, truth = simulated(setting, rng)
-    budget = dp.PrivacyBudget(setting.epsilon, DELTA, chains=1)
-    began = time.perf_counter()
+def posterior(
+    simulator: dp.Simulator, epsilon: float, seed: int
+) -> tuple[dp.PrivateScores, np.ndarray]:
+    """Noisy scores of the data, and draws given them."""
+    budget = dp.PrivacyBudget(epsilon, DELTA, chains=1)
     scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
-    step = dp.DPScore(scores, simulator=simulator)
-    draws = chains(step, N_CHAINS, N_DRAWS, seed)
-    seconds = time.perf_counter() - began
+    return scores, chains(dp.DPScore(scores, simulator=simulator), N_CHAINS, N_DRAWS, seed)
+
+
+def compared(draws: np.ndarray, mode: np.ndarray, sd: np.ndarray) -> dict[str, float]:
+    """Width and shift against the posterior without privacy."""
+    ratios = draws.std(axis=(0, 1)) / sd
+    shifts = (draws.mean(axis=(0, 1)) - mode) / sd
+    return {
+        "ratio": ratios.mean(),
+        "largest_ratio": ratios.max(),
+        "shift": np.sqrt(np.mean(shifts**2)),
+    }
+
+
+def coverage(draws: np.ndarray, truth: np.ndarray) -> float:
+    """Part of the true parameters in 90 % intervals."""
+    low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
+    return float(np.mean((low < truth) & (truth < high)))
+
+
+def p_value(
+    scores: dp.PrivateScores, simulator: dp.Simulator, draws: np.ndarray, seed: int
+) -> float:
+    """Of the fit check."""
     fit = check_fit(scores, simulator, draws=draws.reshape(-1, draws.shape[-1]), random_seed=seed)
     assert fit is not None
+    return fit.p_value
+
+
+def run(name: str, seed: int, options: Options) -> Stored:
+    """Coverage, width, shift and fit check of one data set."""
+    setting = SETTINGS[name]
+    if options.small:
+        setting = replace(setting, n_records=200)
+    simulator, truth = simulated(setting, np.random.default_rng(seed))
+    began = time.perf_counter()
+    scores, draws = posterior(simulator, setting.epsilon, seed)
+    seconds = time.perf_counter() - began
     true = np.concatenate([v if n == "b" else np.log(v) for n, v in truth.items()], axis=None)
     mode, sd = without_privacy(simulator, true)
-    low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
-    own = draws.std(axis=(0, 1))
+    found = compared(draws, mode, sd)
     return {
-        "coverage": float(np.mean((low < true) & (true < high))),
-        "ratio": float(np.mean(own / sd)),
-        "shift": float(np.sqrt(np.mean((draws.mean(axis=(0, 1)) - mode) ** 2 / sd**2))),
-        "distance": float(np.max(np.abs(draws.mean(axis=(0, 1)) - mode) / own)),
-        "p_value": fit.p_value,
+        "coverage": coverage(draws, true),
+        "ratio": found["ratio"],
+        "shift": found["shift"],
+        "distance": np.max(np.abs(draws.mean(axis=(0, 1)) - mode) / draws.std(axis=(0, 1))),
+        "p_value": p_value(scores, simulator, draws, seed),
         "ess": float(az.ess(az.convert_to_dataset(draws)).x.values.min()),
         "seconds": seconds,
     }
 
 
-def experiment(
-    setting: Setting, n_sets: int, stored: dict[str, list[float]] | None = None
-) -> dict[str, list[float]]:
-    """Results of so many data sets, of which those that are stored are not made again."""
-    found = {name: list(column) for name, column in (stored or {}).items()}
-    for seed in range(len(found.get("coverage", [])), n_sets):
-        for name, value in one_set(setting, seed).items():
-            found.setdefault(name, []).append(round(value, 5))
-    return found
-
-
-def tables(stored: dict[str, dict[str, list[float]]]) -> list[str]:
-    """The tables of the documentation."""
-    lines = [
-        "| model | records | parameters | epsilon | sd ratio | coverage | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def tables(stored: Stored) -> list[str]:
+    """The tables of the documentation: widths and coverage, and rejected misfits."""
+    widths, misfits = [], []
     for name, found in stored.items():
-        setting = SETTINGS[name]
+        setting, n_sets = SETTINGS[name], len(found["coverage"])
+        if setting.n_records >= 30_000:
+            rejected = np.mean(np.array(found["p_value"]) < 0.01)
+            distance = f"{np.median(found['distance']):.1f}"
+            truth = setting.truth or "of the model"
+            misfits.append([setting.family, truth, f"{rejected:.0%}", distance, n_sets])
         if setting.truth:
             continue
-        coverage = np.array(found["coverage"])
-        family = setting.family.replace("_", " ")
-        if setting.correlation is not None:
-            family += ", stand-in"
-        n_dim = setting.n_dim + (family not in ("logistic", "logistic, stand-in", "poisson"))
+        covered = np.array(found["coverage"])
+        n_dim = setting.n_dim + (setting.family not in ("logistic", "poisson"))
         # Not below that of independent parameters: a few sets may all cover the same number.
-        error = max(coverage.std(), np.sqrt(0.9 * 0.1 / n_dim)) / np.sqrt(len(coverage))
-        lines.append(
-            f"| {family} | {setting.n_records} | {n_dim} | {setting.epsilon:g} | {np.mean(found['ratio']):.2f} | "
-            f"{coverage.mean():.3f} ± {error:.3f} | {len(coverage)} |"
+        error = max(covered.std(), np.sqrt(0.9 * 0.1 / n_dim)) / np.sqrt(n_sets)
+        family = setting.family.replace("_", " ") + ", stand-in" * (setting.correlation is not None)
+        ratio, rate = f"{np.mean(found['ratio']):.2f}", f"{covered.mean():.3f} ± {error:.3f}"
+        widths.append(
+            [family, setting.n_records, n_dim, f"{setting.epsilon:g}", ratio, rate, n_sets]
         )
-    lines += [
-        "",
-        "| model | data | rejected | largest distance (median) | data sets |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, found in stored.items():
-        setting = SETTINGS[name]
-        if setting.n_records < 30_000:
-            continue
-        rejected = np.mean(np.array(found["p_value"]) < 0.01)
-        lines.append(
-            f"| {setting.family} | {setting.truth or 'of the model'} | {rejected:.0%} | {np.median(found['distance']):.1f} | {len(found['distance'])} |"
-        )
-    return lines
+    heads = ["model", "records", "parameters", "epsilon", "sd ratio", "coverage", "data sets"]
+    others = ["model", "data", "rejected", "largest distance (median)", "data sets"]
+    return [*table(heads, widths), "", *table(others, misfits)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []])
-    parser.add_argument("--sets", type=int, help="data sets of each setting; nothing is stored")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-    if arguments.print:
-        print("\n".join(tables(stored)))
-        return
-    warnings.simplefilter("ignore", dp.errors.PrivacyLeakWarning)
-    for name in arguments.settings or SETTINGS:
-        before = None if arguments.sets else stored.get(name)
-        found = experiment(SETTINGS[name], arguments.sets or SETTINGS[name].n_sets, before)
-        means = {k: round(float(np.mean(v)), 3) for k, v in found.items()}
-        print(name, means, f"rejected {np.mean(np.array(found['p_value']) < 0.01):.3f}", flush=True)
-        if arguments.sets is None:
-            stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-            stored = {
-                n: (stored | {name: found})[n] for n in SETTINGS if n in stored | {name: found}
-            }
-            STORE.write_text(json.dumps(stored, indent=1))
-
+EXPERIMENT = Experiment(
+    __file__, run, {name: setting.n_sets for name, setting in SETTINGS.items()}, tables,
+    small=("logistic_1000", "negative_binomial_1000"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

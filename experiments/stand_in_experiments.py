@@ -3,8 +3,7 @@
     python experiments/stand_in_experiments.py [NAME ...] --data fetter_mortgages.csv
     python experiments/stand_in_experiments.py --print
 
-Writes ``stand_in_experiments.json`` beside this file, in 40 minutes of one core. Two kinds of data at (1, 1e-6), the
-stand-in included:
+40 minutes of one core. Two kinds of data at (1, 1e-6), the stand-in included:
 
 - *simulated*: three covariates whose normal scores correlate 0.8, the third one an indicator that is 1 for one record
   in 20; logistic regression with coefficients of standard deviation 1/2, prior N(0, 1.5);
@@ -16,27 +15,17 @@ the data (or their means and standard deviations, simulated), which somebody wou
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import warnings
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pymc as pm
+
+from runner import Experiment, Options, Stored, table
+from scores_experiments import compared, coverage, model_of, posterior, without_privacy
+from scores_mortgages import table_of
 
 import pymc_dp as dp
 
 from pymc_dp.queries import Ranges
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scores_experiments import DELTA, N_CHAINS, N_DRAWS, chains, model_of, without_privacy
-from scores_mortgages import table_of
-
-STORE = Path(__file__).with_suffix(".json")
 EPSILON, CORRELATION, RARE = 1.0, 0.8, 1.645
 
 #: Ranges of the columns of ``x``.
@@ -44,17 +33,16 @@ RANGES = {
     "simulated": Ranges(x=[(-4, 4), (-4, 4), [0, 1]]),
     "mortgages": Ranges(x=[[0, 1], [0, 1], (-1, 1)]),
 }
-#: Data, records, stand-in, data sets.
+#: Records by data, and data sets of each setting, which is named by data and stand-in.
+RECORDS = {"simulated": 2000, "mortgages": 20_000}
 SETTINGS = {
-    "simulated_ranges": ("simulated", 2000, "ranges", 60),
-    "simulated_independent": ("simulated", 2000, "independent", 30),
-    "mortgages_ranges": ("mortgages", 20_000, "ranges", 30),
-    "mortgages_independent": ("mortgages", 20_000, "independent", 30),
-}
-Data = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    "simulated_ranges": 60, "simulated_independent": 30, "mortgages_ranges": 30, "mortgages_independent": 30,
+}  # fmt: skip
 
 
-def simulated(n_records: int, rng: np.random.Generator) -> Data:
+def simulated(
+    n_records: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Covariates, outcomes and coefficients."""
     law = CORRELATION + (1 - CORRELATION) * np.eye(3)
     x = rng.multivariate_normal(np.zeros(3), law, size=n_records)
@@ -69,87 +57,47 @@ def independent(model: pm.Model, x: np.ndarray, rng: np.random.Generator) -> pm.
     return pm.do(model, {"x": np.column_stack([rng.permutation(column) for column in x.T])})
 
 
-def one_set(data: Data, ranges: Ranges, kind: str, seed: int) -> dict[str, float]:
+def run(name: str, seed: int, options: Options) -> Stored:
     """Coverage (if the truth is known), width and shift of one data set."""
-    x, y, truth = data
+    data, kind = name.split("_")
+    rng, truth = np.random.default_rng(seed), None
+    if data == "simulated":
+        x, y, truth = simulated(RECORDS[data], rng)
+    else:
+        x, y = table_of(options.data)
+        rows = rng.permutation(len(y))[: RECORDS[data]]
+        x, y = x[rows], y[rows]
     model = model_of("logistic", x, y)
-    covariates = ranges if kind == "ranges" else independent(model, x, np.random.default_rng(seed))
+    ranged = kind == "ranges"
+    covariates = RANGES[data] if ranged else independent(model, x, np.random.default_rng(seed))
     simulator = dp.Simulator(model, covariates=covariates)
-    budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
-    scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
-    draws = chains(dp.DPScore(scores, simulator=simulator), N_CHAINS, N_DRAWS, seed)
-    mode, sd = without_privacy(simulator, simulator.position() if truth is None else truth)
-    found = {
-        "ratio": float(np.mean(draws.std(axis=(0, 1)) / sd)),
-        "shift": float(np.sqrt(np.mean(((draws.mean(axis=(0, 1)) - mode) / sd) ** 2))),
-    }
-    if truth is not None:
-        low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
-        found["coverage"] = float(np.mean((low < truth) & (truth < high)))
-    return {name: round(value, 5) for name, value in found.items()}
+    _, draws = posterior(simulator, EPSILON, seed)
+    start = simulator.position() if truth is None else truth
+    found = compared(draws, *without_privacy(simulator, start))
+    del found["largest_ratio"]
+    return found if truth is None else found | {"coverage": coverage(draws, truth)}
 
 
-def experiment(
-    name: str, n_sets: int, draw: Callable[[int, np.random.Generator], Data]
-) -> dict[str, list[float]]:
-    """Results of so many data sets."""
-    data, n_records, kind, _ = SETTINGS[name]
-    found: dict[str, list[float]] = {}
-    for seed in range(n_sets):
-        drawn = draw(n_records, np.random.default_rng(seed))
-        for key, value in one_set(drawn, RANGES[data], kind, seed).items():
-            found.setdefault(key, []).append(value)
-    return found
-
-
-def table(stored: dict[str, dict[str, list[float]]]) -> list[str]:
+def tables(stored: Stored) -> list[str]:
     """The table of the documentation."""
-    lines = [
-        "| data | records | stand-in | sd ratio | shift (rms, in sds without privacy) | coverage | data sets |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, found in stored.items():
-        data, n_records, kind, _ = SETTINGS[name]
+        data, kind = name.split("_")
         made = "from ranges" if kind == "ranges" else "independent columns"
         shift = np.sqrt(np.mean(np.square(found["shift"])))
         covered = f"{np.mean(found['coverage']):.3f}" if "coverage" in found else ""
-        lines.append(
-            f"| {data} | {n_records} | {made} | {np.mean(found['ratio']):.2f} | {shift:.2f} | {covered} | {len(found['shift'])} |"
+        ratio = f"{np.mean(found['ratio']):.2f}"
+        rows.append(
+            [data, RECORDS[data], made, ratio, f"{shift:.2f}", covered, len(found["shift"])]
         )
-    return lines
+    shift = "shift (rms, in sds without privacy)"
+    return table(["data", "records", "stand-in", "sd ratio", shift, "coverage", "data sets"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []])
-    parser.add_argument("--data", type=Path, help="fetter_mortgages.csv")
-    parser.add_argument("--sets", type=int, help="data sets of each setting; nothing is stored")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    if arguments.print:
-        print("\n".join(table(json.loads(STORE.read_text()))))
-        return
-    warnings.simplefilter("ignore", dp.errors.PrivacyLeakWarning)
-    for name in arguments.settings or SETTINGS:
-        draw = simulated
-        if SETTINGS[name][0] == "mortgages":
-            if arguments.data is None:
-                parser.error("--data is needed: see scores_mortgages.py.")
-            x, y = table_of(arguments.data)
-
-            def draw(n: int, rng: np.random.Generator) -> Data:
-                rows = rng.permutation(len(y))[:n]
-                return x[rows], y[rows], None
-
-        found = experiment(name, arguments.sets or SETTINGS[name][3], draw)
-        print(table({name: found})[-1], flush=True)
-        if arguments.sets is None:
-            stored = json.loads(STORE.read_text()) if STORE.exists() else {}
-            stored = {
-                n: (stored | {name: found})[n] for n in SETTINGS if n in stored | {name: found}
-            }
-            STORE.write_text(json.dumps(stored, indent=1))
-
+EXPERIMENT = Experiment(
+    __file__, run, SETTINGS, tables, small=("simulated_ranges",),
+    needs={name: "fetter_mortgages.csv" for name in SETTINGS if name.startswith("mortgages")},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

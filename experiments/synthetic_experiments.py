@@ -1,9 +1,9 @@
 """Intervals from synthetic data that are simulated from a private posterior: the table of docs/after_the_release.md.
 
-    python experiments/synthetic_experiments.py [--sets 2]    # in small, nothing stored
+    python experiments/synthetic_experiments.py
     python experiments/synthetic_experiments.py --print
 
-Writes ``synthetic_experiments.json`` beside this file, in a quarter of an hour of one core. Data sets are those of
+A quarter of an hour of one core. Data sets are those of
 the setting ``logistic_1000`` of ``scores_experiments.py``: logistic regression, 1000 records, epsilon = 1, public
 covariates. From draws of the private posterior synthetic data sets are simulated, with new covariates of the same law,
 and an analyst fits the same model to each, without privacy, by Newton's method and the normal approximation at the
@@ -18,35 +18,13 @@ intervals, and the mean of the modes, have a Monte Carlo error, since there are 
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
-import warnings
-
-from pathlib import Path
-
 import numpy as np
 
+from runner import Experiment, Options, Stored, table
 from scipy import stats
+from scores_experiments import PRIOR_SD, SETTINGS, posterior, simulated, without_privacy
 
-import pymc_dp as dp
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from scores_experiments import (
-    DELTA,
-    N_CHAINS,
-    N_DRAWS,
-    PRIOR_SD,
-    SETTINGS,
-    chains,
-    simulated,
-    without_privacy,
-)
-
-STORE = Path(__file__).with_suffix(".json")
 SETTING = SETTINGS["logistic_1000"]
-N_SETS = SETTING.n_sets
 #: Synthetic data sets, records in each for one private record, and draws from the analyst's posterior of each.
 N_SYNTHETIC, TIMES, N_OF_EACH = 50, 20, 200
 LEVEL = 0.9
@@ -141,13 +119,11 @@ def expected(relative: np.ndarray) -> dict[str, tuple[float, float]]:
     }
 
 
-def one_set(seed: int) -> dict[str, float]:
+def run(name: str, seed: int, options: Options) -> Stored:
     """Width and coverage of the intervals of each analysis, for one data set; `relative` is the root of v / V."""
     rng = np.random.default_rng(seed)
     simulator, truth = simulated(SETTING, rng)
-    budget = dp.PrivacyBudget(SETTING.epsilon, DELTA, chains=1)
-    scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
-    draws = chains(dp.DPScore(scores, simulator=simulator), N_CHAINS, N_DRAWS, seed)
+    _, draws = posterior(simulator, SETTING.epsilon, seed)
     draws = draws.reshape(-1, draws.shape[-1])
     chosen = draws[rng.choice(len(draws), size=N_SYNTHETIC, replace=False)]
     n = SETTING.n_records
@@ -164,42 +140,24 @@ def one_set(seed: int) -> dict[str, float]:
     own = np.diff(intervals["private"], axis=0)[0]
     _, sd = without_privacy(simulator, truth["b"])
     found = {"relative": float(np.mean(sd / draws.std(axis=0)))}
-    for name, (low, high) in intervals.items():
-        found[f"{name} width"] = float(np.mean((high - low) / own))
-        found[f"{name} coverage"] = float(np.mean((low < truth["b"]) & (truth["b"] < high)))
+    for analysis, (low, high) in intervals.items():
+        found[f"{analysis} width"] = float(np.mean((high - low) / own))
+        found[f"{analysis} coverage"] = float(np.mean((low < truth["b"]) & (truth["b"] < high)))
     return found
 
 
-def table(stored: dict[str, list[float]]) -> str:
-    """Markdown."""
-    lines = [
-        "| intervals | width (median) | expected | coverage | expected |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    by_formula = expected(np.array(stored["relative"]) ** 2)
+def tables(stored: Stored) -> list[str]:
+    """The table of the documentation."""
+    rows, found = [], stored["logistic_1000"]
+    by_formula = expected(np.array(found["relative"]) ** 2)
     for name, words in ANALYSES.items():
-        width, covered = np.median(stored[f"{name} width"]), np.mean(stored[f"{name} coverage"])
+        width, covered = np.median(found[f"{name} width"]), np.mean(found[f"{name} coverage"])
         wanted, level = by_formula[name]
-        lines.append(f"| {words} | {width:.2f} | {wanted:.2f} | {covered:.0%} | {level:.0%} |")
-    return "\n".join(lines)
+        rows.append([words, f"{width:.2f}", f"{wanted:.2f}", f"{covered:.0%}", f"{level:.0%}"])
+    return table(["intervals", "width (median)", "expected", "coverage", "expected"], rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sets", type=int, help="data sets; nothing is stored")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    stored = json.loads(STORE.read_text()) if STORE.exists() and not arguments.sets else {}
-    if not arguments.print:
-        begun = len(stored.get("private width", []))
-        for seed in range(begun, arguments.sets or N_SETS):
-            for name, value in one_set(seed).items():
-                stored.setdefault(name, []).append(round(value, 4))
-            if arguments.sets is None:
-                STORE.write_text(json.dumps(stored, indent=1))
-    print(table(stored))
-
+EXPERIMENT = Experiment(__file__, run, {"logistic_1000": SETTING.n_sets}, tables)
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", dp.errors.PrivacyLeakWarning)
-    main()
+    EXPERIMENT.main()

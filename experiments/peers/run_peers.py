@@ -1,26 +1,17 @@
 """pymc_dp beside what a user could take instead: same data, same guarantee, same machine.
 
     python experiments/peers/run_peers.py                             # all that is not stored yet
-    python experiments/peers/run_peers.py compas german --peer pymc_dp d3p
+    python experiments/peers/run_peers.py "compas | d3p | 1"          # one task, peer and epsilon
     python experiments/peers/run_peers.py --print                     # tables of what is stored
-    python experiments/peers/run_peers.py --small                     # two minutes: does it work? nothing is stored
+    python experiments/peers/run_peers.py --small                     # does it work? nothing is stored
 
 Peers in environments of their own are scripts (``*_peer.py``, which say how to make the environment); a variable names the
 Python of each, for example ``PYMC_DP_D3P=~/d3p/bin/python``. Without it the peer is left out.
-
-Writes ``peers.json`` beside this file. Each entry is one data set: data sets that it has already are not made again, and
-several such commands can run side by side.
 """
 
 from __future__ import annotations
 
 import os
-
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-import argparse
-import fcntl
-import json
 import subprocess
 import sys
 import tempfile
@@ -36,6 +27,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from mmd import mmd  # noqa: E402
+from peer_tables import tables  # noqa: E402
 from peer_tasks import (  # noqa: E402
     DELTA,
     PRIOR_SD,
@@ -47,9 +39,15 @@ from peer_tasks import (  # noqa: E402
     log_likelihood,
     task,
 )
+from runner import Experiment, Options, Stored  # noqa: E402
 
-STORE = HERE / "peers.json"
 LEVELS = (0.8, 0.9, 0.95)
+#: Values of epsilon, and data sets at each, of a task.
+PLAN = {
+    "adult_reduced": ((0.1, 0.3, 0.5, 1.0), 20), "adult_income": ((1.0, 2.0, 4.0, 10.0), 10),
+    "noisy_regression": ((1.0, 2.0, 5.0, 10.0, 20.0), 50), "wage": ((1.0, 4.0), 20), "default": ((1.0, 4.0), 80),
+    "compas": ((1.0, 4.0), 20), "german": ((1.0, 4.0), 20), "arrests": ((1.0, 4.0), 40), "arrests_nb": ((1.0, 4.0), 40),
+}  # fmt: skip
 #: Peers with an environment of their own: script, variable that names its Python, tasks.
 LOGISTIC = ("adult_reduced", "adult_income", "default", "compas", "german")
 NORMAL = ("noisy_regression", "wage")
@@ -136,90 +134,43 @@ def calibration_error(chance: np.ndarray, y: np.ndarray, n_bins: int = 10) -> fl
     return float(np.mean([abs(chance[part].mean() - y[part].mean()) for part in parts]))
 
 
-def one(name: str, peer: str, epsilon: float, seed: int, **how: int) -> dict[str, Any]:
+def run(name: str, seed: int, options: Options) -> Stored:
     """The measures of one data set."""
-    t = task(name)
+    which, peer, epsilon = name.split(" | ")
+    t = task(which)
     p = t.problem(np.random.default_rng([seed, 0]))
     if peer in SCRIPTS:
         script, variable, _ = SCRIPTS[peer]
-        draws, seconds = external(script, os.environ[variable], t, p, epsilon, seed)
+        draws, seconds = external(script, os.environ[variable], t, p, float(epsilon), seed)
     else:
-        from own_peers import run  # imports PyMC
-
-        draws, seconds = run(peer, t, p, epsilon, seed, **how)
-    if not np.all(np.isfinite(draws)):
-        return {"failed": True, "seconds": seconds}
-    found = measures(t, p, draws, seed) | {"seconds": seconds}
-    return {k: float(f"{v:.4g}") for k, v in found.items()}
-
-
-# ----------------------------------------------------------------------------------- storing
-
-
-def stored() -> dict[str, dict[str, Any]]:
-    return json.loads(STORE.read_text()) if STORE.exists() else {}
-
-
-def store(key: str, seed: int, found: dict[str, Any]) -> None:
-    """Add one data set; other processes may do so at the same time."""
-    with open(Path(tempfile.gettempdir()) / "pymc_dp_peers.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        content = stored()
-        content.setdefault(key, {})[str(seed)] = found
-        lines = (f" {json.dumps(k)}: {json.dumps(content[k])}" for k in sorted(content))
-        STORE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def plan(tasks: list[str], peers: list[str]) -> list[tuple[str, str, float, int]]:
-    """What there is to run: the first data sets of all before the second ones."""
-    found = []
-    for name in tasks:
-        t = task(name)
-        for peer in peers:
-            if peer in SCRIPTS and name not in SCRIPTS[peer][2]:
-                continue
-            for epsilon in (np.inf,) if peer in NOT_PRIVATE else t.epsilons:
-                for seed in range(min(t.n_sets, FEWER.get(peer, t.n_sets))):
-                    found.append((name, peer, float(epsilon), seed))
-    return sorted(found, key=lambda each: each[3])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("tasks", nargs="*", help=f"of {', '.join(TASKS)}; by default all")
-    parser.add_argument("--peer", nargs="+", choices=[*OWN, *SCRIPTS], default=[*OWN, *SCRIPTS])
-    parser.add_argument("--small", action="store_true", help="one data set, nothing is stored")
-    parser.add_argument("--print", action="store_true", help="print the tables of what is stored")
-    arguments = parser.parse_args()
-    if arguments.print:
-        from peer_tables import tables  # needs no PyMC
-
-        print("\n".join(tables(stored())))
-        return
-    peers = [p for p in arguments.peer if p not in SCRIPTS or SCRIPTS[p][1] in os.environ]
-    for peer in set(arguments.peer) - set(peers):
-        print(f"{peer} is left out: {SCRIPTS[peer][1]} does not name its Python.")
-    if arguments.small:
-        for peer in peers:
-            name = "noisy_regression"
-            if peer in SCRIPTS and name not in SCRIPTS[peer][2]:
-                continue
-            how = {"draws": 100, "chains": 1} if peer in OWN[:3] else {}
-            print(peer, one(name, peer, 5.0, 0, **how))
-        return
-    for name, peer, epsilon, seed in plan(arguments.tasks or list(TASKS), peers):
-        key = f"{name} | {peer} | {epsilon:g}"
-        if str(seed) in stored().get(key, {}):
-            continue
-        from own_peers import CHAINS, DRAWS
+        import own_peers  # needs PyMC
 
         # One run has the default chains and draws, for its time.
-        is_default = not peer.startswith("pymc_dp") or (seed == 0 and epsilon == 1.0)
-        how = {} if is_default else {"draws": DRAWS, "chains": CHAINS}
-        found = one(name, peer, epsilon, seed, **how)
-        print(key, seed, found, flush=True)
-        store(key, seed, found)
+        is_default = not peer.startswith("pymc_dp") or (seed == 0 and epsilon == "1")
+        how = {} if is_default else {"draws": own_peers.DRAWS, "chains": own_peers.CHAINS}
+        if options.small:
+            how = {"draws": 100, "chains": 1}
+        draws, seconds = own_peers.run(peer, t, p, float(epsilon), seed, **how)
+    if not np.all(np.isfinite(draws)):
+        return {"failed": True, "seconds": seconds}
+    return measures(t, p, draws, seed) | {"seconds": seconds}
 
+
+def settings() -> dict[str, int]:
+    """Tasks, peers and values of epsilon, with the number of data sets."""
+    found = {}
+    for name, (epsilons, n_sets) in PLAN.items():
+        for peer in (*OWN, *SCRIPTS):
+            if peer in OWN or (name in SCRIPTS[peer][2] and SCRIPTS[peer][1] in os.environ):
+                for epsilon in (np.inf,) if peer in NOT_PRIVATE else epsilons:
+                    found[f"{name} | {peer} | {epsilon:g}"] = min(n_sets, FEWER.get(peer, n_sets))
+    return found
+
+
+EXPERIMENT = Experiment(
+    __file__.replace("run_peers", "peers"), run, settings(), tables,
+    small=("noisy_regression | pymc_dp | 5", "noisy_regression | NUTS | inf"),
+)  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -15,14 +15,30 @@ import numpy as np
 
 from pymc_dp import DPHMC, DPSGHMC, DPBarker, DPFastMH, DPPenalty, PrivacyBudget
 from tests.benchmarks.by_hand import (
+    SCALE,
     Iteration,
     batch_by_hand,
     decision_by_hand,
     hmc_by_hand,
+    moved,
     sghmc_by_hand,
 )
 from tests.benchmarks.regression import Problem
-from tests.benchmarks.test_minibatch_cost import Circle
+
+
+class Circle:
+    """Moves of one length in a random direction."""
+
+    max_distance = SCALE
+
+    def start(self, n_dim):
+        return self
+
+    def propose(self, theta, rng):
+        return moved(theta, rng), SCALE
+
+    def decided(self, accepted):
+        pass
 
 
 def budget() -> PrivacyBudget:

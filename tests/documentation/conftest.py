@@ -1,19 +1,20 @@
-"""Scripts of experiments, and what they have stored: SCRIPT is the one of a test module."""
+"""Scripts of experiments as modules, which import each other."""
 
-import json
+import importlib
+import sys
+
+from pathlib import Path
 
 import pytest
 
-from tests.documentation.test_experiments import loaded
+FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 
 
-@pytest.fixture(scope="module")
-def experiments(request):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(request.module.SCRIPT.parent))  # scripts import each other
-        yield from loaded(request.module.SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def stored(request):
-    return json.loads(request.module.SCRIPT.with_suffix(".json").read_text())
+@pytest.fixture(scope="session")
+def script():
+    """Import a script by its name; those of peers have their folder before it."""
+    paths = [str(FOLDER), str(FOLDER / "peers")]
+    sys.path[:0] = paths
+    yield lambda name: importlib.import_module(name.split("/")[-1])
+    for path in paths:
+        sys.path.remove(path)

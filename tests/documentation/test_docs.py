@@ -3,8 +3,6 @@
 import ast
 import json
 import re
-import subprocess
-import sys
 
 from pathlib import Path
 
@@ -15,42 +13,6 @@ from pymc_dp.privacy import Decision, PoissonMinibatchDecision
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "page, command, part",
-    [
-        (
-            "accounting",
-            "experiments/gain_table.py",
-            ["narrow banana", "circle", "flat banana"],
-        ),  # all rows take minutes
-        ("accounting", "experiments/composition_table.py", []),
-        ("fast_mh", "experiments/fast_mh_table.py", []),
-        ("guarantees", "experiments/clipping_table.py", []),
-        ("limits", "experiments/limits.py --print", []),
-        ("noisy_scores", "experiments/scores_experiments.py --print", []),
-        ("noisy_scores", "experiments/scores_mortgages.py --print", []),
-        ("private_covariates", "experiments/stand_in_experiments.py --print", []),
-        ("comparing_models", "experiments/private_compare_experiments.py --print", []),
-        ("checking_models", "experiments/ppc_experiments.py --print", []),
-        ("peers", "experiments/peers/run_peers.py --print", []),
-        ("after_the_release", "experiments/synthetic_experiments.py --print", []),
-        ("guarantees", "-m tests.exactness.test_batch_bias", []),
-    ],
-)
-def test_tables(page, command, part):
-    """The tables of a page are what its command prints."""
-    text = (ROOT / "docs" / f"{page}.md").read_text()
-    mark = rf"<!-- [^\n]*: python {re.escape(command)} -->\n(.*?)\n<!-- end"
-    tables = re.findall(mark, text, flags=re.DOTALL)
-    stored = [line for table in tables for line in table.split("\n") if line]
-    run = [sys.executable, *command.split(), *part]
-    printed = subprocess.run(run, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    expected = [line for line in printed.splitlines() if line]
-    assert len(expected) > 4
-    assert expected == ([line for line in stored if line in expected] if part else stored)
 
 
 #: Names that pages use without a definition: data, a model, and one of the same parameters with made-up records.

@@ -1,7 +1,6 @@
 """Numbers in running text are those that the repository computes.
 
-Tables, quoted output and figures have their commands on the page, and tests beside those commands (``test_docs``,
-``test_experiments``, ``test_comparison``, ``benchmarks/test_table``). Here are the numbers between them.
+Tables have their commands on the page (``test_tables``, ``benchmarks/test_table``). Here are the numbers between them.
 """
 
 import inspect
@@ -16,7 +15,7 @@ import pytest
 
 from scipy import stats
 
-from experiments.published_bounds import BarkerRelease, MinibatchRelease
+from experiments.published_bounds import MinibatchRelease
 from pymc_dp import Barker, Penalty
 from pymc_dp.planning import private_start
 from pymc_dp.planning import simulated_posterior as pilot
@@ -24,7 +23,6 @@ from pymc_dp.privacy import (
     Decision,
     Gaussian,
     PureDP,
-    SampledDecision,
     SampledGaussian,
     ZeroConcentratedDP,
     epsilon_of,
@@ -210,149 +208,6 @@ def test_moments_accounts():
     least = epsilon_of(poisson, 1e-6, "moments")
     assert_says(
         "docs/papers.md", f"({least:.2f} at delta = 1e-6 would be, not {published[1e-6]:.2f})"
-    )
-
-
-@pytest.mark.slow
-def test_draws_of_the_accounting_notebook():
-    """Numbers of its text, from its table and figures."""
-    n, delta, path = 100_000, 1e-6, 10
-    scale, noise = 1.4, 0.1 * math.sqrt(n)
-    decision, ratio = Decision(Penalty(scale), scale / noise), Gaussian(noise)
-    gradient = Gaussian(0.4 * math.sqrt(n))
-
-    def counts(*accesses, **options):
-        return np.array([max_draws([*accesses], e, delta, **options) for e in (1, 2, 4, 6)])
-
-    kinds = [([(ratio, 1)], [(decision, 1)]), ([(ratio, 1), (gradient, path + 1)], [(decision, 1), (gradient, path + 1)])]  # fmt: skip
-    gains = []
-    for released, decided in kinds:
-        exact = counts(*released, accountant="gaussian")
-        over = exact / counts(*released, accountant="zcdp")
-        assert 1.3 <= over.min().round(1) and over.max().round(1) <= 1.7
-        gains.append(np.median(counts(*decided) / exact))
-    assert [f"{gain:.1f}" for gain in gains] == ["1.8", "1.3"]
-
-    sd, seen = math.sqrt(0.7), 0.3 / math.sqrt(0.7)
-    tight = counts(
-        (SampledGaussian(sd, 0.01, "without_replacement", "substitute"), 1), accountant="pld"
-    )
-    plain = counts((SampledDecision(Penalty(0.3), seen, 0.01), 1)) / tight
-    lazy = counts((SampledDecision(Lazy(Penalty(0.3), 0.5), seen, 0.01), 1)) / tight
-    assert 4.8 < plain.min() and plain.max() < 10.3 and 90 < lazy.min()
-
-    def spent(draws):
-        return epsilon_of([(decision, draws)], delta) if draws else 0.0
-
-    def paths(steps):
-        return max_draws([(decision, 1), (gradient, steps)], 4, delta, per_chain=[(gradient, 1)])
-
-    most = max_draws([(gradient, 1)], 4, delta)
-    cost = [m.renyi([12])[0] for m in (gradient, decision)]
-    assert 7 * cost[0] < cost[1] < 8 * cost[0]  # beyond 8 steps more than half goes to gradients
-    first, tenth, hundredth = (spent(k) - spent(k - 1) for k in (1, 10, 100))
-    assert_says(
-        "accounting.ipynb",
-        "exact formula gives 1.3 to 1.7 times as many iterations as zCDP",
-        "another factor of 1.8 for the penalty algorithm, and of 1.3 for HMC",
-        "five to ten times as many iterations, and with the lazy rule about a hundred times",
-        f"{first:.2g} for the first, {tenth:.2g} for the tenth, {hundredth:.2g} for the hundredth",
-        f"{cost[0] / cost[1]:.2f} of what the decision costs",
-        f"means {paths(10)} draws instead of {paths(5)}",
-        f"but {10 * paths(10)} leapfrog steps in total instead of {5 * paths(5)}",
-        f"towards {most:,} steps".replace(",", " "),
-    )
-    assert counts((BarkerRelease(1300, n), 1), accountant="moments")[2] == 1687
-
-
-# --------------------------------------------------------------------------- stored experiments
-def rows_of(part, sampler, **wanted):
-    """Of stored results; settings that are not stored are the usual ones."""
-    return [
-        row
-        for row in part["rows"]
-        if row["sampler"] == sampler and all(row.get(key) == value for key, value in wanted.items())
-    ]
-
-
-USUAL = {"temperature": 0.01, "batch_rate": None, "full_batch_at": None}
-
-
-def test_images():
-    """Of docs/fast_mh.md and the notebook."""
-    images = stored("fast_mh")["images"]
-    at_one = {s: rows_of(images, s, epsilon=1.0, **USUAL)[0] for s in ("fast", "fast_penalty", "full", "penalty", "penalty_batch")}  # fmt: skip
-    assert {round(np.mean(row["accuracy"]), 2) for row in at_one.values()} == {0.93}
-    (small,) = rows_of(images, "fast", epsilon=1.0, **USUAL | {"batch_rate": 100.0})
-    (least,) = rows_of(images, "fast", epsilon=1.0, **USUAL | {"batch_rate": 10.0})
-    read = at_one["fast"]["records per iteration"]
-    assert round(np.mean(small["accuracy"]), 2) == 0.93
-    assert_says(
-        "docs/fast_mh.md",
-        f"accuracy of about 0.93 (exact posterior {images['exact']['0.01']['accuracy']:.2f})",
-        f"looks at {round(read, -1):.0f} of the records, or at {round(small['records per iteration'], -1):.0f} with",
-    )
-    times = at_one["full"]["records per iteration"] / least["records per iteration"]
-    limits = {k: rows_of(images, "fast", epsilon=1.0, **USUAL | {"full_batch_at": k})[0]["records per iteration"] for k in (490, 510, 530, 560)}  # fmt: skip
-    assert limits[490] == limits[510] == at_one["full"]["records per iteration"]
-    assert limits[560] == read and 0.4 < (limits[530] - read) / (limits[510] - read) < 0.5
-    cold = [rows_of(images, s, epsilon=0.3, temperature=1.0)[0] for s in ("fast", "penalty")]
-    found = [
-        np.mean([row[key] for row in cold]) for key in ("accuracy", "norm of mean", "log-loss")
-    ]
-    assert abs(found[0] - 0.92) < 0.005 and abs(found[2] - 0.63) < 0.011
-    exact = images["exact"]["1"]
-    assert_says(
-        "minibatch.ipynb",
-        f"without privacy is right for {percent(images['plain logistic regression, accuracy'], 1)}",
-        f"differs by a factor of {math.floor(times / 100)}00. "
-        f"A batch rate of 10, {int(least['records per iteration'])} records",
-        f"have {round(read, -1):.0f} places on average",
-        f"a norm of {found[1]:.1f} where the posterior's have {exact['norm of mean']:.1f}",
-        f"a coin has {math.log(2):.2f} and the exact posterior {exact['log-loss']:.2f}",
-        "All but `DPBarker` on batches do about as well",
-    )
-
-
-def test_mixture():
-    """Of the notebook: gains by longer moves and by batches."""
-    mixture = stored("fast_mh")["mixture"]
-
-    def row(sampler, epsilon):
-        return rows_of(mixture, sampler, epsilon=epsilon)[0]
-
-    def pace(sampler, epsilon):
-        return row(sampler, epsilon)["scale"] ** 2 * row(sampler, epsilon)["accepted"]
-
-    ahead = [pace("penalty", e) / pace("full", e) - 1 for e in (0.05, 0.25, 0.5)]
-    lazy = pace("fast_penalty", 0.05) / pace("fast", 0.05) - 1
-    longer = [row("penalty", e)["scale"] / row("full", e)["scale"] for e in (0.05, 0.1, 0.25, 0.5)]
-    assert all(round(each, 1) == 1.4 for each in longer)
-    spread = max(max(r["KL"]) / min(r["KL"]) for e in (0.05, 0.1) for r in mixture["rows"] if r["epsilon"] == e)  # fmt: skip
-    fast, full = row("fast", 0.25), row("full", 0.25)
-    assert 0.27 < fast["CPU ms per iteration"] / full["CPU ms per iteration"] < 0.37
-    number = sorted(int(k) for k in mixture["KL of independent draws"])
-    divergence = [mixture["KL of independent draws"][str(k)] for k in number]
-
-    def worth(rows):
-        logs = [-np.log(np.mean(r["KL"])) for r in rows]
-        return np.exp(np.interp(logs, -np.log(divergence), np.log(number)))
-
-    private = worth([row(s, 1.0) for s in ("fast", "full", "penalty")])
-    tuna = worth(rows_of(mixture, "tuna"))
-    assert 770 < private.min() and private.max() < 1030 and abs(tuna - 1600) < 50
-    reach = math.sqrt(1000) / (50_000 / 500 * 1.5)
-    assert_says(
-        "minibatch.ipynb",
-        "is worth 800 to 1000 independent draws; without privacy TunaMH comes to about 1600.",
-        f"differ by factors of up to {spread:.0f}.",
-        "looks at 2 % of the records",
-        "It takes a third of the time",
-        "the penalty rule gets moves 1.4 times as long",
-        f"is {percent(ahead[0])} above Barker's at $\\varepsilon = 0.05$, "
-        f"{percent(ahead[1])} at 0.25 and {percent(-ahead[2])} below at 0.5",
-        f"that is {percent(lazy)} ahead of `DPFastMH` at $\\varepsilon = 0.05$",
-        f"/ (N T b) = {reach:.2f}$",
     )
 
 
