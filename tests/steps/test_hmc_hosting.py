@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import math
 import pickle
 
@@ -41,15 +40,7 @@ def hosted(model, budget, **options):
     return DPHMC(budget=budget, model=model, **HOSTED | options)
 
 
-@pytest.mark.parametrize(
-    "parallel",
-    [
-        {"cores": 1},
-        {"cores": 2, "mp_ctx": "fork"},
-        pytest.param({"cores": 2, "mp_ctx": "spawn"}, marks=pytest.mark.slow),
-    ],
-    ids=lambda p: p.get("mp_ctx", "sequential"),
-)
+@pytest.mark.parametrize("parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=str)
 def test_stops_when_spent_and_loses_no_draw(normal_model, parallel):
     budget = PrivacyBudget(6.0, 1e-5, chains=2)
     step = hosted(normal_model, budget)
@@ -124,74 +115,62 @@ def test_same_seed_same_chain_only_if_reproducible(normal_model):
     assert chain_of(False) != chain_of(False)
 
 
-@pytest.mark.parametrize(
-    "settled",
-    ["budget", "step_size", "n_leapfrog", "clip_bound", "gradient_clip_bound", "gradient_noise_multiplier", "temperature",
-     "laziness", "family", "max_distance", "step_size_jitter", "reuse_gradient", "coordinates", "likelihood"],
-)  # fmt: skip
-def test_what_was_charged_for_cannot_be_changed(settled):
-    with pytest.raises(AttributeError, match="Build a new step"):
-        setattr(_unchanged(), settled, 1.0)
+def test_what_was_charged_for_cannot_be_changed():
+    step = paid_step()
+    for name in (
+        "budget", "step_size", "n_leapfrog", "clip_bound", "gradient_clip_bound", "gradient_noise_multiplier", "temperature",
+        "laziness", "family", "max_distance", "step_size_jitter", "reuse_gradient", "coordinates", "likelihood",
+    ):  # fmt: skip
+        with pytest.raises(AttributeError, match="Build a new step"):
+            setattr(step, name, 1.0)
 
 
-@functools.cache
-def _unchanged():
-    return paid_step()
-
-
+NAN, INF = math.nan, math.inf
+#: An argument, values that are refused, and what the message says; then several arguments together.
+NUMBERS = [
+    ("step_size", [0.0, NAN, INF], "step_size"),
+    ("n_leapfrog", [0], "n_leapfrog"),
+    ("step_size_jitter", [1.0, -0.1, NAN], "step_size_jitter"),
+    ("max_distance", [0.0, NAN], "max_distance"),
+    ("clip_bound", [0.0, NAN], "clip_bound"),
+    ("clip_bound", [INF], "decide everything"),
+    ("gradient_clip_bound", [0.0, -1.0, NAN], "gradient_clip_bound"),
+    ("gradient_clip_bound", [INF], "move a gradient anywhere"),
+    ("gradient_noise_multiplier", [0.0], "not private at any epsilon"),
+    ("gradient_noise_multiplier", [-1.0, INF, NAN], "noise multiplier"),
+    ("gradient_noise_multiplier", [1e7], "at most 1e6"),
+    ("rule", [Metropolis()], "refused in a private run"),
+    ("rule", [Lazy(Barker(), 0.5)], "laziness=0.5"),
+    ("noise_multiplier", [0.0], "positive"),
+    ("laziness", [0.0], "laziness"),
+    ("temperature", [0.0, 1.5], "temperature"),
+    ("record_trajectories", [True], "budget=None"),
+    ("blocked", [False], "together"),
+    ("mass_matrix", [[1.0], np.ones((2, 3))], r"shape \(2,\)"),
+    ("mass_matrix", [[1.0, 0.0]], "positive"),
+    ("mass_matrix", [[1.0, NAN]], "positive and finite"),
+    ("mass_matrix", [[[1.0, 2.0], [2.0, 1.0]]], "positive definite"),
+    ("mass_matrix", [[[1.0, 0.5], [0.2, 1.0]]], "symmetric"),
+    ("mass_matrix", [[[1.0, INF], [INF, 1.0]]], "finite"),
+]
 REFUSED = [
-    ({"step_size": 0.0}, ValueError, "step_size"),
-    ({"step_size": math.nan}, ValueError, "step_size"),
-    ({"step_size": math.inf}, ValueError, "step_size"),
-    ({"n_leapfrog": 0}, ValueError, "n_leapfrog"),
+    *(({name: v}, ValueError, match) for name, values, match in NUMBERS for v in values),
     ({"n_leapfrog": 2.5}, TypeError, "integer"),
-    ({"step_size_jitter": 1.0}, ValueError, "step_size_jitter"),
-    ({"step_size_jitter": -0.1}, ValueError, "step_size_jitter"),
-    ({"step_size_jitter": math.nan}, ValueError, "step_size_jitter"),
-    ({"max_distance": 0.0}, ValueError, "max_distance"),
-    ({"max_distance": math.nan}, ValueError, "max_distance"),
-    ({"clip_bound": 0.0}, ValueError, "clip_bound"),
-    ({"clip_bound": math.inf}, ValueError, "decide everything"),
-    ({"clip_bound": math.nan}, ValueError, "clip_bound"),
-    ({"gradient_clip_bound": 0.0}, ValueError, "gradient_clip_bound"),
-    ({"gradient_clip_bound": -1.0}, ValueError, "gradient_clip_bound"),
-    ({"gradient_clip_bound": math.nan}, ValueError, "gradient_clip_bound"),
-    ({"gradient_clip_bound": math.inf}, ValueError, "move a gradient anywhere"),
-    ({"gradient_noise_multiplier": 0.0}, ValueError, "not private at any epsilon"),
-    ({"gradient_noise_multiplier": -1.0}, ValueError, "noise multiplier"),
-    ({"gradient_noise_multiplier": math.inf}, ValueError, "noise multiplier"),
-    ({"gradient_noise_multiplier": 1e7}, ValueError, "at most 1e6"),
-    ({"gradient_noise_multiplier": math.nan}, ValueError, "noise multiplier"),
-    ({"rule": Metropolis()}, ValueError, "refused in a private run"),
-    ({"rule": Lazy(Barker(), 0.5)}, ValueError, "laziness=0.5"),
     ({"rule": Barker}, TypeError, "acceptance rule"),
-    ({"rule": "barker"}, TypeError, "acceptance rule"),
     ({"rule": Barker(), "noise_multiplier": 2.0}, ValueError, "not both"),
-    ({"noise_multiplier": 0.0}, ValueError, "positive"),
-    ({"laziness": 0.0}, ValueError, "laziness"),
-    ({"temperature": 1.5}, ValueError, "temperature"),
-    ({"temperature": 0.0}, ValueError, "temperature"),
-    ({"record_trajectories": True}, ValueError, "budget=None"),
-    ({"blocked": False}, ValueError, "together"),
     ({"budget": 1.0}, TypeError, "PrivacyBudget"),
-    ({"mass_matrix": [1.0]}, ValueError, r"shape \(2,\)"),
-    ({"mass_matrix": np.ones((2, 3))}, ValueError, r"shape \(2,\)"),
-    ({"mass_matrix": [1.0, 0.0]}, ValueError, "positive"),
-    ({"mass_matrix": [1.0, math.nan]}, ValueError, "positive and finite"),
-    ({"mass_matrix": [[1.0, 2.0], [2.0, 1.0]]}, ValueError, "positive definite"),
-    ({"mass_matrix": [[1.0, 0.5], [0.2, 1.0]]}, ValueError, "symmetric"),
-    ({"mass_matrix": [[1.0, math.inf], [math.inf, 1.0]]}, ValueError, "finite"),
     ({"budget": None, **INFINITE, "gradient_noise_multiplier": 1.0}, ValueError, "infinite gradient_clip_bound"),
-    ({"budget": None, "clip_bound": math.inf, "noise_multiplier": 1.0}, ValueError, "finite clip_bound"),
+    ({"budget": None, "clip_bound": INF, "noise_multiplier": 1.0}, ValueError, "finite clip_bound"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "error", "match"), REFUSED, ids=lambda x: str(x)[:50])
-def test_refused(options, error, match):
+def test_refused():
     budget = PrivacyBudget(6.0, 1e-5, chains=1)
     model = BANANA.model()
-    with compiled_once(BANANA.name), pytest.raises(error, match=match):
-        DPHMC(model=model, **{"budget": budget} | PATH | PAID | options)
+    with compiled_once(BANANA.name):
+        for options, error, match in REFUSED:
+            with pytest.raises(error, match=match):
+                DPHMC(model=model, **{"budget": budget} | PATH | PAID | options)
     assert not budget.ledger.claims()
 
 
