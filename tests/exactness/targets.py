@@ -187,8 +187,6 @@ TWO_VARIABLES = Target(
     _linear_gaussian(_T, _V, 5.0, np.zeros(2), np.diag([1.0, 4.0])),
 )
 
-TARGETS = [GAUSSIAN, BANANA, LOGIT]
-
 # ---------------------------------------------------------------- for gradients: narrow, wide, ring and quartic
 
 _NARROW = np.array([[1.0, 0.999], [0.999, 1.0]])
