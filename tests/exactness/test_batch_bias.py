@@ -19,7 +19,7 @@ from pymc_dp import Barker, DPBarker, DPPenalty, Penalty, RandomWalk
 from pymc_dp.steps import accept_reject
 from pymc_dp.steps.corrected_barker import CorrectedBarker
 from tests.exactness.targets import compiled_once, decide_on, decision_for, move_between
-from tests.exactness.test_exactness import HUGE, LIMIT, batch_means, check, run
+from tests.exactness.test_exactness import HUGE, LIMIT, check, run
 
 # ---------------------------------------------------------------- approximate: tests on batches without replacement
 
@@ -319,15 +319,6 @@ def approximate_chain(kind, name, size, scale, n):
     exact += (states[1] - states[0]) * (rng.random(len(exact)) - 0.5)
     method = approximate_step(step, name, size, scale)
     return exact[:, None], run(method, exact[:1] * unit, n, 4) / unit
-
-
-@pytest.mark.slow
-def test_chain_on_batches():
-    """The chain has the invariant law that was computed, and mean and variance within 5 % of the posterior's."""
-    exact, draws = approximate_chain("Barker", "two values", 200, 0.6, 12_000)
-    check(draws, exact)
-    mean, error, _ = batch_means(np.column_stack([draws, draws**2]))
-    assert np.all(np.abs(mean - [0, 1]) < 0.05 + stats.norm.isf(LIMIT / 2) * error)
 
 
 def print_table(n_batches=20_000):

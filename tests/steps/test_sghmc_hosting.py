@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPSGHMC, PrivacyBudget, release, sample
+from pymc_dp import DPSGHMC, PrivacyBudget, release
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from tests.steps.sghmc_building import (
@@ -33,14 +33,13 @@ def hosted(model, budget, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}], ids=str)
-def test_stops_when_spent_and_loses_no_draw(normal_model, parallel):
+def test_stops_when_spent_and_loses_no_draw(normal_model):
     budget = PrivacyBudget(2.0, 1e-5, chains=2, accountant="rdp")
     step = hosted(normal_model, budget)
     planned = int(budget.expected_draws())
     with normal_model:
         idata = pm.sample(
-            draws=planned + 400, tune=0, chains=2, step=step, callback=budget, **QUIET, **parallel
+            draws=planned + 400, tune=0, chains=2, step=step, callback=budget, cores=1, **QUIET
         )
     assert idata.posterior.sizes["chain"] == 2
     assert idata.posterior.sizes["draw"] == planned == min(budget.report().draws)
@@ -80,17 +79,6 @@ def test_momentum_does_not_pass_to_the_next_chain():
     sampled_path(step, [0.0], seed=1)
     start(step, 2)
     assert step._momentum is None
-
-
-def test_sample(normal_model):
-    budget = PrivacyBudget(2.0, 1e-5, chains=2, accountant="rdp")
-    step = DPSGHMC(
-        budget=budget, model=normal_model, step_size=0.002, n_steps=3, gradient_clip_bound=2.0,
-        batch_size=40, friction=50.0,
-    )  # fmt: skip
-    public = sample(step=step, cores=1, **QUIET)
-    assert set(public.posterior.data_vars) == {"mu", "squared"}
-    assert float(public.posterior.attrs["epsilon"]) <= 2.0
 
 
 def test_a_draw_that_is_not_finite_repeats_the_state():
