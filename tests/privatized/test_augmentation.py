@@ -187,49 +187,6 @@ def test_sweep_has_the_conditional_law_as_its_stationary_law():
         assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
-# ---------------------------------------------------------------------- calibration
-
-
-def ranks(noise_of_model: float, n_replicates: int, seed: int) -> np.ndarray:
-    """Ranks of the true mean among draws, where data have Laplace noise of scale 1.5."""
-    n, rng = 8, np.random.default_rng(seed)
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 1)
-        x = pm.Normal("x", mu, 1, shape=n)
-        z = pm.math.clip(x, -1, 2)
-        sums = pt.stack([z.sum(), (z**2).sum()])
-        released = pm.Flat("released", shape=2)  # nothing moves it: one step serves all releases
-        pm.Potential("mechanism", pm.logp(pm.Laplace.dist(sums, noise_of_model), released).sum())
-    step = dp.PrivatizedRecords([x], model=model)
-    result = []
-    for _ in range(n_replicates):
-        truth = rng.normal()
-        z = np.clip(rng.normal(truth, 1, size=n), -1, 2)
-        point = {"released": rng.laplace([z.sum(), (z**2).sum()], 1.5), "x": np.zeros(n)}
-        point["mu"] = np.asarray(rng.normal())
-        step.set_rng(rng)
-        below = 0
-        for k in range(21 * 30):
-            point, _ = step.step(point)
-            mean = point["x"].sum() / (n + 1)  # mu given the records
-            point["mu"] = np.asarray(rng.normal(mean, 1 / np.sqrt(n + 1)))
-            below += k % 30 == 29 and k >= 60 and point["mu"] < truth
-        result.append(below)
-    return np.array(result)  # 0 to 19
-
-
-@pytest.mark.slow
-def test_simulation_based_calibration():
-    counts = np.bincount(ranks(1.5, 400, seed=1) // 2, minlength=10)
-    assert stats.chisquare(counts).pvalue > 1e-3
-
-
-@pytest.mark.slow
-def test_calibration_would_show_a_wrong_noise_scale():
-    counts = np.bincount(ranks(0.2, 400, seed=1) // 2, minlength=10)
-    assert stats.chisquare(counts).pvalue < 1e-6
-
-
 # ---------------------------------------------------------------------- the guarantee
 
 

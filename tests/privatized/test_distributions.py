@@ -301,27 +301,6 @@ def model():
     return model
 
 
-@pytest.mark.slow
-def test_posterior_of_latent_records(model):
-    """Log-densities of all 8 data sets, by hand."""
-    density = model.compile_logp(jacobian=False)
-    gradient = model.compile_dlogp(mode="FAST_COMPILE")
-    for bits in np.ndindex(2, 2, 2):
-        x, scale = np.array(bits), 0.8
-        prior = stats.bernoulli(0.3).logpmf(x).sum() + stats.halfnorm.logpdf(scale)
-        total = np.exp(-(np.arange(-50, 51) ** 2) / 4.5).sum()
-        gaussian = -((np.array([0, 4]) - x.sum()) ** 2) / 4.5 - np.log(total)
-        laplace = stats.dlaplace(1 / scale).logpmf(2 - x.sum())
-        response = np.log(np.where(x == [1, 0, 1], np.e, 1) / (np.e + 1))
-        assert_allclose(
-            density({"x": x, "scale_log__": np.log(scale)}),
-            prior + laplace + gaussian.sum() + response.sum(),
-            rtol=1e-12,
-        )
-    assert np.isfinite(gradient({"x": np.array([0, 1, 1]), "scale_log__": 0.1})).all()
-    assert np.isfinite(density(model.initial_point()))
-
-
 def test_prior_predictive(model):
     """Means and variances of 4000 releases, within five standard errors."""
     names = ["x", "t_dp", "answers"]

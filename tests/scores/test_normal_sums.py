@@ -10,7 +10,6 @@ import pymc as pm
 import pytest
 
 from pymc_dp import DPScore, PrivacyBudget, private_scores
-from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step, sum_law
 from tests.scores.score_models import CASES, chain, public, released, simulator_of, template
@@ -159,36 +158,6 @@ def sums_of(monkeypatch, n_weighted, shift=0.0):
     monkeypatch.setattr(score_step, "normal_posterior", shifted)
     step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
     return step, np.sqrt(np.diag(step.approximation.covariance))
-
-
-def test_the_mean_near_the_centre_is_that_of_many_records(monkeypatch):
-    """2000 weighted records err by 1 / 45 of the distance; with the derivative of many, by 0.36 of that (16 seeds)."""
-    monkeypatch.setattr(sum_law, "_PER_RECORD", 50)
-    step, sd = sums_of(monkeypatch, 2000)
-    simulator, features, centre = step.simulator, step._features, step._target._centre
-    theta, rng = centre + 6 * np.array([0, sd[1]]), np.random.default_rng(7)
-    sets = (simulator.simulated.draw(theta, rng) for _ in range(600))
-    wanted = np.mean([features.of(data).sum(axis=0) for data in sets], axis=0)
-    errors, without = [], []
-    pooled, latest = SimulatedRecords.pooled, []
-
-    def kept(self, sets):
-        latest[:] = sets
-        return pooled(self, latest)
-
-    monkeypatch.setattr(SimulatedRecords, "pooled", kept)
-    for seed in range(8):
-        law = sum_law.NormalSums(
-            features, simulator.simulated, simulator.likelihood, N, 1.0, centre, np.diag(sd), True,
-            np.random.default_rng(seed),
-        )  # fmt: skip
-        scale = np.sqrt(np.diag(law._spread))
-        residual, weights = law.residual(theta)
-        plain = np.vstack([features.of(data) for data, _ in latest])
-        mean = law._mean + weights @ plain - plain.mean(axis=0)
-        errors.append((features.total - residual - wanted) / scale)
-        without.append((N * mean - wanted) / scale)
-    assert np.square(errors).sum() < 0.5 * np.square(without).sum()
 
 
 def test_the_derivative_of_the_mean_is_one(monkeypatch):
