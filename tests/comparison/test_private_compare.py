@@ -283,7 +283,7 @@ def test_all_of_the_budget_is_claimed(simulators, epsilon, delta):
     cost = Cost.of(claim.accesses).epsilon(delta, "best")
     assert 0.98 * epsilon < cost <= epsilon and found.report.epsilon <= epsilon
     with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
-        private_compare(RELEASED, simulators, budget=budget)
+        private_compare(RELEASED, simulators, budget=budget, n_draws=10)
 
 
 def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch):
@@ -301,7 +301,7 @@ def test_nothing_is_accessed_before_the_claim(simulators, tmp_path, monkeypatch)
     assert seen and {*seen} == {1}
     n = len(seen)
     with pytest.raises(PrivacyBudgetExhausted):
-        private_compare(RELEASED, simulators, budget=budget_for(0.8, ledger=account))
+        private_compare(RELEASED, simulators, budget=budget_for(0.8, ledger=account), n_draws=10)
     assert len(seen) == n
 
 
@@ -342,7 +342,7 @@ def test_few_of_many_records_are_simulated(simulators, monkeypatch):
 
 def test_a_posterior_without_a_report(simulators):
     with pytest.warns(PrivacyLeakWarning, match="The posterior 'a' is public, although"):
-        found = private_compare(RELEASED, simulators, budget=budget_for(1.0), bound=0.1)
+        found = private_compare(RELEASED, simulators, budget=budget_for(1.0), bound=0.1, n_draws=2)
     assert any("no privacy report" in text for text in found.report.assumptions)
 
 
