@@ -119,8 +119,8 @@ def fast_mh(covariance, **options):
 #: Draws, and the least part of them that are moves.
 SAMPLERS = {hmc: (9000, 0.4), penalty: (40_000, 0.1), barker: (40_000, 0.1), fast_mh: (80_000, 0.1)}  # fmt: skip
 WALKS = {
-    penalty: ["kidiq-kidscore_momiq", "nes_logit_data-nes_logit_model"],
-    barker: ["kidiq-kidscore_momiq", "nes_logit_data-nes_logit_model"],
+    penalty: ["kidiq-kidscore_momiq"],
+    barker: ["nes_logit_data-nes_logit_model"],
     fast_mh: ["kidiq-kidscore_momiq"],
 }
 ALL = [(s, n) for s, names in {hmc: list(CASES), **WALKS}.items() for n in names]

@@ -1,10 +1,15 @@
-"""Exact samplers by simulation-based calibration: the truth is anywhere among the draws, equally likely.
+"""Simulation-based calibration of exact samplers and of posteriors given noisy scores: the truth is anywhere among the draws, equally likely.
 
 Parameters are drawn from the prior and records given them, so that the truth is itself a draw of the posterior. A chain that
 is reversible runs from it both ways: where in such a chain the truth stands is uniform whatever the autocorrelation (Besag and
 Clifford, 1989, Biometrika 76, 633-642), and nothing need converge. Ranks are those of parameters and of the log-likelihood,
-which depends on the data (Modrák et al., 2023, https://doi.org/10.1214/23-BA1404).
+which depends on the data (Modrák et al., 2023, https://doi.org/10.1214/23-BA1404). Given scores, chains are those of ``DPScore``,
+first state and warm-up included, and ranks those of parameters (Talts et al. 2018, https://arxiv.org/abs/1804.06788).
 """
+
+import functools
+
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -18,18 +23,26 @@ from pymc_dp import (
     DPBarker,
     DPFastMH,
     DPPenalty,
+    DPScore,
     Penalty,
+    PrivateScores,
     RandomWalk,
 )
+from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores import ScoreRelease, linearized, score_step
+from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.steps import base
+from tests.scores.score_models import noise_of
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
 ]
 
-N, SETS, LENGTH, THIN = 40, 100, 40, 2
+N, SETS, LENGTH, THIN = 60, 100, 40, 2
+#: Draws given scores, between which are some iterations.
+DRAWS, ITERATIONS = 9, 6
 X = np.column_stack([np.ones(N), np.linspace(-1, 1, N), np.cos(np.arange(N))])
 GROUPS = np.arange(N) % 4
 
@@ -120,13 +133,9 @@ class Case:
 
     def __init__(self, name):
         self.model, self.prior, self.scales = MODELS[name]()
-        simulator = Simulator(self.model, covariates="public")
-        self.likelihood, self.simulated = simulator.likelihood, simulator.simulated
+        self.simulator = Simulator(self.model, covariates="public")
+        self.likelihood, self.simulated = self.simulator.likelihood, self.simulator.simulated
         self.data = None
-        # A likelihood is frozen, for good reason.
-        self.likelihood.__dict__.update(
-            logp=self.logp, logp_at=self.logp_at, clipped_grad_steps=self.clipped_grad_steps
-        )
 
     def logp(self, theta):
         return self.simulated.logp(theta, self.data)
@@ -146,23 +155,22 @@ class Case:
         rows *= np.minimum(1, bound / np.maximum(np.linalg.norm(rows, axis=1), bound))[:, None]
         return np.rint(np.ldexp(rows, 30)).astype(np.int64).sum(axis=0), -30
 
-    def ranks(self, sampler, seed, temperature=1.0):
-        """Of the truth, for each data set: of all parameters, and of the log-likelihood."""
-        found = []
+    def given_records(self, sampler, temperature=1.0):
+        """Chains of a sampler, from the truth both ways, and their log-likelihoods."""
+        # A likelihood is frozen, for good reason.
+        self.likelihood.__dict__.update(
+            logp=self.logp, logp_at=self.logp_at, clipped_grad_steps=self.clipped_grad_steps
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base, "RecordLikelihood", lambda *_, **__: self.likelihood)
-            self.data = self.simulated.draw(
-                np.zeros(self.simulated.n_dim), np.random.default_rng(0)
-            )
+            zeros = np.zeros(self.simulated.n_dim)
+            self.data = self.simulated.draw(zeros, np.random.default_rng(0))
             step = sampler(self.scales, model=self.model, temperature=temperature)
         step.stop_tuning()
-        for k in range(SETS):
-            rng = np.random.default_rng([seed, k])
-            truth = self.prior(rng.standard_normal(self.simulated.n_dim))
-            self.data = self.simulated.draw(truth, rng)
+
+        def chain(truth, rng):
             step.set_rng(rng)
-            before = rng.integers(LENGTH + 1)
-            states = [truth]
+            before, states = rng.integers(LENGTH + 1), [truth]
             for steps in (before, LENGTH - before):
                 step._reset_chain()
                 point = self.likelihood.unravel(truth)
@@ -170,9 +178,59 @@ class Case:
                     for _ in range(THIN):
                         point, _ = step.step(point)
                     states.append(self.likelihood.ravel(point))
-            quantities = np.array([[*theta, self.logp(theta).sum()] for theta in states])
-            less, same = quantities < quantities[0], quantities == quantities[0]
-            found.append((less.sum(axis=0) + rng.random() * same.sum(axis=0)) / (LENGTH + 1))
+            return [[*theta, self.logp(theta).sum()] for theta in states]
+
+        return chain
+
+    @functools.cached_property
+    def releases(self):
+        """Of scores at a public guess, half of which are clipped; with zeros as sums, and two kinds of noise."""
+        guess, rng = self.prior(np.zeros(self.simulated.n_dim)), np.random.default_rng(0)
+        data = (self.simulated.draw(guess, rng) for _ in range(100))
+        scores = np.vstack([self.simulated.gradients(guess, each) for each in data])
+        part = np.flatnonzero((scores != 0).any(axis=0))
+        fisher = scores[:, part].T @ scores[:, part] / len(scores)
+        directions = np.zeros((len(guess), len(part)))
+        directions[part] = np.linalg.inv(np.linalg.cholesky(fisher)).T
+        bound = float(np.median(np.linalg.norm(scores @ directions, axis=1)))
+        kinds = (("l2", 3.0), ("gaussian", 6.0))
+        return [ScoreRelease(guess, directions, bound, *k, np.zeros(len(part))) for k in kinds]
+
+    def private(self, totals=None):
+        releases = self.releases
+        if totals is not None:
+            releases = [replace(r, total=t) for r, t in zip(releases, totals, strict=True)]
+        point = self.likelihood.unravel(np.zeros(self.simulated.n_dim))
+        shapes = {k: np.shape(v) for k, v in point.items()}
+        return PrivateScores(tuple(releases), shapes, N, "substitute", ())
+
+    def given_scores(self, method, louder=1):
+        """Chains of DPScore, given noisy sums; the noise may be larger than is known."""
+
+        def chain(truth, rng):
+            total = ClippedScores(self.private(), self.simulated).of(self.data).sum(axis=0)
+            totals = [
+                part + noise_of(r.noise, louder * r.scale, (1, len(part)), rng)[0]
+                for r, part in zip(self.releases, np.split(total, 2), strict=True)
+            ]
+            scores = self.private(totals)
+            step = DPScore(scores, simulator=self.simulator, model=self.model, method=method)
+            step.set_rng(rng)
+            points = [step.step({})[0] for _ in range(DRAWS * ITERATIONS)]
+            return [truth, *map(self.likelihood.ravel, points[::ITERATIONS])]
+
+        return chain
+
+    def ranks(self, chain, n_sets=SETS, seed=1):
+        """Of the truth, for each data set, in (0, 1)."""
+        found = []
+        for k in range(n_sets):
+            rng = np.random.default_rng([seed, k])
+            truth = self.prior(rng.standard_normal(self.simulated.n_dim))
+            self.data = self.simulated.draw(truth, rng)
+            values = np.array(chain(truth, rng))
+            less, same = values < values[0], values == values[0]
+            found.append((less.sum(axis=0) + rng.random() * same.sum(axis=0)) / len(values))
         return np.array(found)
 
 
@@ -181,11 +239,35 @@ def p_values(ranks):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_ranks_of_the_truth_are_uniform(name, seed=1):
+def test_ranks_of_the_truth_are_uniform(name):
     case = Case(name)
     for sampler in SAMPLERS:
-        found = p_values(case.ranks(sampler, seed))
+        found = p_values(case.ranks(case.given_records(sampler)))
         assert found.min() > 1e-4, (sampler.__name__, found)
     # Controls: chains of another posterior, and with likelihoods of the wrong state.
-    assert p_values(case.ranks(penalty, seed, temperature=0.25)).min() < 1e-5
-    assert p_values(case.ranks(cached_rejected, seed)).min() < 1e-5
+    assert p_values(case.ranks(case.given_records(penalty, temperature=0.25))).min() < 1e-5
+    assert p_values(case.ranks(case.given_records(cached_rejected))).min() < 1e-5
+
+
+@pytest.fixture
+def short_warm_up(monkeypatch):
+    monkeypatch.setattr(score_step, "_WARMUP", (25, 25, 50))
+    for module in (linearized, local_information):
+        monkeypatch.setattr(module, "_N_SIMULATED", 3000)
+
+
+@pytest.mark.usefixtures("short_warm_up")
+@pytest.mark.parametrize(
+    ("name", "method"), [("hierarchical", "records"), *((name, "normal") for name in MODELS)]
+)
+def test_ranks_given_scores_are_uniform(name, method):
+    """By records, other models have exact posteriors to compare with: tests/scores/test_records_quadrature.py."""
+    case = Case(name)
+    assert p_values(case.ranks(case.given_scores(method))).min() > 1e-4
+
+
+@pytest.mark.usefixtures("short_warm_up")
+def test_more_noise_than_is_known_of_is_found():
+    """Control."""
+    case = Case("location_and_scale")
+    assert p_values(case.ranks(case.given_scores("records", louder=10), 40)).min() < 1e-4

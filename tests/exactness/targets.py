@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
-import pytensor.tensor as pt
 import pytest
 
 from scipy import stats
@@ -187,8 +186,6 @@ TWO_VARIABLES = Target(
     _linear_gaussian(_T, _V, 5.0, np.zeros(2), np.diag([1.0, 4.0])),
 )
 
-TARGETS = [GAUSSIAN, BANANA, LOGIT]
-
 # ---------------------------------------------------------------- for gradients: narrow, wide, ring and quartic
 
 _NARROW = np.array([[1.0, 0.999], [0.999, 1.0]])
@@ -211,26 +208,6 @@ def _narrow_exact(temperature, n, rng):
 #: Räisä (2021), correlation 0.999, with fewer records.
 NARROW = Target("narrow", _narrow_model, _narrow_exact)
 
-_WIDE_SD = np.sqrt(np.linspace(1, 20, 30))
-_WIDE = np.random.default_rng(18).normal(0.0, _WIDE_SD, size=(100, 30))
-
-
-def _wide_model() -> pm.Model:
-    with pm.Model() as model:
-        theta = pm.Normal("theta", 0, 3, shape=30)
-        sd = pt.sqrt(1 + pt.arange(30) * (19 / 29))  # an array of numbers would have to be public
-        pm.Normal("y", theta, sd, observed=_WIDE)
-    return model
-
-
-def _wide_exact(temperature, n, rng):
-    precision = temperature * len(_WIDE) / _WIDE_SD**2
-    total = precision + 1 / 9
-    mean = precision * _WIDE.mean(axis=0) / total
-    return mean + rng.standard_normal((n, 30)) / np.sqrt(total)
-
-
-WIDE = Target("wide", _wide_model, _wide_exact)
 
 # Räisä (2021), the circle: log p(r | x, y) = -c (x^2 + y^2 - r^2)^2 and a flat prior. He has c = 1e-5 and N = 1e5, we
 # 2e-4 and 500, that is a ring that is three times as wide.

@@ -19,7 +19,7 @@ from pymc_dp import Barker, DPBarker, DPPenalty, Penalty, RandomWalk
 from pymc_dp.steps import accept_reject
 from pymc_dp.steps.corrected_barker import CorrectedBarker
 from tests.exactness.targets import compiled_once, decide_on, decision_for, move_between
-from tests.exactness.test_exactness import HUGE, LIMIT, batch_means, check, run
+from tests.exactness.test_exactness import HUGE, LIMIT, check, run
 
 # ---------------------------------------------------------------- approximate: tests on batches without replacement
 
@@ -140,10 +140,7 @@ def bias(*args, **kwargs):
 @pytest.mark.parametrize(
     ("test", "name", "variance"),
     [
-        (penalty_test, "normal", 0.3),
         (penalty_test, "normal", 1.0),
-        (penalty_test, "two values", 1.0),
-        (barker_test, "normal", 0.1),
         (barker_test, "two values", 0.1),
     ],
 )
@@ -159,14 +156,13 @@ def test_bias_without_skewness(test, name, variance):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("test", "name", "sign"),
+    ("test", "name", "sign", "size"),
     [
-        (penalty_test, "exponential", -1),
-        (penalty_test, "log-normal", -1),
-        (barker_test, "exponential", 1),
+        (penalty_test, "log-normal", -1, 200),
+        (penalty_test, "exponential", -1, 50),
+        (barker_test, "exponential", 1, 200),
     ],
 )
-@pytest.mark.parametrize("size", [pytest.param(50, marks=pytest.mark.slow), 200])
 def test_bias_with_skewness(test, name, sign, size):
     """Skewed changes shift the mean, by about ``0.4 * skewness * v * sqrt(N T) / m`` posterior sd; the spread stays right."""
     scale = scale_for(test, size, 0.1, POWER)
@@ -323,16 +319,6 @@ def approximate_chain(kind, name, size, scale, n):
     exact += (states[1] - states[0]) * (rng.random(len(exact)) - 0.5)
     method = approximate_step(step, name, size, scale)
     return exact[:, None], run(method, exact[:1] * unit, n, 4) / unit
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["penalty", pytest.param("Barker", marks=pytest.mark.slow)])
-def test_chain_on_batches(kind):
-    """The chain has the invariant law that was computed, and mean and variance within 5 % of the posterior's."""
-    exact, draws = approximate_chain(kind, APPROXIMATE[kind][1], 200, 1.0 if kind == "penalty" else 0.6, 12_000)  # fmt: skip
-    check(draws, exact)
-    mean, error, _ = batch_means(np.column_stack([draws, draws**2]))
-    assert np.all(np.abs(mean - [0, 1]) < 0.05 + stats.norm.isf(LIMIT / 2) * error)
 
 
 def print_table(n_batches=20_000):

@@ -98,17 +98,6 @@ def test_a_plan_at_a_draw_from_the_prior(simulator):
         penalty_plan(simulator, guess="posterior")
 
 
-@pytest.mark.slow
-def test_a_draw_from_the_prior_is_transformed():
-    with pm.Model() as model:
-        pm.Normal("y", 0, pm.HalfNormal("sigma", 2), observed=np.zeros(5))
-    prepared = Simulator(model)
-    draws = np.array([prepared.position("prior", seed)[0] for seed in range(40)])
-    assert abs(np.mean(np.exp(2 * draws)) - 4) < 4 * math.sqrt(
-        2 * 16 / 40
-    )  # sigma**2, from its log
-
-
 def test_private_covariates_are_refused():
     with pytest.raises(ValueError, match='covariates="public"'):
         penalty_plan(model=logistic())
@@ -148,11 +137,6 @@ def test_earlier_claims_are_subtracted(simulator, planned):
     assert after.chosen.forecast.effective_draws < 0.9 * expected.effective_draws
     before = penalty_plan(simulator, other_accesses=access)
     assert before.chosen == after.chosen
-
-
-@pytest.mark.slow
-def test_max_draws_limits_the_plan(simulator):
-    assert 10 <= penalty_plan(simulator, max_draws=50).chosen.forecast.draws <= 50
 
 
 @pytest.mark.slow
@@ -324,18 +308,6 @@ def test_the_table_of_rules_in_the_documentation():
         found = [efficiency(r) for r in (rule, *(Lazy(rule, w) for w in (0.5, 0.25, 0.1)))]
         expected = np.array(found) / efficiency(Barker())
         np.testing.assert_allclose([float(x) for x in line], expected, atol=0.011)
-
-
-@pytest.mark.slow
-def test_most_records_do_not_change():
-    """The quantiles of their changes are 0, which is no clip bound."""
-    x = np.zeros((N, 1))
-    x[: N // 50] = 5.0
-    found = penalty_plan(
-        own_budget=budget(20.0), guess={"beta": [0.1]}, model=logistic(x=x), covariates="public"
-    )
-    assert found.settings["clip_bound"] > 0
-    found.build()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from scipy import optimize, stats
 from scipy.special import expit
 
-from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, release
+from pymc_dp import PrivacyBudget
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.planning import Simulator, private_start, simulator
 from pymc_dp.planning import local_information as newton
@@ -182,16 +182,6 @@ def epsilon_multiplier(epsilon):
     return starts.calibrate(lambda z: [(Gaussian(z), 1)], epsilon, 1e-6)
 
 
-def test_starts_use_up_the_budget():
-    budget = PrivacyBudget(1.0, 1e-6, chains=2)
-    ((mechanism, steps),) = starts.start_accesses(budget, 0.25)
-    for k in range(4):
-        budget.spend(f"start {k}", ((mechanism, steps),))
-    assert 0.999 < budget.spent() <= 1.0
-    with pytest.raises(PrivacyBudgetExhausted):
-        begin("normal", budget=budget, share=0.25)
-
-
 def test_the_number_of_records_is_private_under_add_remove():
     budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency="add_remove")
     with pytest.raises(ValueError, match="number of records is private"):
@@ -199,27 +189,6 @@ def test_the_number_of_records_is_private_under_add_remove():
     with pytest.raises(ValueError, match="number of records is private"):
         begin("normal", budget=budget, n_records=N)
     assert not budget.ledger.claims(budget.id)
-
-
-def test_end_to_end():
-    """Start, sampler and release on one budget."""
-    model = built("normal")[0].model
-    budget = PrivacyBudget(3.0, 1e-6, chains=2)
-    found = begin("normal", budget=budget)
-    covariance = np.linalg.inv(found.precision)
-    with model:
-        step = DPPenalty(
-            budget=budget, clip_bound=0.05, proposal=RandomWalk(covariance * 0.5, metric="proposal"), noise_scale=2.0
-        )  # fmt: skip
-        idata = pm.sample(
-            draws=20, tune=0, chains=2, cores=1, step=step, callback=budget, initvals=found.point,
-            progressbar=False, compute_convergence_checks=False,
-        )  # fmt: skip
-    public = release(idata, model, budget)
-    assert public.posterior.sizes["draw"] > 3 and budget.spent() <= 3.0
-    assert "private start" in str(budget.report())
-    with pytest.raises(PrivacyBudgetExhausted, match="already run"):
-        begin("normal", budget=budget)
 
 
 # ---------------------------------------------------------------- 2. the right answer
@@ -247,32 +216,18 @@ def check(name, epsilon, seed=0, n=12, **options):
     return errors
 
 
-CASES = {
-    "normal": ("normal", 4.0, {}),
-    "rare": ("rare", 20.0, {}),
-    "correlated": ("correlated", 8.0, {}),
-    "users": ("users", 8.0, {"temperature": 0.5}),
-}
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "epsilon"), [("rare", 20.0), ("correlated", 8.0)])
+def test_right_answer(name, epsilon):
+    check(name, epsilon)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_right_answer(case, seed=0):
-    name, epsilon, options = CASES[case]
-    if (
-        name == "users"
-    ):  # rows of one user are alike, which the model does not know: the sum is what is compared
-        mode, precision = exact(name, 0.5)
-        found = begin(name, epsilon, **options)
-        assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 6
-        return
-    check(name, epsilon, seed, **options)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["normal", "rare", "correlated"])
-def test_right_answer_with_another_seed(case):
-    test_right_answer(case, seed=1)
+def test_users():
+    """Rows of one user are alike, which the model does not know: the sum is what is compared."""
+    mode, precision = exact("users", 0.5)
+    found = begin("users", 8.0, temperature=0.5)
+    assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 6
 
 
 @pytest.mark.slow
@@ -402,11 +357,6 @@ class TestHyperparameters:
     def test_two_levels_are_integrated_out(self):
         assert np.abs(self.two_levels(governed=True)).max() < 0.4
 
-    @pytest.mark.slow
-    def test_the_middle_level_is_a_trap_too(self):
-        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="has not converged"):
-            assert self.two_levels(governed=False)[1] < -2
-
     @pytest.mark.parametrize("d", [1, 3, 8, 40])
     def test_average(self, d):
         """Of the gradient of normal priors, in closed form; of many parameters for independent errors."""
@@ -454,8 +404,7 @@ def test_units_do_not_matter():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("far", [-30.0, 200.0, 5000.0])
-def test_moves_double_and_turn_round(far):
+def test_moves_double_and_turn_round(far=5000.0):
     """From so many standard deviations of a record away; with steps enough to rest."""
     y = np.random.default_rng(2).normal(far, 1.0, size=N)
     with pm.Model() as model:

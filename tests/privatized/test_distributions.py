@@ -17,7 +17,7 @@ from scipy import stats
 
 import pymc_dp as dp
 
-SCALES = [0.05, 0.3, 0.3989, 0.4, 1.0, 2.0, 7.5, 300.0, 1e4]
+SCALES = [0.05, 0.3989, 0.4, 1.0, 7.5, 1e4]
 NOISE = [dp.DiscreteLaplace, dp.DiscreteGaussian]
 
 
@@ -80,14 +80,6 @@ def test_gaussian_against_long_sums(sigma):
     assert_allclose(logp(dp.DiscreteGaussian, 5 - k, 5, sigma), expected, rtol=1e-14, atol=1e-300)
 
 
-@pytest.mark.parametrize("distribution", NOISE)
-def test_ratios_are_those_of_the_definition(distribution):
-    k, mu, scale = np.array([-4, 0, 3, 11]), 2, 1.7
-    power = 1 if distribution is dp.DiscreteLaplace else 2
-    found = logp(distribution, k, mu, scale) - logp(distribution, mu, mu, scale)
-    assert_allclose(found, -(np.abs((k - mu) / scale) ** power) / power, rtol=1e-14)
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_privacy_of_neighbouring_counts(scale):
     """Pure epsilon of the geometric mechanism; Renyi divergence of the Gaussian one, alpha / (2 sigma^2)."""
@@ -105,8 +97,7 @@ def test_privacy_of_neighbouring_counts(scale):
         assert_allclose(divergence, alpha / (2 * scale**2), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 30.0, 800.0])
-@pytest.mark.parametrize("n", [2, 3, 10])
+@pytest.mark.parametrize(("n", "epsilon"), [(2, 0.0), (2, 800.0), (3, 1.0), (10, 0.1)])
 def test_randomized_response_against_its_matrix(n, epsilon):
     truth, answer = (a.ravel() for a in np.mgrid[:n, :n])
     found = logp(dp.RandomizedResponse, answer, truth, epsilon, n).reshape(n, n)
@@ -132,22 +123,6 @@ def test_far_from_the_centre():
         assert_allclose(found, -(((k - mu) / 1e3) ** 2) / 2, rtol=1e-12)
         found = pm.logp(dp.DiscreteLaplace.dist(mu, 1e3), k).eval(mode="FAST_COMPILE")
         assert_allclose(found, -abs(k - mu) / 1e3, rtol=1e-7)
-
-
-@pytest.mark.parametrize("distribution", NOISE)
-def test_types_of_parameters_do_not_matter(distribution):
-    """Small constants are int8 or float32 in PyTensor; unsigned integers and booleans do not subtract."""
-    expected = logp(distribution, 0, 1, 2.0)[0]
-    for mu in (1, 1.0, np.uint8(1), np.True_, np.uint64(1)):
-        for value in (0, np.uint8(0)):
-            assert_allclose(
-                pm.logp(distribution.dist(mu, 2), value).eval(mode="FAST_COMPILE"),
-                expected,
-                rtol=1e-15,
-            )
-    assert_allclose(
-        pm.logp(distribution.dist(1, 2.0), 0).eval(mode="FAST_COMPILE"), expected, 1e-15
-    )
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan])
@@ -326,33 +301,11 @@ def model():
     return model
 
 
-@pytest.mark.slow
-def test_posterior_of_latent_records(model):
-    """Log-densities of all 8 data sets, by hand."""
-    density = model.compile_logp(jacobian=False)
-    gradient = model.compile_dlogp(mode="FAST_COMPILE")
-    for bits in np.ndindex(2, 2, 2):
-        x, scale = np.array(bits), 0.8
-        prior = stats.bernoulli(0.3).logpmf(x).sum() + stats.halfnorm.logpdf(scale)
-        total = np.exp(-(np.arange(-50, 51) ** 2) / 4.5).sum()
-        gaussian = -((np.array([0, 4]) - x.sum()) ** 2) / 4.5 - np.log(total)
-        laplace = stats.dlaplace(1 / scale).logpmf(2 - x.sum())
-        response = np.log(np.where(x == [1, 0, 1], np.e, 1) / (np.e + 1))
-        assert_allclose(
-            density({"x": x, "scale_log__": np.log(scale)}),
-            prior + laplace + gaussian.sum() + response.sum(),
-            rtol=1e-12,
-        )
-    assert np.isfinite(gradient({"x": np.array([0, 1, 1]), "scale_log__": 0.1})).all()
-    assert np.isfinite(density(model.initial_point()))
-
-
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", pytest.param(None, marks=pytest.mark.slow)])
-def test_prior_predictive(model, mode):
+def test_prior_predictive(model):
     """Means and variances of 4000 releases, within five standard errors."""
     names = ["x", "t_dp", "answers"]
     drawn = pm.sample_prior_predictive(
-        4000, model, var_names=names, random_seed=22, compile_kwargs={"mode": mode}
+        4000, model, var_names=names, random_seed=22, compile_kwargs={"mode": "FAST_COMPILE"}
     )
     prior, predictive = (drawn[g] for g in ("prior", "prior_predictive"))
     noise = (predictive["t_dp"] - prior["x"].sum("person")).to_numpy()[0]
@@ -370,11 +323,3 @@ def test_a_parameter_that_a_sampler_moves_out_of_range_is_refused_not_an_error()
         x = pm.Binomial("x", 5, 0.5)
         dp.RandomizedResponse("answer", x, 1.0, 3, observed=0)
     assert model.compile_logp(mode="FAST_COMPILE")({"x": 4}) == -np.inf
-
-
-def test_names():
-    """What analysts search for."""
-    assert "geometric mechanism" in dp.DiscreteLaplace.__doc__
-    with pm.Model() as model:
-        dp.DiscreteGaussian("t", 0, 1.0)
-    assert "DiscreteGaussian(0, 1)" in model.str_repr()

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from pymc_dp.privatized import sensitivity_of_moments, sensitivity_of_table
 
 SEED = 20
-COLUMNS = [1, 2, 3, 4, 5]
+COLUMNS = [1, 2, 3, 5]
 
 
 def moments(z):
@@ -149,10 +149,10 @@ class TestTables:
         found = sensitivity_of_table(table, adjacency="add_remove")
         assert Fraction(found) >= 1 + 3 * Fraction(2) ** -53
 
-    @pytest.mark.parametrize("n", range(1, 30))
-    def test_roots_of_whole_numbers_are_rounded_up(self, n):
-        found = sensitivity_of_table(np.ones((1, n)), order=2, adjacency="add_remove")
-        assert Fraction(math.nextafter(found, 0)) ** 2 < n <= Fraction(found) ** 2
+    def test_roots_of_whole_numbers_are_rounded_up(self):
+        for n in range(1, 30):
+            found = sensitivity_of_table(np.ones((1, n)), order=2, adjacency="add_remove")
+            assert Fraction(math.nextafter(found, 0)) ** 2 < n <= Fraction(found) ** 2
 
     def test_one_possible_record(self):
         assert sensitivity_of_table([[1.0, 2.0]]) == 0

@@ -21,7 +21,7 @@ SPECIAL = [
     1.7e308, 2**70, True, False, np.float32(0.25), np.float64(2.0), np.int64(3), np.uint8(7), np.float64("nan"),
 ]  # fmt: skip
 NUMBERS = st.one_of(st.sampled_from(SPECIAL), st.floats(1e-3, 1e3), st.integers(-5, 70))
-OTHER = ["1", "nan", 1j, b"1", [1.0, 2.0], np.array([1.0, 2.0]), object(), {}]
+OTHER = ["1", 1j, [1.0, 2.0], object()]
 
 #: Argument of a sampler, and how messages call it.
 CASES = [
@@ -103,8 +103,8 @@ def test_numbers(name, argument, called, value):
 
 
 @pytest.mark.parametrize(("name", "argument", "called"), CASES, ids=lambda x: str(x)[:24])
-@pytest.mark.parametrize("value", OTHER, ids=lambda v: type(v).__name__)
-def test_arguments_that_are_not_numbers(name, argument, called, value):
+def test_arguments_that_are_not_numbers(name, argument, called):
     named = None if argument in RULES else f"(?i){called}"
-    with pytest.raises((ValueError, TypeError), match=named):
-        built(name, argument, value)
+    for value in OTHER:
+        with pytest.raises((ValueError, TypeError), match=named):
+            built(name, argument, value)

@@ -20,7 +20,7 @@ from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.scores import check_design
-from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
+from pymc_dp.scores.check_design import CheckDesign, edges_of
 from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.fit_check import _tested, check_fit, release_histogram
@@ -241,9 +241,8 @@ def test_the_right_model_fits(normal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [N_ROWS, 10 * N_ROWS])
-def test_false_alarms_are_rare(normal, n):
-    found = p_values(normal, [0.0, 0.0], normal_draw, n, 4.0, 200)
+def test_false_alarms_are_rare(normal):
+    found = p_values(normal, [0.0, 0.0], normal_draw, N_ROWS, 4.0, 200)
     assert np.mean([check.is_rejected for check in found]) <= 0.02
     # Not more conservative than needed.
     assert np.mean([check.p_value < 0.5 for check in found]) > 0.3
@@ -307,7 +306,7 @@ def known_misfit(simulator, draw, n, epsilon=4.0, off=0.0, reference_error=1e-4,
 @pytest.mark.slow
 def test_a_right_model_does_not_change_the_bound(normal):
     bounds = np.linspace(0.1, 5, 50)
-    misfits = [known_misfit(normal, normal_draw, N_ROWS, seed=seed)[0] for seed in range(40)]
+    misfits = [known_misfit(normal, normal_draw, N_ROWS, seed=seed)[0] for seed in range(15)]
     parts = [misfit.beyond(b) for misfit in misfits for b in bounds]
     assert np.mean(np.array(parts) == MODEL_MISFIT_FRACTION) > 0.98
 
@@ -343,14 +342,3 @@ def test_a_misfit_is_measured(normal):
     norms = np.hypot(errors, (errors**2 - 1) / np.sqrt(2))
     found, expected = np.mean(norms > bound), np.mean(simulated.norms > bound)
     assert misfit.beyond(bound) == pytest.approx(found / expected - 1, rel=0.1)
-
-
-def test_heavier_tails_widen_the_bound(normal):
-    misfit, simulated = known_misfit(
-        normal, lambda rng, n: rng.standard_t(4, n) / math.sqrt(2), 300_000, epsilon=100.0
-    )
-    before, after = (simulated.design(3.0, known) for known in (TailMisfit(), misfit))
-    assert after.bound > 1.2 * before.bound
-    for bound in (before.bound, after.bound):  # the other one would cost more
-        assert after.cost <= simulated.evaluate(bound, 3.0, misfit).cost
-        assert before.cost <= simulated.evaluate(bound, 3.0).cost

@@ -136,16 +136,6 @@ def test_a_move_leaves_the_joint_law(move, has_error):
     assert z < LARGEST and p > SMALLEST
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize(
-    ("name", "has_error"), [*((name, False) for name in RELEASES), ("location_scale", True)]
-)
-def test_a_move_leaves_the_joint_law_with_more_draws(name, has_error, move):
-    z, p = deviations(*replicates(name, MOVES[move], seed=2, n=5000, has_error=has_error))
-    assert z < LARGEST and p > SMALLEST
-
-
 def test_records_features_and_residual_belong_together():
     """After all moves, features are those of the records, and the residual is the rest."""
     case, target, found = target_of("location_scale", has_error=True)

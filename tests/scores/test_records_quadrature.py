@@ -25,16 +25,10 @@ from tests.scores.score_models import (
 #: Model, releases (noise, its standard deviation over the root of the number of records, reference, clipped fraction).
 SETTINGS = {
     "bernoulli, two releases": ("bernoulli", [("l2", 0.3, [0.9], 0.6), ("gaussian", 2.0, [-1.0], 0.5)]),
-    "bernoulli, Gaussian": ("bernoulli", [("gaussian", 0.2, [0.0], 0.0)]),
-    "bernoulli, much l2 noise": ("bernoulli", [("l2", 1.5, [0.5], 0.6)]),
-    "poisson, l2": ("poisson", [("l2", 0.3, [0.8], 0.6)]),
     "poisson, much Gaussian noise": ("poisson", [("gaussian", 1.5, [0.8], 0.6)]),
-    "poisson, two releases": ("poisson", [("gaussian", 0.5, [0.2], 0.5), ("gaussian", 0.7, [1.4], 0.7)]),
+    "poisson, l2": ("poisson", [("l2", 0.3, [0.8], 0.6)]),
     "mean, Gaussian": ("mean", [("gaussian", 0.3, [0.4], 0.6)]),
-    "mean, l2": ("mean", [("l2", 0.3, [-0.5], 0.7)]),
     "mean, two releases": ("mean", [("l2", 0.4, [-1.0], 0.6), ("gaussian", 0.6, [1.0], 0.5)]),
-    "location and scale, Gaussian": ("location_scale", [("gaussian", 0.3, [0.0, 0.0], 0.6)]),
-    "location and scale, l2": ("location_scale", [("l2", 0.3, [0.5, 0.3], 0.5)]),
     "location and scale, much l2 noise": ("location_scale", [("l2", 1.2, [0.0, 0.0], 0.6)]),
 }  # fmt: skip
 FAST = ("bernoulli, two releases",)
@@ -67,13 +61,6 @@ def test_posterior_is_exact(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", FAST)
-def test_posterior_is_exact_with_more_draws(setting):
-    found = check(setting, 8000, seed=2)
-    assert max(map(abs, found.values())) < LARGEST_Z, found
-
-
-@pytest.mark.slow
 def test_a_wrong_posterior_is_found(monkeypatch):
     """Control: records of the chain are not clipped."""
     monkeypatch.setattr(clipped_scores, "clip_rows", lambda vectors, bound: vectors)
@@ -88,9 +75,7 @@ def test_another_number_of_records_is_found():
     assert max(map(abs, found.values())) > LARGEST_Z + 2
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(c, marks=pytest.mark.slow) if c == "location_scale" else c for c in CASES]
-)
+@pytest.mark.parametrize("name", ["poisson", "mean"])  # by enumeration, and by convolution
 def test_quadrature_itself(name):
     """By weighted draws of parameters and records from the model: an independent method with an error of its own."""
     case, rng = CASES[name], np.random.default_rng(3)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 
-import arviz as az
-import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPScore, PrivacyBudget, PrivateScores, private_scores
+from pymc_dp import DPScore, PrivateScores
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import score_step
 from pymc_dp.scores.results import warn_of_distance
@@ -81,24 +78,10 @@ def test_a_lost_chain_is_reported():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["records", "normal"])
-def test_chains_in_spawned_processes(method):
-    step = step_of(method=method)
+def test_chains_in_spawned_processes():
+    step = step_of(method="records")
     alone = values(sample(step, cores=1))
     np.testing.assert_array_equal(values(sample(step, cores=2, mp_ctx="spawn")), alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["records", "normal"])
-def test_a_step_can_be_pickled(method):
-    step = step_of(method=method)
-    step.step({})
-    copy = pickle.loads(cloudpickle.dumps(step))  # as PyMC does for other processes
-    chains = []
-    for s in (step, copy):
-        s.set_rng(np.random.default_rng(1))
-        chains.append([s.step({})[0]["t"] for _ in range(5)])
-    assert chains[0] == chains[1]
 
 
 @pytest.mark.slow
@@ -150,44 +133,9 @@ def test_covariates_must_be_public_or_invented():
         DPScore(scores(), model=model, covariates="private")
 
 
-def test_the_model_of_the_simulator_is_the_default():
-    DPScore(scores(), simulator=simulator())
-
-
 def test_two_models_are_refused():
     with pm.Model() as other:
         mu, sigma = pm.Normal("t"), pm.LogNormal("sigma", 0, 2)
         pm.Normal("y", mu, sigma, observed=np.zeros(4))
     with pytest.raises(ValueError, match="model"):
         DPScore(scores(), simulator=simulator(), model=other)
-
-
-def step_of_groups(seed=1):
-    """Method "normal" on six groups whose rates have hyperparameters."""
-    rng, group = np.random.default_rng(seed), np.repeat(np.arange(6), 200)
-    probabilities = 1 / (1 + np.exp(-rng.normal(-1, 0.3, 6)))[group]
-    with pm.Model() as model:
-        theta = pm.Normal("theta", pm.Normal("mu", 0, 2), pm.HalfNormal("tau", 1), shape=6)
-        y = (rng.random(len(group)) < probabilities).astype(int)
-        pm.Bernoulli("y", logit_p=theta[group], observed=y)
-    simulator = Simulator(model, covariates="public")
-    budget = PrivacyBudget(4.0, 1e-6, chains=1)
-    guess = {"mu": -1.0, "tau": 0.3, "theta": np.full(6, -1.0)}
-    scores = private_scores(simulator, budget=budget, guess=guess, random_seed=seed)
-    return DPScore(scores, simulator=simulator, method="normal")
-
-
-def effective_draws(step, n_draws=300):
-    """The smallest number among the hyperparameters, on average over two chains."""
-    found = []
-    for seed in (1, 2):
-        step.set_rng(np.random.default_rng(seed))
-        points = [step.step({})[0] for _ in range(n_draws)]
-        draws = np.array([[point["mu"], point["tau_log__"]] for point in points])
-        found.append(az.ess(az.convert_to_dataset(draws[None])).x.values.min())
-    return np.mean(found)
-
-
-@pytest.mark.slow
-def test_hyperparameters_move():
-    assert effective_draws(step_of_groups()) > 75

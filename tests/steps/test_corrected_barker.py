@@ -1,6 +1,5 @@
 """The correction distribution: how near to the logistic, how steep, and that it corrects."""
 
-import json
 import math
 
 import mpmath
@@ -53,20 +52,15 @@ class TestMixture:
         # Beyond, both distribution functions are nearer than that to their limits together.
         assert 2 * expit(-12) * STATED[c][1] < law.sup_error
 
-    @pytest.mark.parametrize("x", [-7.0, -1.3, 0.0, 0.4, 2.5, 11.0])
-    def test_error_by_convolution(self, c, x):
+    def test_error_by_convolution(self, c):
         """The distribution function of a sum of two random variables, from the density of each."""
         law, step = mixture(c), 2.0**-7
         y = np.arange(-45, 45, step)
         density = stats.norm(law.means, np.sqrt(law.variances)).pdf(y[:, None]) @ law.weights
-        total = step * np.sum(density * stats.norm.cdf((x - y) / math.sqrt(c)))
-        assert total == pytest.approx(CorrectedBarker(c).probability(x), abs=1e-13)
-        assert abs(total - expit(x)) <= law.sup_error
-
-    def test_the_file_is_what_the_fit_returns(self, c):
-        stored = json.loads(correction.FILE.read_text(encoding="utf-8"))
-        assert set(stored) == {"1.0", "2.0"}
-        assert list(stored[str(c)]) == list(correction.Mixture._fields)
+        for x in (-7.0, -1.3, 0.0, 0.4, 2.5, 11.0):
+            total = step * np.sum(density * stats.norm.cdf((x - y) / math.sqrt(c)))
+            assert total == pytest.approx(CorrectedBarker(c).probability(x), abs=1e-13)
+            assert abs(total - expit(x)) <= law.sup_error
 
 
 # The second fit takes seconds more than the first.
@@ -86,15 +80,9 @@ def test_can_be_made_again(c):
 
 @each_c
 class TestRule:
-    def test_is_a_rule(self, c):
-        rule = CorrectedBarker(c, 0.5)
-        assert isinstance(rule, AcceptanceRule)
-        assert not rule.private
-        assert hash(rule) == hash(CorrectedBarker(c, 0.5))
-        assert rule != CorrectedBarker(c, 0.25)
-
     def test_shows_no_private_value(self, c):
         rule = CorrectedBarker(c, 0.123456)
+        assert isinstance(rule, AcceptanceRule) and not rule.private
         assert "123456" not in rule.name + repr(rule) + str(rule)
         assert rule.name == f"corrected Barker(C={c:g})"
 
@@ -129,13 +117,6 @@ class TestRule:
         assert math.exp(there[0]) + math.exp(there[1]) == pytest.approx(1, abs=1e-15)
         assert rule.probability(x) == math.exp(there[0])
 
-    @given(x=xs, share=shares)
-    def test_float_and_array_agree(self, c, x, share):
-        rule = CorrectedBarker(c, share * c)
-        one, many = rule.log_probabilities(x), rule.log_probabilities(np.array([x, 0.5]))
-        for a, b in zip(one, many, strict=True):
-            assert a == pytest.approx(b[0], rel=1e-13)
-
     @given(x=xs, step=st.floats(1e-6, 10), share=shares)
     def test_monotone(self, c, x, step, share):
         rule = CorrectedBarker(c, share * c)
@@ -160,14 +141,6 @@ class TestRule:
         small = CorrectedBarker(c).log_probabilities(-x)[0]
         assert np.abs(np.expm1(small + np.logaddexp(0, x))).max() <= STATED[c][1]
 
-    def test_the_continuation_is_smooth(self, c):
-        x = np.arange(20, 60, 0.01)
-        for v in (0.0, 0.5 * c, c):
-            exact = mixture(c).upper_tail(x[:, None], c - v)
-            assert (
-                np.abs(exact - np.exp(CorrectedBarker(c, v).log_probabilities(-x)[0])).max() < 1e-12
-            )
-
 
 @each_c
 class TestCorrects:
@@ -179,43 +152,16 @@ class TestCorrects:
         probabilities = np.exp(rule.log_probabilities(x[:, None] + math.sqrt(v) * z)[0])
         return step * probabilities @ stats.norm.pdf(z)
 
-    @pytest.mark.parametrize("v", [0.05, 0.3, 0.5, 0.9, 1.0])
+    @pytest.mark.parametrize("v", [0.05, 0.3, 1.0])
     def test_averages_to_barker(self, c, v):
-        x = np.linspace(-9, 9, 41)
-        error = np.abs(self.averaged(x, v, CorrectedBarker(c, v)) - expit(x)).max()
-        assert error <= mixture(c).sup_error * (1 + 1e-6)
-
-    @pytest.mark.parametrize("v", [0.3, 1.0])
-    def test_control_without_the_batch_variance(self, c, v):
         """Ignoring the error of the batch is off by orders of magnitude."""
         x = np.linspace(-9, 9, 41)
-        error = np.abs(self.averaged(x, v, CorrectedBarker(c)) - expit(x)).max()
-        assert error > 10 * mixture(c).sup_error
-        assert error > 0.01 * v
-
-    def test_averages_to_barker_by_gauss_hermite(self, c):
-        nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-        rule = CorrectedBarker(c, 0.4)
-        for x in (-3.0, 0.2, 1.7):
-            values = np.exp(rule.log_probabilities(x + math.sqrt(0.4) * nodes)[0])
-            average = values @ weights / math.sqrt(2 * math.pi)
-            assert abs(average - expit(x)) <= mixture(c).sup_error + 1e-9
-
-    @pytest.mark.slow
-    def test_by_drawing_all_of_it(self, c, v=0.7, size=400_000):
-        """The three random variables themselves, against Barker's rule and against the rule given the batch."""
-        rng, law = np.random.default_rng(20240607), mixture(c)
-        which = rng.choice(len(law.means), size=size, p=law.weights)
-        corrections = rng.normal(law.means[which], np.sqrt(law.variances[which]))
-        batch = rng.normal(0, math.sqrt(v), size=size)
-        added = rng.normal(0, math.sqrt(c - v), size=size)
-        for x in (-2.0, 0.0, 0.6, 3.0):
-            accepted = x + batch + added + corrections > 0
-            sd = math.sqrt(expit(x) * expit(-x) / size)
-            assert abs(accepted.mean() - expit(x)) < 4 * sd + law.sup_error
-            given_batch = np.exp(CorrectedBarker(c, v).log_probabilities(x + batch[:100_000])[0])
-            few = accepted[:100_000] - given_batch
-            assert abs(few.mean()) < 4 * few.std() / math.sqrt(len(few))
+        right, wrong = (
+            np.abs(self.averaged(x, v, rule) - expit(x)).max()
+            for rule in (CorrectedBarker(c, v), CorrectedBarker(c))
+        )
+        assert right <= mixture(c).sup_error * (1 + 1e-6)
+        assert v < 0.3 or wrong > max(10 * mixture(c).sup_error, 0.01 * v)
 
 
 SLOPES = [(1.0, 0.0), (1.0, 0.1), (1.0, 0.5), (1.0, 1.0), (2.0, 0.1), (2.0, 1.0), (2.0, 2.0)]
@@ -248,14 +194,6 @@ def test_slopes_as_reported():
     assert slopes(1.0, 0.5) == pytest.approx((1.174, 0.531), abs=0.002)
     assert slopes(1.0, 0.1) == pytest.approx((1.026, 0.502), abs=0.002)
     assert slopes(2.0, 1.0) == pytest.approx((1.376, 0.823), abs=0.002)
-
-
-@each_c
-def test_slopes_grow_with_the_variance(c):
-    """A larger range holds the smaller one."""
-    found = np.array([slopes(c, v) for v in np.linspace(0, c, 5)])
-    assert np.all(np.diff(found, axis=0) >= -1e-9)
-    assert np.all(found[:, 0] >= 1)  # that of the tails
 
 
 class TestDomination:
@@ -304,12 +242,11 @@ class TestDomination:
 
 
 class TestRefuses:
-    @pytest.mark.parametrize("c", [0.0, 1.5, -1.0, math.nan, math.inf])
-    def test_other_noise_variances(self, c):
-        with pytest.raises(ValueError, match=r"1\.0 or 2\.0"):
-            CorrectedBarker(c)
-        with pytest.raises(ValueError, match=r"1\.0 or 2\.0"):
-            slopes(c, 0.0)
+    @pytest.mark.parametrize("made", [CorrectedBarker, lambda c: slopes(c, 0.0)])
+    def test_other_noise_variances(self, made):
+        for c in (0.0, 1.5, -1.0, math.nan, math.inf):
+            with pytest.raises(ValueError, match=r"1\.0 or 2\.0"):
+                made(c)
 
     @pytest.mark.parametrize("c", [1.0, 2.0])
     @pytest.mark.parametrize("excess", [0.0345678, 1e-8, math.inf])

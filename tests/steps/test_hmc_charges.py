@@ -55,26 +55,15 @@ def exhaust(step, seed=1, limit=2000):
 VARIANTS = {
     "Barker": {},
     "penalty, no reuse": {"rule": Penalty(1.2), "reuse_gradient": False},
-    "noise multiplier": {"noise_multiplier": 8.0},
-    "add_remove, tempered": {
-        "adjacency": "add_remove",
-        "temperature": 0.7,
-        "epsilon": 3.0,
-        "laziness": 0.9,
+    "MALA, jitter, add_remove, tempered": {
+        "n_leapfrog": 1, "step_size_jitter": 0.3, "adjacency": "add_remove", "temperature": 0.7, "epsilon": 3.0, "laziness": 0.9,
     },
-    "MALA, jitter": {"n_leapfrog": 1, "step_size_jitter": 0.3},
-    "max_distance": {"max_distance": 1.0},
-}
+    "max_distance, noise multiplier": {"max_distance": 1.0, "noise_multiplier": 8.0},
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] if n == "noise multiplier" else [])
-        for n in VARIANTS
-    ],
-)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_accesses_are_what_was_charged(name):
     """Counted, in order, at their true cost: within 2 % of the charge, which is rounded up; together within the budget."""
     step = paid_step(**VARIANTS[name])

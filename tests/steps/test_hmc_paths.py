@@ -16,7 +16,6 @@ from pymc_dp.steps.accept_reject import State
 from pymc_dp.steps.hmc import Phase, leapfrog
 from tests.exactness.targets import (
     BANANA,
-    WIDE,
 )
 from tests.exactness.test_exactness import HUGE, reference
 from tests.steps.hmc_building import (
@@ -66,13 +65,10 @@ def largest_gap(step, trajectory, **options):
 
 
 @pytest.mark.parametrize("mass", ["diagonal", "dense", "identity"])
-@pytest.mark.parametrize(
-    "target", [BANANA, pytest.param(WIDE, marks=pytest.mark.slow)], ids=lambda t: t.name
-)
-def test_paths_lead_back(target, mass):
+def test_paths_lead_back(mass):
     """To 12 digits, with noise and half of all gradients clipped."""
     options = {"step_size": 0.25, "n_leapfrog": 7, "step_size_jitter": 0.3}
-    step = recorded(target, mass, **options)
+    step = recorded(BANANA, mass, **options)
     for trajectory in step.trajectories:
         assert len(trajectory.phases) == 8
         assert largest_gap(step, trajectory) < 1e-12
@@ -152,15 +148,7 @@ def test_volume_is_preserved(mass):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"step_size": 1e200},
-        pytest.param({"step_size": 1e30}, marks=pytest.mark.slow),
-        {"max_distance": 1e-7},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("options", [{"step_size": 1e200}, {"max_distance": 1e-7}], ids=str)
 @pytest.mark.parametrize("private", [True, False])
 def test_diverging_paths_are_rejected_without_data(two_variable_model, options, private):
     """Rejected without a look at the data, and without an error, from parameters on the log scale too."""

@@ -50,21 +50,16 @@ def by_hand(theta, p, batch, noise, *, mass, step_size, friction, bound, tempera
     return theta + step_size * velocity @ p, p
 
 
-BATCHES = [({}, 1.0), ({"sampling_probability": 0.3}, 0.3), ({"batch_size": 15}, 0.25)]
-MASSES = [(None, 0.3, 1.0), ([2.0, 0.5], 0.4, 0.6), (DENSE, 0.4, 0.3), (DENSE, math.inf, 1.0)]
-#: By default four of all combinations: each mass, each batch and both values of `refresh`.
+#: Each mass, each kind of batch, finite and infinite bounds, and momenta that are kept and that are not.
 UPDATES = [
-    pytest.param(
-        *mass, *batch, refresh,
-        id=f"{i}-{j}-{'refreshed' if refresh else 'kept'}", marks=[] if (i + j) % 4 == 3 and (i % 2) != refresh else pytest.mark.slow,
-    )
-    for i, mass in enumerate(MASSES)
-    for j, batch in enumerate(BATCHES)
-    for refresh in (True, False)
-]  # fmt: skip
+    (None, 0.3, 1.0, {"batch_size": 15}, 0.25, True),
+    ([2.0, 0.5], 0.4, 0.6, {"batch_size": 15}, 0.25, False),
+    (DENSE, 0.4, 0.3, {"sampling_probability": 0.3}, 0.3, True),
+    (DENSE, math.inf, 1.0, {}, 1.0, False),
+]
 
 
-@pytest.mark.parametrize("mass, bound, temperature, batch, part, refresh", UPDATES)
+@pytest.mark.parametrize("mass, bound, temperature, batch, part, refresh", UPDATES, ids=range(4))
 def test_update_is_that_of_the_formulas(
     mass, bound, temperature, batch, part, refresh, monkeypatch
 ):
@@ -115,8 +110,9 @@ def test_schedule():
         make(REGRESSION, step_size=lambda t: 2.0 - t).noise_multiplier(2)
 
 
-@pytest.mark.parametrize("adjacency, sides", [("add_remove", 1), ("substitute", 2)])
-@pytest.mark.parametrize("mass", [None, DENSE])
+@pytest.mark.parametrize(
+    "adjacency, sides, mass", [("add_remove", 1, None), ("substitute", 2, DENSE)]
+)
 def test_noise_multiplier(adjacency, sides, mass):
     """sqrt(2 (C - B) / eta) q / (T b), halved where a record is replaced; the mass matrix is in the bound's units."""
     step = make(
@@ -221,23 +217,16 @@ def check_path(step, steps=1500, seed=1):
 
 SETTINGS = {
     "all records": {},
-    "Poisson": {"sampling_probability": 0.3},
+    "Poisson": {"sampling_probability": 0.3, "gradient_clip_bound": 1e4, "step_size": constant(0.12)},
     "fixed size": {"batch_size": 15},
-    "noise estimate": {"sampling_probability": 0.2, "noise_estimate": 2.0},
-    "temperature": {"batch_size": 20, "temperature": 0.3},
-    "mass": {"sampling_probability": 0.5, "mass_matrix": [4.0]},
+    "temperature, mass, noise estimate": {
+        "batch_size": 20, "temperature": 0.3, "mass_matrix": [4.0], "noise_estimate": 2.0,
+    },
     "mostly batches": {"batch_size": 6, "noise_estimate": 2.9},
-    "bound": {"gradient_clip_bound": 1e4, "step_size": constant(0.12)},
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        n if n in ("Poisson", "fixed size") else pytest.param(n, marks=pytest.mark.slow)
-        for n in SETTINGS
-    ],
-)
+@pytest.mark.parametrize("setting", ["Poisson", "fixed size", "temperature, mass, noise estimate"])
 def test_noise_and_batches(setting):
     """Noise on the momentum is 2 (C - B) eta whatever else is set, plus the batches' own."""
     check_path(make(MEAN, **SETTINGS[setting]))
@@ -309,8 +298,8 @@ class OldMomentum(DPSGHMC):
 FAULTS = {
     FrictionForwards: "all records",
     NoiseWithoutTwo: "all records",
-    NoiseWithoutEstimate: "noise estimate",
-    NoiseWithoutTemperature: "temperature",
+    NoiseWithoutEstimate: "temperature, mass, noise estimate",
+    NoiseWithoutTemperature: "temperature, mass, noise estimate",
     FrictionOnce: "all records",
     UnscaledBatches: "fixed size",
     OneBatchForAll: "mostly batches",
@@ -330,7 +319,7 @@ def test_planted_fault_is_found(fault):
 # ---------------------------------------------------------------- batches
 
 
-@pytest.mark.parametrize("part", [0.02, 0.3, 0.8])
+@pytest.mark.parametrize("part", [0.02, 0.3])
 def test_poisson_batches(part, monkeypatch):
     """Sizes are binomial, every record is drawn as often as the others; empty batches are steps like any others."""
     batches, _, _ = record_randomness(monkeypatch)
@@ -348,18 +337,6 @@ def test_poisson_batches(part, monkeypatch):
     drawn = np.bincount(np.concatenate(batches), minlength=N)
     assert np.abs(drawn - 1500 * part).max() < LIMIT * math.sqrt(1500 * part * (1 - part)) + 1
     assert (np.bincount(sizes)[0] > 300) == (part == 0.02)
-
-
-def test_batches_of_fixed_size(monkeypatch):
-    batches, _, _ = record_randomness(monkeypatch)
-    step = make(MEAN, batch_size=12, n_steps=1500)
-    sampled_path(step, [0.4])
-    assert {len(set(b)) for b in batches} == {12} and len(batches) == 1500
-    drawn = np.bincount(np.concatenate(batches), minlength=N)
-    assert np.abs(drawn - 300).max() < LIMIT * math.sqrt(1500 * 0.2 * 0.8)
-    together = np.mean([np.isin([3, 4], b).all() for b in batches])
-    assert together == pytest.approx(12 * 11 / (N * (N - 1)), abs=LIMIT * math.sqrt(0.037 / 1500))
-    assert len({tuple(b) for b in batches}) > 1490
 
 
 def test_all_records_need_no_batch(monkeypatch):
@@ -431,7 +408,7 @@ def check_law(draws, kind=DPSGHMC, *, step_size=0.15, mass=None, refresh=True, t
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [{}, {"refresh": False}, {"mass": DENSE, "step_size": 0.1}, {"temperature": 0.4}],
+    [{"refresh": False}, {"mass": DENSE, "step_size": 0.1, "temperature": 0.4}],
     ids=lambda o: ", ".join(o) or "plain",
 )
 def test_law_is_that_of_the_recursion(options):
@@ -439,36 +416,10 @@ def test_law_is_that_of_the_recursion(options):
     assert np.abs(law / exact - 1).max() > 0.02  # biased, as it says
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("refresh", [True, False])
-@pytest.mark.parametrize("mass", [None, DENSE], ids=["identity", "dense"])
-def test_law_is_that_of_the_recursion_on_long_chains(mass, refresh):
-    check_law(10_000, mass=mass, refresh=refresh, step_size=0.1)
-
-
-@pytest.mark.parametrize(
-    "fault", [FrictionForwards, NoiseWithoutTwo, pytest.param(OldMomentum, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("fault", [FrictionForwards, NoiseWithoutTwo])
 def test_law_with_a_fault_is_found(fault):
     with pytest.raises((AssertionError, ValueError, np.linalg.LinAlgError)):
         check_law(300, fault)
-
-
-def test_bias_vanishes_with_the_step_size():
-    """Without batches and clipping the law becomes the posterior, at first order in the step size."""
-    precision, _ = posterior()
-    found = []
-    for step_size in (0.04, 0.02, 0.01, 0.005):
-        # Draws of the same time, so that refreshing, which is exact, stays the same.
-        move, added = law_of_a_draw(
-            precision, step_size=step_size, friction=3.0, noise=2 * 3.0 * step_size,
-            n_steps=round(0.4 / step_size), refresh=True,
-        )  # fmt: skip
-        law = solve_discrete_lyapunov(move, added)[2:, 2:]
-        found.append(np.abs(law @ precision - np.eye(2)).max())
-    ratios = np.array(found[:-1]) / found[1:]
-    assert np.all((1.7 < ratios) & (ratios < 2.6)), found
-    assert found[-1] < 0.03
 
 
 @pytest.mark.parametrize("n_steps", [1, 4, 10])
@@ -485,43 +436,6 @@ def test_bias_of_draws_of_few_steps(n_steps):
         )  # fmt: skip
         law = solve_discrete_lyapunov(move, added)[2:, 2:]
         np.testing.assert_allclose(law @ precision, limit * np.eye(2), atol=0.01)
-
-
-def moments_with_batches(step_size, friction, part, size, n_steps):
-    """Stationary second moments of (momentum, position - mode) of MEAN on batches, whose noise depends on the position."""
-    mode = X.sum() / MEAN_SD**2 / PRECISION
-    once = np.array([[1 - step_size * friction, -step_size * PRECISION], [0, 1]])
-    once[1] += step_size * once[0]
-    kick = np.outer([1, step_size], [1, step_size])
-    spread = (1 - part) / part * N * np.var(Z, ddof=1)
-    first, second = np.zeros(2), np.diag([1.0, 1 / PRECISION])
-    for _ in range(4000):
-        first, second = np.array([0, first[1]]), np.diag([1.0, second[1, 1]])
-        for _ in range(n_steps):
-            of_batch = spread
-            if size is None:  # E sum (x - theta)^2: also a random number of records
-                away = second[1, 1] + 2 * (mode - X.mean()) * first[1] + (mode - X.mean()) ** 2
-                of_batch = (1 - part) / part * ((Z**2).sum() + N * away / MEAN_SD**4)
-            added = 2 * friction * step_size + step_size**2 * of_batch
-            first, second = once @ first, once @ second @ once.T + added * kick
-    return mode, second[1, 1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "batch", [{"sampling_probability": 0.15}, {"batch_size": 9}], ids=["Poisson", "fixed"]
-)
-def test_law_on_batches(batch):
-    """The batches' noise widens the law by exactly what it adds."""
-    step = make(MEAN, step_size=constant(0.1), n_steps=8, **batch)
-    mode, variance = moments_with_batches(0.1, 3.0, 0.15, batch.get("batch_size"), 8)
-    chain = np.array([p[-1][0][0] for p in sampled_path(step, [mode], draws=9000)]) - mode
-    parts = chain[: len(chain) // 60 * 60].reshape(
-        60, -1
-    )  # means of blocks far longer than the memory
-    for got, expected in ((parts.mean(axis=1), 0.0), ((parts**2).mean(axis=1), variance)):
-        assert abs(got.mean() - expected) < LIMIT * got.std(ddof=1) / math.sqrt(60)
-    assert variance > 1.3 / PRECISION
 
 
 # ---------------------------------------------------------------- energy of the naive variant
