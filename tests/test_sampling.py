@@ -268,49 +268,6 @@ class TestSteps:
         assert caught.value.budget.spent() == 0
 
 
-def test_exactly_one_thing_says_what_to_run(model):
-    for given in ({}, TERMS | {"step": object()}, {"plan": 1, "step": 2}):
-        with pytest.raises(TypeError, match=r"exactly one of plan=.*step=.*epsilon="):
-            dp.sample(model=model, **given)
-    with pytest.raises(TypeError, match="both epsilon= and delta="):
-        dp.sample(epsilon=1.0, model=model)
-    with pytest.raises(TypeError, match="must be a ScorePlan or Plan"):
-        dp.sample(plan=3, model=model)
-    for kind in (dp.DPHMC, dp.DPScore):
-        with pytest.raises(TypeError, match=rf"step must be an instance: .*{kind.__name__}\("):
-            dp.sample(step=kind, model=model)
-
-
-@pytest.mark.parametrize(
-    "wrong, error, match",
-    [
-        ({"foo": 3}, TypeError, "no argument foo"),
-        ({"target_accept": 0.9, "n_steps": 48}, TypeError, "target_accept: it is for NUTS"),
-        ({"nuts_sampler": "nutpie"}, TypeError, "nuts_sampler: it is for NUTS"),
-        ({"clip_bound": 2.0}, TypeError, "no argument clip_bound.*give them to a step"),
-        ({"tune": 100}, TypeError, "sets tune=0"),
-        ({"share": 0.1}, TypeError, "share: sample.. plans the start itself.*guess="),
-        ({"start": {"beta": 1.0}}, TypeError, "start: .*guess="),
-        ({"reproducible": True}, TypeError, "always secret"),
-        ({"initvals": {"beta": [0.0, 0.0]}}, TypeError, "leave out initvals"),
-        ({"var_names": ["beta", "nope"]}, ValueError, "no variables nope"),
-        ({"random_seed": "a"}, ValueError, "random_seed must be .* got 'a'"),
-        ({"noise": "laplace"}, ValueError, "laplace"),
-        ({"cores": 0}, ValueError, "cores"),
-        ({"chains": 0}, ValueError, "chains"),
-        ({"draws": 1.5}, TypeError, "draws"),
-        ({"trace": 5}, TypeError, "trace must be .* got a int"),
-        ({"guess": {"beta": [math.nan, 0.0]}}, ValueError, "guess of 'beta' must be numbers"),
-    ],
-)
-def test_what_is_wrong_costs_nothing(wrong, error, match, simulator, tmp_path):
-    """PyMC reads some of it when it begins to sample, and the budget is spent by then."""
-    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
-    with pytest.raises(error, match=match):
-        dp.sample(**TERMS, simulator=simulator, ledger=ledger, **wrong)
-    assert ledger.claims() == []
-
-
 def test_the_number_of_records_under_add_remove(model):
     for function in (dp.plan, dp.sample):
         with pytest.raises(ValueError, match="the number of records is private"):

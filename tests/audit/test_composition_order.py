@@ -258,32 +258,6 @@ class TestClaimedAtOnce:
         assert 0.96 < budget.spent() <= 1 == ledger.spent() and ledger.n_budgets == 1
         assert "G[x] (3 claims)" in str(ledger)
 
-    def test_after_a_release_the_order_counts(self, ledger):
-        budget = self.budget(ledger)
-        budget.spend("first", ((Gaussian(1000.0), 1),))
-        rule = budget.terms.adaptive
-        assert 2 * budget.expected_draws() <= rule.limit / rule.price(Gaussian(30.0))
-
-    def test_one_claim_is_a_plan(self, ledger):
-        """What is spent in one piece takes the best accountant, and all of the budget."""
-        budget = PrivacyBudget(1.0, 1e-6, chains=1, ledger=ledger)
-        release = Gaussian(4.24)
-        assert Cost.of([(release, 1)]).epsilon(1e-6, "rdp") > 1
-        budget.spend("all", ((release, 1),))
-        assert 0.98 < budget.spent() <= 1
-        with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
-            budget.spend("more", ((Gaussian(1e9), 1),))
-
-    def test_a_plan_cannot_be_exchanged(self, ledger):
-        """Chains of a run that was claimed at once have what was claimed, and nothing else as often."""
-        claim = {"epsilon": 1.0, "delta": 1e-6, "accountant": "best", "limit": 9}
-        plan = [(Gaussian(30.0), 50.0)]
-        ledger.claim("b", "s", [(Gaussian(30.0), 20.0)], **claim, plan=plan)
-        for other in ([(Gaussian(29.0), 1.0)], [(Gaussian(30.0), 31.0)]):
-            with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
-                ledger.claim("b", "s", other, **claim, plan=other)
-        ledger.claim("b", "s", [(Gaussian(30.0), 30.0)], **claim, plan=plan)
-
 
 def spends():
     kinds = st.sampled_from(["spend", "plan"])

@@ -241,14 +241,6 @@ def test_public_is_in_the_report(run):
     assert PrivacyReport.of(release(idata, model, budget)).public == ()
 
 
-def test_free_variables_as_long_as_the_data(caplog):
-    """They are refused or dropped, with a line that says why."""
-    with build() as model:
-        pm.Normal("effect", shape=N)
-    reasons = withheld(model)
-    assert reasons == {"effect": f"has an axis of length {N}, like the data"}
-
-
 def test_what_is_withheld_is_logged_with_its_reason(run, caplog):
     idata, model, budget = run
     with caplog.at_level("INFO", logger="pymc.dp"):

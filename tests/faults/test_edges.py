@@ -14,7 +14,6 @@ from pymc_dp import (
     DPFastMH,
     DPPenalty,
     Ledger,
-    OneComponent,
     PrivacyBudget,
     PrivacyReport,
     RandomWalk,
@@ -23,7 +22,7 @@ from pymc_dp import (
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, UnsupportedModel
 from tests.exactness.targets import compiled_once
 from tests.faults.watching import accesses, watched
-from tests.hosting.test_hosting import QUIET, make_step, run
+from tests.hosting.test_hosting import QUIET, run
 
 WALK = {"clip_bound": 1.0, "proposal": RandomWalk(0.05)}
 HAMILTONIAN = {
@@ -44,15 +43,6 @@ STEPS = {
     "hmc": (DPHMC, HAMILTONIAN),
     "sghmc": (DPSGHMC, LANGEVIN),
 }
-
-
-def names(*left_out):
-    """Gradients take long to compile, and decisions by penalties long to plan for."""
-    return [
-        pytest.param(name, marks=[] if name in ("barker", "fast") else [pytest.mark.slow])
-        for name in STEPS
-        if name not in left_out
-    ]
 
 
 # ---------------------------------------------------------------- one record that is not a number
@@ -85,7 +75,7 @@ def _chain(kind, options, model, key, epsilon=12.0, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names("fast"))
+@pytest.mark.parametrize("name", ["barker", "hmc"])
 def test_records_that_are_never_numbers(name):
     """The chain is that of the other records, to the last bit; nothing is said of it, and nothing raised."""
     kind, options = STEPS[name]
@@ -99,7 +89,7 @@ def test_records_that_are_never_numbers(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["fast", "sghmc"])
 def test_records_that_stop_being_numbers(name):
     """On the way, at some parameters: they count for no more than the clip bound, and the chain goes on."""
     kind, options = STEPS[name]
@@ -128,7 +118,7 @@ def smallest():
         yield model
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["barker", "fast", pytest.param("hmc", marks=pytest.mark.slow)])
 def test_one_record_and_one_parameter(smallest, name):
     kind, options = STEPS[name]
     with smallest:
@@ -156,10 +146,8 @@ def wide():
 
 
 MANY = {
-    "penalty": (DPPenalty, {"clip_bound": 1.0, "proposal": OneComponent(0.05)}),
     "penalty at once": (DPPenalty, {"clip_bound": 1.0, "proposal": RandomWalk(0.005)}),
     "hmc": (DPHMC, {**HAMILTONIAN, "step_size": 0.002}),
-    "sghmc": (DPSGHMC, {**LANGEVIN, "draws": 10, "mass_matrix": np.full(200, 2.0)}),
 }
 
 
@@ -167,7 +155,7 @@ MANY = {
     "name",
     [
         "penalty at once",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("penalty", "hmc", "sghmc")),
+        pytest.param("hmc", marks=pytest.mark.slow),
     ],
 )
 def test_two_hundred_parameters(wide, name):
@@ -175,14 +163,11 @@ def test_two_hundred_parameters(wide, name):
     kind, options = MANY[name]
     with wide:
         budget = PrivacyBudget(8.0, 1e-5, chains=2)
-        settings = {name: value for name, value in options.items() if name != "draws"}
-        step = kind(budget=budget, reproducible=True, **settings)
-        public = sample(step=step, draws=options.get("draws"), cores=1, random_seed=8, **QUIET)
+        step = kind(budget=budget, reproducible=True, **options)
+        public = sample(step=step, cores=1, random_seed=8, **QUIET)
     theta = public.posterior["theta"].values
     assert theta.shape[0] == 2 and theta.shape[1] >= 2 and theta.shape[2] == 200
-    moved = (theta[:, 1:] != theta[:, :-1]).any(axis=(0, 1))
-    assert np.isfinite(theta).all() and moved.any()
-    assert moved.all() or isinstance(options.get("proposal"), OneComponent)
+    assert np.isfinite(theta).all() and (theta[:, 1:] != theta[:, :-1]).any(axis=(0, 1)).all()
     assert public.posterior.attrs["epsilon"] == math.inf  # reproducible
     assert PrivacyReport.of(public).epsilon <= 8.0
 
@@ -210,12 +195,6 @@ def test_invalid_terms(normal_model, tmp_path, name, value):
         assert not path.exists()
 
 
-@pytest.mark.parametrize("delta", [1.0, 1.5, math.inf])
-def test_invalid_delta(normal_model, delta):
-    with pytest.raises(ValueError, match="delta must be at least 0 and below 1"):
-        sample(epsilon=1.0, delta=delta, model=normal_model, chains=1)
-
-
 @pytest.mark.parametrize(
     "epsilon, delta", [(5e-324, 1e-5), (1e-9, 1e-5), (1.0, 5e-324), (1e-9, 1e-300)]
 )
@@ -236,23 +215,12 @@ def test_empty_budget(normal_model, tmp_path, name, epsilon, delta):
     assert not accesses(log) and not Ledger(path).claims()
 
 
-@pytest.mark.parametrize("epsilon", [pytest.param(1e6, marks=pytest.mark.slow), 1e308])
-def test_boundless_budget(normal_model, epsilon):
+def test_boundless_budget(normal_model):
     """Absurd, but a number: it buys many draws."""
-    budget = PrivacyBudget(epsilon, 1e-5, chains=1)
+    budget = PrivacyBudget(1e308, 1e-5, chains=1)
     step = DPPenalty(budget=budget, model=normal_model, **WALK)
     public = sample(step=step, draws=5, cores=1, **QUIET)
     assert public.posterior.sizes["draw"] == 5
-
-
-def test_delta_above_one_in_n(normal_model):
-    """It may publish a whole record: the report says so."""
-    budget = PrivacyBudget(3.0, 0.01, chains=1)
-    make_step(normal_model, budget)
-    assert "WEAK DELTA" in str(budget.report())
-    usual = PrivacyBudget(3.0, 1e-5, chains=1)
-    make_step(normal_model, usual)
-    assert "WEAK DELTA" not in str(usual.report())
 
 
 # ---------------------------------------------------------------- shapes
@@ -269,14 +237,10 @@ def _tables(first, second):
 PERSONS = np.arange(390) + 777_000
 MISFITS = {
     "too few persons": ({"records": PERSONS}, ValueError, r"shape \(400,\)"),
-    "a table of persons": ({"records": np.zeros((400, 2), int)}, ValueError, r"shape \(400,\)"),
-    "records of no variable": ({"records": {"z": PERSONS}}, ValueError, "keys"),
     "persons that are not whole": ({"records": PERSONS / 7}, ValueError, "records"),
-    "initial values": ({"initvals": {"mu": np.zeros(3)}}, Exception, "mu|shape|dimension"),
     "scales": ({"proposal": RandomWalk([0.1, 0.2])}, ValueError, "length"),
     "covariance": ({"proposal": RandomWalk(np.eye(2))}, ValueError, "length"),
     "metric": ({"proposal": RandomWalk(0.1, metric=[1.0, 2.0])}, ValueError, "metric"),
-    "batch": ({"batch_size": 401}, ValueError, "number of records, 400"),
     "mass matrix": ({"step": DPHMC, **HAMILTONIAN, "mass_matrix": np.eye(2)}, ValueError, "mass_matrix must have shape"),
 }  # fmt: skip
 
@@ -287,11 +251,10 @@ def test_mismatched_shapes(normal_model, tmp_path, misfit):
     more, error, match = MISFITS[misfit]
     path = tmp_path / "a.ledger"
     options = {"step": DPPenalty, **({} if "step" in more else WALK), **more}
-    run_options = {name: options.pop(name) for name in ("initvals",) if name in options}
     with normal_model, pytest.raises(error, match=match) as caught:
         budget = PrivacyBudget(3.0, 1e-5, chains=2, ledger=path)
         step = options.pop("step")(budget=budget, **options)
-        sample(step=step, cores=1, **run_options, **QUIET)
+        sample(step=step, cores=1, **QUIET)
     assert "777" not in str(caught.value)
     assert not Ledger(path).claims()
 

@@ -149,6 +149,9 @@ TERMS_AND_MODEL = {
     "adjacency": (lambda w: w.sample(adjacency="replace", ledger=None), ValueError, "choose 'substitute' or 'add_remove'"),
     "accountant": (lambda w: w.sample(accountant="renyi"), ValueError, "choose one of best, rdp"),
     "noise": (lambda w: w.sample(noise="laplace"), ValueError, "'auto', 'gaussian' or 'l2', got 'laplace'"),
+    "no protection, no draws": (lambda w: w.run(step=w.step(budget=w.budget(epsilon=math.inf, ledger=None))), ValueError, "give draws"),
+    "plan and step": (lambda w: dp.sample(plan=1, step=2), TypeError, "exactly one of plan="),
+    "ledger: adjacency": (lambda w: dp.Ledger(**TERMS, adjacency="swap"), ValueError, "adjacency must be .* got 'swap'"),
     "budget: adjacency": (lambda w: w.budget(adjacency="add"), ValueError, "'substitute' or 'add_remove'"),
     "budget: NaN": (lambda w: w.budget(epsilon=math.nan), ValueError, "must be positive"),
     "budget: no chains": (lambda w: w.budget(chains=0), ValueError, "chains must be at least 1"),
@@ -195,9 +198,13 @@ STEPS = {
     "step and chains": (lambda w: w.run(chains=4), TypeError, "budget of this sampler has a number of chains"),
     "more draws than paid for": (lambda w: w.run(draws=10**9), ValueError, "more than epsilon = 1 pays for.*Leave out draws="),
     "no settings": (lambda w: dp.DPPenalty(), TypeError, r"needs .*budget.*plan\(step=DPPenalty"),
+    "no settings of HMC": (lambda w: dp.DPHMC(budget=None, model=w.model), TypeError, "DPHMC needs step_size, n_leapfrog,"),
+    "no proposal": (lambda w: dp.DPFastMH(budget=None, clip_bound=1.0), TypeError, r"DPFastMH needs proposal; plan\(step=DPFastMH"),
     "number as budget": (lambda w: w.step(budget=1.0), TypeError, "budget must be a PrivacyBudget .*got float"),
     "clip bound 0": (lambda w: w.step(clip_bound=0), ValueError, "clip_bound must be positive and finite"),
     "scale as proposal": (lambda w: w.step(proposal=0.05), TypeError, r"such as RandomWalk\(0\.01\), got a float"),
+    "class as proposal": (lambda w: w.step(proposal=dp.RandomWalk), TypeError, r"RandomWalk\(0\.01\), got"),
+    "step as a number": (lambda w: dp.sample(step=1), TypeError, r"such as DPPenalty\(.*, got a"),
     "negative scale": (lambda w: w.step(proposal=dp.RandomWalk(-1)), ValueError, "scale .*positive"),
     "unknown setting": (lambda w: w.step(step_size=1), TypeError, "no argument step_size: leave out"),
     "vars by name": (lambda w: w.step(vars=["beta"]), TypeError, r"vars=\[model\['beta'\]\]"),
@@ -271,6 +278,9 @@ OF_PYMC = {
     "var_names twice": ({"var_names": ["beta", "beta"]}, ValueError, "distinct names"),
     "no var_names": ({"var_names": []}, ValueError, "at least one"),
     "trace": ({"trace": "sqlite"}, TypeError, "trace must be one of PyMC's, got a str"),
+    "share": ({"share": 0.1}, TypeError, "share: "),
+    "reproducible": ({"reproducible": True}, TypeError, "always secret|argument of the step"),
+    "no cores": ({"cores": 0}, ValueError, "cores"),
     "no draws": ({"draws": 0}, ValueError, "draws must be at least 1"),
     "draws as a float": ({"draws": 1e3}, TypeError, r"draws must be a whole number, got 1000\.0: give an integer"),
 }  # fmt: skip
@@ -293,17 +303,23 @@ RESULTS = {
     "sum: text as data": (lambda w: w.sum(data={"age": WARDS}), ValueError, r"must be numbers.*categories=\[\.\.\.\]\)\.codes"),
     "sum: negative bound": (lambda w: w.sum(bound=-1), ValueError, "bound positive and finite"),
     "sum: bound of other shape": (lambda w: w.sum(bound=[1, 2]), ValueError, r"its shape is \(2,\)"),
+    "sum: no centre": (lambda w: w.sum(centre=math.nan), ValueError, "centre must be finite"),
+    "sum: noise": (lambda w: w.sum(noise="laplace"), ValueError, "noise must be"),
+    "sum: units": (lambda w: w.sum(records=np.zeros(3, int)), ValueError, "one label per row"),
+    "sum: data that are public": (lambda w: w.sum(public={"age": 1}), ValueError, "both data and public"),
+    "sum: other lengths": (lambda w: w.sum(data=AGE | {"y": np.zeros(4)}), ValueError, "same number of rows"),
     "sum: number as budget": (lambda w: w.sum(budget=1.0), TypeError, "must be a PrivacyBudget.* got a float"),
     "counts: number of bins": (lambda w: w.counts(5), ValueError, r"such as \[30, 40, 50\], got 5"),
     "counts: descending": (lambda w: w.counts([40, 30]), ValueError, "finite and ascending"),
+    "counts: equal edges": (lambda w: w.counts([40, 40]), ValueError, "edges must"),
+    "counts: NaN": (lambda w: w.counts([math.nan]), ValueError, "edges must"),
+    "counts: edges of two": (lambda w: dp.private_counts(lambda age: [age] * 3, AGE, edges=[[30], [40]], budget=w.budget(chains=1)), ValueError, "edges must"),
     "counts: no budget": (lambda w: w.counts([30, 40], budget=None), TypeError, "must be a PrivacyBudget"),
     "ranges: none": (lambda w: dp.Ranges(), ValueError, r"such as Ranges\(age=\(18, 100\)\)"),
     "ranges: descending": (lambda w: dp.Ranges(age=(100, 18)), ValueError, "age must be a range .*low < high"),
     "ranges: infinite": (lambda w: dp.Ranges(age=(0, math.inf)), ValueError, "age must be a range"),
     "ranges: letters": (lambda w: dp.Ranges(sex="fm"), ValueError, "list of two or more different categories, got 'fm'"),
     "ppc: statistic": (lambda w: w.ppc(statistics=["median"]), ValueError, "statistics are mean.* got 'median'"),
-    "ppc: statistic as text": (lambda w: w.ppc(statistics="mean"), TypeError, "must be a list of names"),
-    "ppc: no statistic": (lambda w: w.ppc(statistics=[]), ValueError, "at least one"),
     "ppc: no result": (lambda w: w.ppc(w.prior), ValueError, "There are no scores"),
     "ppc: no budget": (lambda w: w.ppc(budget=None), TypeError, "must be a PrivacyBudget"),
     "compare: lists": (lambda w: w.compare([w.released], [w.model]), TypeError, "must map names of models to them"),
@@ -316,7 +332,7 @@ RESULTS = {
     "plot: result": (lambda w: dp.plots.plot_ppc(w.released), TypeError, r"what private_ppc\(\) returns"),
 }  # fmt: skip
 #: They build a sampler before.
-SLOW = {"ppc: statistic as text", "ppc: no statistic", "set_data, then a step by PyMC"}
+SLOW = {"ppc: statistic", "draws beyond memory", "set_data, then a step by PyMC"}
 ALL = TERMS_AND_MODEL | DATA | STEPS | STARTS | RESULTS
 
 
@@ -387,10 +403,6 @@ def test_an_argument_of_pymc_costs_nothing(mistake, how, w):
     given, error, match = OF_PYMC[mistake]
     with refused(error, match):
         (w.sample if how == "scores" else w.run)(**given)
-
-
-def test_there_are_many():
-    assert len(ALL) + len(OF_PYMC) >= 60
 
 
 @pytest.mark.slow

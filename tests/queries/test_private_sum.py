@@ -289,40 +289,6 @@ def test_line_3_a_shared_number_does_not_change_between_blocks():
     assert function.box_steps(np.zeros(1), np.ones(1))[0] == 0
 
 
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"bound": 0.0}, "bound positive"),
-        ({"bound": [1.0, 2.0]}, r"shape is \(2,\)"),
-        ({"bound": 1.0, "centre": math.nan}, "centre must be finite"),
-        ({"bound": 1.0, "noise": "laplace"}, "noise must be"),
-        ({"bound": 1.0, "records": np.zeros(3, int)}, "one label per row"),
-        ({"bound": 1.0, "public": {"x": 1}}, "both data and public"),
-    ],
-)
-def test_refused_arguments(options, match):
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match=match):
-        private_sum(lambda z, x: z * x, DATA, budget=budget, **options)
-    assert budget.spent() == 0
-
-
-@pytest.mark.parametrize("edges", [[0.0, 0.0], [1.0, 0.0], [math.nan], [[0.0], [1.0]]])
-def test_refused_edges(edges):
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match="edges must"):
-        private_counts(lambda z: z, DATA, edges=edges, budget=budget)
-    assert budget.spent() == 0
-
-
-def test_refused_data():
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match="same number of rows"):
-        private_sum(lambda x: x, {"x": np.zeros(3), "y": np.zeros(4)}, bound=1.0, budget=budget)
-    with pytest.raises(TypeError, match="DataFrame"):
-        private_sum(lambda x: x, np.zeros(3), bound=1.0, budget=budget)
-
-
 def test_errors_on_the_data_have_no_words():
     """An index from the data that is out of range: the message would show it."""
     data = {"k": np.array([0, 1, 17])}

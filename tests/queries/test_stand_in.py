@@ -374,17 +374,6 @@ def test_one_call_within_one_epsilon():
         assert words in again.attrs["privacy_report"]
 
 
-@pytest.mark.slow
-def test_nothing_of_the_covariates_is_read_for_a_plan():
-    """Plans of data sets that differ in covariates and outcomes are the same."""
-    texts = []
-    for seed in (1, 2):
-        rng = np.random.default_rng(seed)
-        model = regression(500, rng)
-        texts.append(str(plan(epsilon=1.0, delta=1e-5, model=model, covariates=COVARIATES, random_seed=3)))  # fmt: skip
-    assert texts[0] == texts[1] and "counts of combinations" in texts[0]
-
-
 @pytest.mark.parametrize(
     "change, error, match",
     [

@@ -15,11 +15,10 @@ from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budg
 from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
     GaussianShare,
-    RenyiShare,
 )
 from pymc_dp.privacy.budget.allocation import StepAccess, allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian, from_json, to_json
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
 
@@ -138,10 +137,6 @@ class TestFilters:
         assert share.privacy_profile([0.0, 1.0]) == pytest.approx(release.privacy_profile([0, 1]))
         for accountant in ("best", "gaussian", "zcdp", "rdp"):
             assert epsilon_of([(share, 3)], 1e-6, accountant) == pytest.approx(epsilon_of([(release, 3)], 1e-6, accountant))  # fmt: skip
-
-    @pytest.mark.parametrize("share", [RenyiShare(20.0, 1.0), GaussianShare(0.3)])
-    def test_in_a_ledger(self, share):
-        assert from_json(to_json(share)) == share
 
 
 class TestGaussianBudgets:

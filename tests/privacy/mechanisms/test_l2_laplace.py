@@ -11,7 +11,7 @@ from scipy import integrate
 from scipy.special import gammaln, ndtri
 
 from pymc_dp.privacy import Gaussian, L2Laplace, epsilon_of
-from pymc_dp.privacy.mechanisms.mechanism import ORDERS, from_json, gaussian_profile, to_json
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, gaussian_profile
 
 CASES = [(0.05, 2), (1.0, 2), (1.0, 3), (3.0, 4), (0.5, 10), (20.0, 3)]
 
@@ -119,12 +119,6 @@ def test_composition():
     # The same through the Gaussian bound, which is not tight for one release.
     gaussian = epsilon_of([(mechanism, 30)], delta=1e-6, accountant="gaussian")
     assert pld < rdp < 30 and pld < 1.001 * gaussian
-
-
-def test_the_ledger_keeps_it():
-    mechanism = L2Laplace(0.7, 5)
-    assert from_json(to_json(mechanism)) == mechanism
-    assert mechanism.name == "l2 noise(epsilon=0.7, n_dim=5)"
 
 
 @pytest.mark.parametrize("arguments", [(0, 2), (math.inf, 2), (501, 2), ("1", 2), (1.0, 0)])
