@@ -122,15 +122,3 @@ def test_small_noise_approaches_metropolis():
     assert np.allclose(
         Penalty(1e-4).log_probabilities(x)[0], Metropolis().log_probabilities(x)[0], atol=1e-4
     )
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-def test_penalty_refuses(scale):
-    with pytest.raises(ValueError, match="noise scale"):
-        Penalty(scale)
-
-
-@pytest.mark.parametrize("weight", [0.0, -0.1, 1.1, math.nan])
-def test_lazy_refuses(weight):
-    with pytest.raises(ValueError, match="weight"):
-        Lazy(Barker(), weight)

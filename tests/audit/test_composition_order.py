@@ -133,7 +133,7 @@ TERMS = [(1.0, 1e-6), (4.0, 1e-6), (0.5, 1e-8)]
 
 
 @pytest.mark.parametrize(
-    "epsilon, delta", [TERMS[0], *(pytest.param(*t, marks=pytest.mark.slow) for t in TERMS[1:])]
+    "epsilon, delta", [TERMS[0], pytest.param(*TERMS[2], marks=pytest.mark.slow)]
 )
 def test_the_order_must_not_be_chosen_after_a_release(epsilon, delta):
     """The least over orders of what is claimed: more than twice the delta. The order fixed before: all of it, and no more."""
@@ -149,7 +149,7 @@ def test_the_order_must_not_be_chosen_after_a_release(epsilon, delta):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon, delta", TERMS)
+@pytest.mark.parametrize("epsilon, delta", TERMS[:1])
 def test_gaussian_dp_under_the_same_adversary(epsilon, delta):
     adversary = Adversary(epsilon, delta)
     terms = {"epsilon": epsilon, "delta": delta, "accountant": "gaussian"}
@@ -238,11 +238,10 @@ class TestClaimedAtOnce:
         assert budget.report().proved_by == "gaussian"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_racing_chains_take_parts_of_one_plan(self, ledger, method):
+    def test_racing_chains_take_parts_of_one_plan(self, ledger):
         """In processes of their own: one of them claims the run, each takes a part, and a chain too many is refused."""
         budget = self.budget(ledger, chains=3)
-        context = multiprocessing.get_context(method)
+        context = multiprocessing.get_context("spawn")
         start, results = context.Barrier(5), context.Queue()
         work = (pickle.dumps(budget), start, results)
         chains = [context.Process(target=run_a_chain, args=work) for _ in range(5)]

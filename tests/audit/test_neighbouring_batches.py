@@ -236,10 +236,8 @@ def test_all_records(name, adjacency):
 #: the estimate all the way lowers the variance only if the others agree with it, so the charge is reached one way only, and the
 #: other way is worse for lazy decisions. The charge of minibatch Barker adds the largest effects on estimate and variance.
 FIXED_SIZE = {
-    "penalty": (DPPenalty, {"noise_scale": 1.4}, 0.97),
+    "penalty": (DPPenalty, {"noise_multiplier": 2.0}, 0.97),
     "lazy penalty, tempered": (DPPenalty, {"noise_scale": 1.0, "laziness": 0.5, "temperature": 0.5}, 0.65),
-    "noise multiplier": (DPPenalty, {"noise_multiplier": 2.0}, 0.97),
-    "Barker": (DPBarker, {"temperature": 0.7}, 0.5),
     "lazy Barker": (DPBarker, {"temperature": 0.5, "laziness": 0.5}, 0.5),
     "Barker, C = 2": (DPBarker, {"temperature": 0.7, "noise_variance": 2.0}, 0.5),
 }  # fmt: skip
@@ -263,9 +261,7 @@ def all_but(cases, *slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", all_but(FIXED_SIZE, "penalty", "noise multiplier", "Barker, C = 2")
-)
+@pytest.mark.parametrize("name", FIXED_SIZE)
 def test_batches_of_fixed_size(name):
     """Never above the charge, whatever the other records are; near it where they all agree."""
     step, options, least = FIXED_SIZE[name]
@@ -281,8 +277,7 @@ def test_batches_of_fixed_size(name):
 RATE = 2.0
 POISSON = {
     "Barker": ({}, 0.94),
-    "Barker, tempered": ({"temperature": 0.4}, 0.94),
-    "lazy Barker": ({"laziness": 0.4}, 0.94),
+    "lazy Barker, tempered": ({"laziness": 0.4, "temperature": 0.4}, 0.94),
     "lazy penalty": ({"rule": Penalty(1.2)}, 0.94),
     "Barker, limit": ({"full_batch_at": 3}, 0.6),
     "lazy penalty, limit": ({"rule": Penalty(1.2), "full_batch_at": 2}, 0.6),
@@ -297,9 +292,7 @@ def poisson(others, values=VALUES, moves=None, *, step=DPFastMH, **options):
     return seen
 
 
-@pytest.mark.parametrize(
-    "name", all_but(POISSON, "Barker, tempered", "lazy penalty", "lazy Barker", "Barker, limit")
-)
+@pytest.mark.parametrize("name", all_but(POISSON, "Barker", "lazy penalty", "Barker, limit"))
 def test_poisson_batches(name):
     """Never above the charge; near it where the other records say nothing, as the worst case is that they hide nothing."""
     options, least = POISSON[name]
@@ -472,18 +465,10 @@ REFUSED = {
     "lazy Metropolis": ({"step": DPFastMH, "rule": Lazy(Metropolis(), 0.5)}, "refused in a private run"),
     "penalty that is not lazy": ({"step": DPFastMH, "rule": Penalty(1.0), "laziness": 1}, "Leave out laziness .0.5 then., or use Barker.., or DPPenalty"),
     "batch of one": ({"step": DPPenalty, "batch_size": 1}, "batch_size must be from 2 to the number of records, 6, got 1"),
-    "negative batch": ({"step": DPBarker, "batch_size": -3}, "batch_size must be from 2"),
     "batch too large": ({"step": DPPenalty, "batch_size": 7}, "batch_size must be from 2 to the number of records, 6"),
-    "rate of zero": ({"step": DPFastMH, "batch_rate": 0.0}, "batch_rate must be positive and finite"),
-    "negative rate": ({"step": DPFastMH, "batch_rate": -1.0}, "batch_rate must be positive and finite"),
-    "rate that is no number": ({"step": DPFastMH, "batch_rate": math.nan}, "batch_rate must be positive and finite"),
-    "infinite rate": ({"step": DPFastMH, "batch_rate": math.inf}, "batch_rate must be positive and finite"),
-    "limit of zero": ({"step": DPFastMH, "full_batch_at": 0}, "full_batch_at must be at least 1, got 0"),
     "no clip bound": ({"step": DPFastMH, "clip_bound": math.inf, "private": False}, "finite clip_bound"),
-    "no clip bound in a private run": ({"step": DPFastMH, "clip_bound": math.inf}, "clip_bound must be positive and finite"),
     "variance above one": ({"step": DPBarker, "batch_size": 2, "proposal": LONG_WALK}, "max_distance of at most 0.471405"),
     "variance without a bound": ({"step": DPBarker, "batch_size": 4, "proposal": RandomWalk(0.1)}, "no max_distance given.*max_distance of at most 0.666667"),
-    "unknown noise variance": ({"step": DPBarker, "batch_size": 4, "noise_variance": 3.0}, "noise.variance"),
     "unbounded Barker on batches": ({"step": DPBarker, "batch_size": 4, "clip_bound": math.inf, "private": False}, "max_distance|clip_bound"),
 }  # fmt: skip
 
@@ -498,20 +483,6 @@ def test_refused(name):
             attempt(y, **options)
         texts.append(str(caught.value))
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"step": DPPenalty, "batch_size": 2.5},
-        {"step": DPFastMH, "full_batch_at": 1.5},
-        {"step": DPFastMH, "rule": "Barker"},
-    ],
-    ids=str,
-)
-def test_wrong_type(options):
-    with pytest.raises(TypeError):
-        attempt(**options)
 
 
 def test_what_a_refusal_recommends_is_accepted():

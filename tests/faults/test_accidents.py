@@ -170,29 +170,6 @@ class TestPublishing:
         idata = run(normal_model, budget, make_step(normal_model, budget))
         return idata, normal_model, budget
 
-    def test_what_is_kept(self, result):
-        idata, model, budget = result
-        before = set(idata.posterior.data_vars)
-        public = release(idata, model, budget)
-        names = {
-            n.strip("/") for n in (public.groups() if callable(public.groups) else public.groups)
-        } - {""}
-        assert names == {"posterior", "sample_stats"}
-        assert set(public.posterior.data_vars) == {"mu", "squared"}
-        assert set(public.posterior.coords) == {"chain", "draw"}
-        assert set(public.sample_stats.data_vars) == {
-            "accepted",
-            "acceptance_rate",
-            "step_distance",
-            "epsilon_spent",
-        }
-        assert (
-            "sampling_time" not in public.sample_stats.attrs
-            and "sampling_time" not in public.posterior.attrs
-        )
-        assert set(idata.posterior.data_vars) == before  # the argument is not changed
-        assert np.array_equal(public.posterior["mu"], idata.posterior["mu"])
-
     def test_keep_is_explicit(self, result):
         idata, model, budget = result
         with pytest.warns(PrivacyLeakWarning, match="residual"):
@@ -218,13 +195,6 @@ class TestPublishing:
         for other in (idata, idata.posterior, "privacy_report"):
             with pytest.raises(ValueError, match="no privacy report"):
                 PrivacyReport.of(other)
-
-    def test_wrong_budget(self, result):
-        idata, model, _ = result
-        with pytest.raises(PrivacyLeak, match="on another budget"):
-            release(idata, model, PrivacyBudget(3.0, 1e-5, chains=2))
-        with pytest.raises(PrivacyLeak, match="without a budget"):
-            release(idata, model, None)
 
     def test_idle_draws_are_cut(self, normal_model):
         """A run without the callback ends in unchanged, flagged points; they are not published."""

@@ -19,7 +19,7 @@ from pymc_dp import (
     RandomWalk,
     sample,
 )
-from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.errors import PrivacyBudgetExhausted
 from tests.exactness.targets import compiled_once
 from tests.faults.watching import accesses, watched
 from tests.hosting.test_hosting import QUIET, run
@@ -174,26 +174,6 @@ def test_two_hundred_parameters(wide, name):
 
 # ---------------------------------------------------------------- budgets
 
-ABSURD = [0, -1.0, -math.inf, math.nan, "1.0", None, 1j, [1.0], np.array([1.0, 2.0])]
-
-
-@pytest.mark.parametrize("value", ABSURD, ids=repr)
-@pytest.mark.parametrize("name", ["epsilon", "delta"])
-def test_invalid_terms(normal_model, tmp_path, name, value):
-    """The message names the term (None: not given, which a ledger that exists could do without); no ledger is opened."""
-    if name == "delta" and value is ABSURD[0]:
-        value = -1e-9  # 0 is pure differential privacy
-    path = tmp_path / "a.ledger"
-    terms = {"epsilon": 1.0, "delta": 1e-5, name: value}
-    for make in (
-        lambda: PrivacyBudget(**terms, chains=1, ledger=path),
-        lambda: Ledger(path, **terms),
-        lambda: sample(**terms, model=normal_model, ledger=path, chains=1),
-    ):
-        with pytest.raises((ValueError, TypeError, LedgerError), match=name):
-            make()
-        assert not path.exists()
-
 
 @pytest.mark.parametrize(
     "epsilon, delta", [(5e-324, 1e-5), (1e-9, 1e-5), (1.0, 5e-324), (1e-9, 1e-300)]
@@ -224,43 +204,3 @@ def test_boundless_budget(normal_model):
 
 
 # ---------------------------------------------------------------- shapes
-
-
-def _tables(first, second):
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 1)
-        pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, first))
-        pm.Normal("z", mu, 1, observed=np.linspace(-2, 2, second))
-    return model
-
-
-PERSONS = np.arange(390) + 777_000
-MISFITS = {
-    "too few persons": ({"records": PERSONS}, ValueError, r"shape \(400,\)"),
-    "persons that are not whole": ({"records": PERSONS / 7}, ValueError, "records"),
-    "scales": ({"proposal": RandomWalk([0.1, 0.2])}, ValueError, "length"),
-    "covariance": ({"proposal": RandomWalk(np.eye(2))}, ValueError, "length"),
-    "metric": ({"proposal": RandomWalk(0.1, metric=[1.0, 2.0])}, ValueError, "metric"),
-    "mass matrix": ({"step": DPHMC, **HAMILTONIAN, "mass_matrix": np.eye(2)}, ValueError, "mass_matrix must have shape"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_mismatched_shapes(normal_model, tmp_path, misfit):
-    """Before anything is claimed; labels of persons are private, and are not shown."""
-    more, error, match = MISFITS[misfit]
-    path = tmp_path / "a.ledger"
-    options = {"step": DPPenalty, **({} if "step" in more else WALK), **more}
-    with normal_model, pytest.raises(error, match=match) as caught:
-        budget = PrivacyBudget(3.0, 1e-5, chains=2, ledger=path)
-        step = options.pop("step")(budget=budget, **options)
-        sample(step=step, cores=1, **QUIET)
-    assert "777" not in str(caught.value)
-    assert not Ledger(path).claims()
-
-
-def test_tables_of_different_lengths(tmp_path):
-    path = tmp_path / "a.ledger"
-    with _tables(10, 12), pytest.raises(UnsupportedModel, match="different numbers of rows"):
-        sample(epsilon=3.0, delta=1e-5, ledger=path, **QUIET)
-    assert not Ledger(path).claims()

@@ -16,7 +16,6 @@ from pymc_dp import (
     sample,
 )
 from pymc_dp.privacy.accounting.composition import renyi_to_epsilon
-from pymc_dp.privacy.mechanisms.per_proposal import PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 from tests.hosting.test_hosting import QUIET, record_charges, run
@@ -93,17 +92,6 @@ def test_one_call(normal_model, name):
     assert 0.9 * EPSILON < float(idata.sample_stats["epsilon_spent"].max()) <= EPSILON
     assert set(idata.sample_stats.data_vars) == PUBLIC
     assert set(idata.posterior.data_vars) == {"mu", "squared"}
-
-
-def test_large_epsilon_runs_on_what_is_charged(normal_model):
-    """With a budget that does not end the run the decisions are still those of the rounded bound, and charged."""
-    budget = PrivacyBudget(1e4, DELTA, chains=1)
-    step = make("DP-Fast MH", normal_model, budget)
-    assert isinstance(step.family, PerProposalPoissonMinibatch)
-    idata = run(normal_model, budget, step, chains=1, draws=300)
-    assert idata.posterior.sizes["draw"] == 300
-    spent = idata.sample_stats["epsilon_spent"].values[0]
-    assert np.all(np.diff(spent) > 0)
 
 
 def test_cost_follows_the_distance_and_not_the_data(normal_model):

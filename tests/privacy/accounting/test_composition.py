@@ -171,13 +171,6 @@ def test_calibrated_noise_never_exceeds_its_target(kind, epsilon, k):
         assert epsilon_of([(make(noise * (1 - 1e-3)), k)], DELTA) > epsilon
 
 
-def test_calibration_of_invalid_arguments():
-    with pytest.raises(ValueError, match="low"):
-        calibrate(lambda z: [(Gaussian(z), 1)], 1.0, DELTA, low=2.0, high=1.0)
-    with pytest.raises(ValueError, match="chains"):
-        max_draws([(Gaussian(1.0), 1)], 1.0, DELTA, 0)
-
-
 class TestAdjacency:
     """A bound that holds for one adjacency only is refused for the other."""
 

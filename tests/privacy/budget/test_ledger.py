@@ -68,15 +68,6 @@ class TestAccountsAddUp:
         with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 3\.9, delta = 0"):
             opened(ledger, "c", 0.1, 1e-7)
 
-    @pytest.mark.parametrize(
-        "total, part", [((2.0, 1e-6), (1.0, 1e-7)), ((1.0, 1e-6), (0.5, 5e-7))]
-    )
-    def test_the_second_analysis_is_not_refused(self, tmp_path, total, part):
-        ledger = Ledger(tmp_path / "a.ledger", epsilon=total[0], delta=total[1])
-        for name in "ab":
-            opened(ledger, name, *part)
-        assert ledger.spent() == 2 * part[0]
-
     def test_other_terms_under_the_same_name(self, tmp_path):
         ledger = Ledger(tmp_path / "a.ledger", **TERMS)
         opened(ledger, "b", 0.1, 1e-7)

@@ -10,7 +10,6 @@ import xarray as xr
 
 from pymc_dp.errors import (
     LedgerError,
-    PrivacyBudgetExhausted,
     PrivacyLeak,
 )
 from pymc_dp.privacy.budget.binding import check_draws, new_token
@@ -20,7 +19,7 @@ from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from tests.privacy.budget.test_budget import fixed, varying
+from tests.privacy.budget.test_budget import fixed
 
 ACCESS = ((Gaussian(20.0), 1),)
 
@@ -117,25 +116,11 @@ class TestWarnings:
 
 
 class TestRefusals:
-    def test_one_chain_too_many(self):
-        budget = budget_of()
-        budget.register(fixed())
-        budget.claim(fixed().label)
-        budget.check_number_of_chains(fixed().label, 1)
-        with pytest.raises(PrivacyBudgetExhausted, match=r"2 chain.*Largest feasible: 1 chain"):
-            budget.check_number_of_chains(fixed().label, 2)
-
     def test_a_step_is_no_label(self):
         budget = budget_of()
         budget.register(fixed())
         with pytest.raises(ValueError, match="is a step of this budget"):
             budget.spend(fixed().label, ACCESS)
-
-    def test_a_filter_too_small_for_one_draw(self):
-        budget = budget_of(0.01)
-        budget.register(varying())
-        with pytest.raises(PrivacyBudgetExhausted, match="fewer than one for each of 2 chains"):
-            budget.plan()
 
     def test_another_adjacency_and_no_protection(self, tmp_path):
         Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)

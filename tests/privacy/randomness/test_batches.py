@@ -360,30 +360,3 @@ def test_bits_are_secret_unless_others_are_asked_for():
         first = draw()
         np.random.seed(1)
         assert not np.array_equal(first, draw())
-
-
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: without_replacement(10, 11), "10 records cannot give 11"),
-        (lambda: without_replacement(10, -1), "batch size must not be negative, got -1"),
-        (lambda: with_replacement(10, -1), "batch size must not be negative, got -1"),
-        (lambda: with_replacement(10, 2.5), "batch size must be a whole number, got 2.5"),
-        (lambda: with_replacement(0, 1), "number of records must be from 1 to .*got 0"),
-        (lambda: with_replacement(2**63 + 1, 1), "number of records must be from 1 to"),
-        (lambda: without_replacement(10.0, 1), "number of records must be a whole number"),
-        (lambda: poisson(-3, 0.1), "number of records must not be negative, got -3"),
-        (lambda: poisson(10, 0.0), "sampling probability must be above 0 .*got 0.0"),
-        (lambda: poisson(10, 1.1), "sampling probability .*got 1.1"),
-        (lambda: poisson(10, math.nan), "sampling probability .*got nan"),
-        (lambda: poisson_count(0), "rate must be positive and finite, got 0"),
-        (lambda: poisson_count(-1.0), "rate must be positive and finite, got -1.0"),
-        (lambda: poisson_count(math.inf), "rate must be positive and finite, got inf"),
-        (lambda: poisson_count(math.nan), "rate must be positive and finite, got nan"),
-        (lambda: poisson_count(2e10), "rate must be at most 1e\\+10, got 2"),
-        (lambda: uniforms(-1), "number of values must not be negative, got -1"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
