@@ -128,12 +128,6 @@ def test_one_record_and_one_parameter(smallest, name):
     assert public.posterior.attrs["epsilon"] <= 12.0
 
 
-@pytest.mark.parametrize("kind", [DPPenalty, DPBarker])
-def test_a_batch_of_more_records_than_there_are(smallest, kind):
-    with pytest.raises(ValueError, match="from 2 to the number of records, 1, got 2"):
-        kind(budget=PrivacyBudget(12.0, 1e-5, chains=1), model=smallest, batch_size=2, **WALK)
-
-
 @pytest.fixture
 def wide():
     """Two hundred parameters."""

@@ -164,14 +164,6 @@ def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
     assert public.sample_stats["accepted"].shape == (2, idata.posterior.sizes["draw"], 2)
 
 
-def test_counter_is_not_refunded_between_sequential_chains(normal_model):
-    """PyMC restores the sampling state before each chain; shares must not come back with it."""
-    budget = PrivacyBudget(2.0, 1e-5, chains=3)
-    run(normal_model, budget, make_step(normal_model, budget), chains=3)
-    assert len(budget.ledger.claims()) == 3
-    assert budget.remaining() == pytest.approx(0, abs=1e-4)
-
-
 def test_secret_bits_are_not_pickled_or_shared(normal_model):
     budget = PrivacyBudget(2.0, 1e-5, chains=1)
     step = make_step(normal_model, budget)

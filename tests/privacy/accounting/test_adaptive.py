@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pymc_dp.acceptance import Barker, Lazy, Penalty
+from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
-from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of, max_draws
+from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budget
 from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
@@ -179,8 +179,3 @@ class TestGaussianBudgets:
         allocate({"B[x]": access}, **terms, accountant="best")
         with pytest.raises(ValueError, match=r"'gaussian' has no bound for: .*Poisson"):
             allocate({"B[x]": access}, **terms, accountant="gaussian")
-
-    def test_lazy_barker_decisions_have_a_bound(self):
-        """The accountant had none for Barker's rule."""
-        decision = Decision(Lazy(Barker(), 0.5), 0.1)
-        assert 0 < max_draws([(decision, 1)], 1.0, 1e-6, accountant="gaussian") < math.inf

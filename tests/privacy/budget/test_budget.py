@@ -354,14 +354,6 @@ class TestReport:
         assert 0.001 < report.attack_power["0.1%"] < report.attack_power["1%"] < 0.3
         assert budget.remaining() == pytest.approx(2.0 - report.epsilon)
 
-    def test_gaussian_mu_of_penalty_decisions(self):
-        budget = PrivacyBudget(2.0, 1e-6, chains=1)
-        budget.register(access(((Decision(Penalty(1.4), 0.05), 2),), "P[x]", ("x",)))
-        allocation = budget.claim("P[x]")
-        assert budget.report().gaussian_mu == pytest.approx(
-            0.05 / 1.4 * math.sqrt(2 * allocation.iterations)
-        )
-
     def test_forms(self, budget):
         report = budget.report()
         for text in (

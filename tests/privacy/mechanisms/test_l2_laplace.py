@@ -110,17 +110,6 @@ def test_many_dimensions_are_a_gaussian():
     assert mechanism.renyi(8.0) == pytest.approx(4 / (d + 1), rel=5e-3)
 
 
-def test_composition():
-    mechanism = L2Laplace(1.0, 4)
-    assert epsilon_of([(mechanism, 1)], delta=1e-9) == pytest.approx(1.0, rel=0.02)
-    assert epsilon_of([(mechanism, 1)], delta=1e-3) < 0.95
-    pld = epsilon_of([(mechanism, 30)], delta=1e-6, accountant="pld")
-    rdp = epsilon_of([(mechanism, 30)], delta=1e-6, accountant="rdp")
-    # The same through the Gaussian bound, which is not tight for one release.
-    gaussian = epsilon_of([(mechanism, 30)], delta=1e-6, accountant="gaussian")
-    assert pld < rdp < 30 and pld < 1.001 * gaussian
-
-
 @pytest.mark.parametrize("arguments", [(0, 2), (math.inf, 2), (501, 2), ("1", 2), (1.0, 0)])
 def test_bad_arguments(arguments):
     with pytest.raises(ValueError, match=r"epsilon|n_dim"):

@@ -128,17 +128,10 @@ def test_uniforms():
 # --------------------------------------------------------------------------------------------- fixed size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n,size", [(6, 1), (5, 4), (6, 2)])
-def test_all_subsets_are_equally_likely(n, size):
-    bits = seeded(2, n, size)
-    drawn = [without_replacement(n, size, bits) for _ in range(DRAWS)]
-    assert p_value(drawn, subsets(n, size)) > FALSE_ALARM
-
-
-def test_subsets_of_many_records_are_uniform(monkeypatch):
-    """The same with whole words for each value."""
-    monkeypatch.setattr(batches, "_NARROW", 1)
+@pytest.mark.parametrize("narrow", [2**24, 1])
+def test_subsets_of_records_are_uniform(monkeypatch, narrow):
+    """With half a word or a whole word for each value."""
+    monkeypatch.setattr(batches, "_NARROW", narrow)
     bits = seeded(3)
     drawn = [without_replacement(6, 3, bits) for _ in range(DRAWS)]
     assert p_value(drawn, subsets(6, 3)) > FALSE_ALARM
