@@ -446,6 +446,3 @@ def test_planted_fault_is_found(fault):
     arguments = {"build_on": on(), "data_sets": substitute((1e6, -1e6))} | FAULTS[fault]
     with pytest.raises(Leak):
         audit(**arguments)
-
-
-# ---------------------------------------------------------------- nothing else comes out

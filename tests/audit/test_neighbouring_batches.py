@@ -436,8 +436,6 @@ def test_fault_on_poisson_batches_is_found(fault):
     find(POISSON_FAULTS[fault], on_poisson, others, FAULT_VALUES.get(fault, EXTREMES))
 
 
-# ---------------------------------------------------------------- nothing else comes out, and batches are secret
-
 OTHERS = [0.3, 1.1, -0.4, 0.8, 0.2]
 
 

@@ -1,4 +1,4 @@
-"""Audit of whole runs from outside, for every sampler: which of two data sets was it?
+"""Audit of whole runs from outside, for every kind of sampler: which of two data sets was it?
 
 They differ in one record, which lies far out on one side in the one, on the other side in the other. Who knows all other records,
 and everything public (proposals and momenta follow the seed), sees what a run releases and decides by the likelihood ratio, the
@@ -6,7 +6,7 @@ best test there is, as far as it can be calculated. Its errors in many short run
 privacy, from below: the bounds must not exceed what the budget allows. They come within a factor of three of it for samplers that
 look at all records, so the attack is worth something, and exceed it where a fault is planted.
 
-Single decisions are audited exactly, for smaller faults, in ``test_decisions`` and ``test_batches``.
+Single decisions are audited exactly, for smaller faults, in ``test_decisions`` and ``test_neighbouring_batches``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Six ways to lose privacy by accident, each refused or caught."""
+"""Five ways to lose privacy by accident, each refused or caught."""
 
 import logging
 import math

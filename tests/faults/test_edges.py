@@ -1,4 +1,4 @@
-"""Records that are not numbers, one record, one and two hundred parameters, budgets that buy nothing, shapes that do not fit."""
+"""Records that are not numbers, one record, one and two hundred parameters, budgets that buy nothing or anything."""
 
 import math
 
@@ -195,6 +195,3 @@ def test_boundless_budget(normal_model):
     step = DPPenalty(budget=budget, model=normal_model, **WALK)
     public = sample(step=step, draws=5, cores=1, **QUIET)
     assert public.posterior.sizes["draw"] == 5
-
-
-# ---------------------------------------------------------------- shapes

@@ -1,4 +1,4 @@
-"""Composing every kind of mechanism: loss distributions, what "best" takes, the safe side, filters."""
+"""Composing every kind of mechanism: loss distributions, what "best" takes, the safe side, adjacencies."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Decisions on random batches: costs against every triple of laws, data sets, dynamic programming."""
+"""Decisions on random batches: costs against every triple of laws."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Random batches: costs against quadrature, every triple of laws, two papers, enumeration and a second accountant."""
+"""Random batches: costs against quadrature, every triple of laws, a published bound and a second accountant."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""Secret bits: exact laws, fresh in every process."""
+"""Secret bits: exact decisions, fresh in every process."""
 
 import math
 import multiprocessing
