@@ -45,7 +45,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def simulator(model):
+def simulator(model, quick_scores):
     """The model, compiled once."""
     return dp.Simulator(model, covariates="public")
 
@@ -55,7 +55,7 @@ def released(simulator, tmp_path_factory):
     """The result of a run, and its account."""
     path = tmp_path_factory.mktemp("a") / "data.ledger"
     result = dp.sample(
-        **TERMS, simulator=simulator, ledger=path, draws=250, random_seed=1, progressbar=False, cores=1
+        **TERMS, simulator=simulator, ledger=path, draws=250, random_seed=1, **QUIET
     )  # fmt: skip
     return dp.Ledger(path), result
 

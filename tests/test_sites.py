@@ -13,6 +13,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pytensor.compile.mode import Mode
 from scipy import stats
 
 import pymc_dp as dp
@@ -28,7 +29,7 @@ from pymc_dp.sites import Site
 from tests.data.mixed_columns import columns, model
 
 N, D, N_SITES = 203, 2, 4
-MODE = {"mode": "FAST_COMPILE"}
+MODE = {"mode": Mode("py", "fast_compile")}
 COLUMNS = columns(N, D)
 
 
@@ -296,7 +297,7 @@ def test_answers_to_an_interrupted_question_are_not_taken_for_others(connections
     assert Sites(connections).n_records == N
 
 
-def test_a_copy_is_not_taken_for_records(likelihood, tmp_path):
+def test_a_copy_is_not_taken_for_records(likelihood, tmp_path, quick_scores):
     """Its sums would be 0: it is refused, and before anything is paid for."""
     copied = copy.copy(likelihood)
     copied.records = pickle.loads(pickle.dumps(likelihood.records))
@@ -307,7 +308,8 @@ def test_a_copy_is_not_taken_for_records(likelihood, tmp_path):
     ):
         with pytest.raises(RuntimeError, match="copy"):
             ask()
-    simulator = dp.Simulator(model, data=likelihood.records, covariates=stand_in())
+    data = {"data": likelihood.records, "covariates": stand_in(), "compile_kwargs": MODE}
+    simulator = dp.Simulator(model, **data)
     simulator.likelihood = copied
     budget = dp.PrivacyBudget(1.0, 1e-5, chains=1, ledger=tmp_path / "a.ledger")
     plan = dp.plan(budget=budget, simulator=simulator)

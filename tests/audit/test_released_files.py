@@ -51,7 +51,6 @@ def with_data(public, model):
 
 ADDED = {"observed_data", "posterior_predictive", "log_likelihood"}
 FORMS = {
-    "in memory": lambda public, path: public,
     "pickled": lambda public, path: pickle.loads(pickle.dumps(public)),
     "netCDF": lambda public, path: (public.to_netcdf(str(path / "a.nc")), az.from_netcdf(str(path / "a.nc")))[1],
 }  # fmt: skip

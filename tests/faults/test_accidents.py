@@ -76,8 +76,9 @@ class TestTuneDraws:
         assert len(paid) == idata.posterior.sizes["draw"] + 40
         assert "tune=0" in caplog.text
 
-    @pytest.mark.parametrize("parallel", [{"cores": 1}, {"cores": 2, "mp_ctx": "fork"}])
-    @pytest.mark.parametrize("compound", [False, True])
+    @pytest.mark.parametrize(
+        "parallel, compound", [({"cores": 1}, True), ({"cores": 2, "mp_ctx": "fork"}, False)]
+    )
     def test_more_than_a_chain_has_are_refused_at_no_cost(
         self, two_variable_model, parallel, compound
     ):

@@ -69,7 +69,7 @@ def test_much_noise_leaves_the_margins():
 @pytest.mark.parametrize("noise_sd", [0.002, 0.01])
 def test_errors_are_those_of_the_covariance(noise_sd):
     """Of five sums over cells, one of them the rare category: squares over their expectation, on average over noise."""
-    rng, n_noise = np.random.default_rng(3), 200
+    rng, n_noise = np.random.default_rng(3), 100
     weights = np.vstack([rng.standard_normal((4, len(law()))), np.arange(len(law())) >= 18])
     ratios = []
     for _ in range(n_noise):
@@ -79,7 +79,7 @@ def test_errors_are_those_of_the_covariance(noise_sd):
         covariance = cell_covariance(found, SIZES, (False,) * 3, noise_sd)
         errors = weights @ (found - law())
         ratios.append(errors**2 / np.einsum("ij,jk,ik->i", weights, covariance, weights))
-    # Squares of normal variables: a standard error of 0.1, and what the linear law leaves out.
+    # Squares of normal variables: a standard error of 0.14, and what the linear law leaves out.
     assert 0.5 < np.mean(ratios) < 1.5
     np.testing.assert_allclose(covariance.sum(axis=0), 0, atol=1e-12)
 
@@ -118,7 +118,7 @@ def test_a_strong_interaction_widens_its_prior(monkeypatch):
     one = np.array([[6, 10, 8, 0.2, 0, 0], [0, 0, 0.3, 12, 20, 6]])
     shares = np.multiply.outer(one / one.sum(), [0.05, 0.3, 0.4, 0.2, 0.05]).ravel()
     rng, errors = np.random.default_rng(13), {0.5: [], 1e9: []}
-    for _ in range(30):
+    for _ in range(10):
         noisy = shares + 0.004 * rng.standard_normal(len(shares))
         for weight, found in errors.items():
             monkeypatch.setattr(cells, "_PRIOR_WEIGHT", weight)

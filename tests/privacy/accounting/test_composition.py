@@ -143,7 +143,7 @@ def test_without_the_library(monkeypatch):
     "kind", [pytest.param(k, marks=pytest.mark.slow if k in COSTLY else []) for k in FAMILIES]
 )
 @given(noise=NOISES, epsilon=st.floats(0.2, 6), chains=st.integers(1, 4))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_max_draws_is_the_last_that_fits(kind, noise, epsilon, chains):
     access, first = FAMILIES[kind](noise), Gaussian(25.0)
     draws = max_draws([(access, 1)], epsilon, DELTA, chains, per_chain=[(first, 1)])

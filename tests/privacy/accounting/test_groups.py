@@ -89,7 +89,7 @@ class TestExact:
 class TestGeneralBounds:
     @pytest.mark.parametrize("kind", EXACT)
     @given(value=st.floats(1, 20), size=SIZES, count=st.integers(1, 50))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     def test_never_below_the_exact_cost(self, kind, value, size, count):
         mechanism = EXACT[kind](value)
         cost, group = Cost.of([(mechanism, count)]), mechanism.for_group(size)

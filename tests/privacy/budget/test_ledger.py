@@ -47,7 +47,7 @@ def opened(ledger, budget, epsilon, delta, noise=1e9):
 class TestAccountsAddUp:
     """Budgets claim all of themselves at their first access."""
 
-    @pytest.mark.parametrize("n", [2, 3, 7, 10, 100])
+    @pytest.mark.parametrize("n", [3, 7, 10, 30])
     def test_parts_fit_to_the_last_and_no_further(self, tmp_path, n):
         """Ten budgets of (0.1, 1e-7) on (1, 1e-6): floats would be 0.9999999999999999 and 9.999999999999999e-07, or above."""
         ledger = Ledger(tmp_path / "a.ledger", epsilon=n / 10, delta=float(f"{n}e-7"))

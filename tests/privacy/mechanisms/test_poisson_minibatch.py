@@ -166,7 +166,7 @@ class TestTightness:
         assert np.all(hockey * (1 - 1e-9) <= profile)
         assert np.all(profile <= hockey * 1.05 + 1e-6)
 
-    @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+    @pytest.mark.parametrize("rule", RULES[::2], ids=lambda r: r.name)
     def test_one_order_or_many(self, rule):
         """What else is asked for makes no difference, except to the grid."""
         mechanism = PoissonMinibatchDecision(rule, 0.02, 2.0, 200)
