@@ -125,6 +125,12 @@ def test_decisions_do_not_follow_the_seed():
     assert np.allclose(distances, again, rtol=1e-9)
 
 
+def test_reproducible_decisions_do():
+    (first, distances), (second, again) = runs(True, 77)
+    assert np.array_equal(first, second)
+    assert np.array_equal(distances, again)
+
+
 # ---------------------------------------------------------------- bits
 
 
