@@ -109,6 +109,20 @@ class TestPublishedTable:
         for epsilon, count in zip(EPSILONS, counts, strict=True):
             assert 0.99 * count <= max_draws([(decision, 1)], epsilon, DELTA) <= 1.02 * count
 
+    @pytest.mark.parametrize(
+        "rule, count",
+        [
+            (Barker(), 1271),
+            (Lazy(Penalty(1.4), 0.5), 3689),
+            (Lazy(Barker(), 0.5), 3362),
+            (Lazy(Barker(), 0.25), 7397),
+        ],
+    )
+    def test_other_rules(self, rule, count):
+        assert (
+            0.99 * count <= max_draws([(Decision(rule, 1.4 / RATIO), 1)], 4, DELTA) <= 1.02 * count
+        )
+
 
 def test_the_default_noise_and_laziness_are_good_choices():
     """Accepted moves per unit of privacy, as DPPenalty's docstring has them."""

@@ -15,7 +15,7 @@ import pytest
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import pdtr, pdtrc
+from scipy.special import pdtrc
 from scipy.stats import chisquare, kstest
 
 from pymc_dp.privacy.randomness import batches
@@ -274,22 +274,6 @@ def test_the_distribution_function_jumps_where_it_must(rate, z):
     margin = min(below, above) / 10**11 + Fraction(1, 2**128)
     assert count_at(rate, int((below - margin) * 2**128)) == k
     assert count_at(rate, int((below + margin) * 2**128)) == k + 1
-
-
-@given(
-    rate=st.floats(1e-3, 1e5) | st.floats(-300, 5).map(lambda x: 10.0**x),
-    word=st.integers(0, 2**128 - 1) | st.integers(-127, 127).map(lambda s: 2**128 - 2 ** (127 - s) if s > 0 else 2 ** (127 + s)),
-)  # fmt: skip
-def test_the_inverse_is_that_of_the_nearer_tail(rate, word):
-    count = count_at(rate, word)
-    if word < 2**127:
-        tail = (word + 0.5) * 2.0**-128
-        assert pdtr(count, rate) >= tail
-        assert count == 0 or pdtr(count - 1, rate) < tail
-    else:
-        tail = (2**128 - 1 - word + 0.5) * 2.0**-128
-        assert pdtrc(count, rate) <= tail
-        assert count == 0 or pdtrc(count - 1, rate) > tail
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.7, 3.0, 40.0, 1e5, 1.1e5, 1e7, 1e9, 1e10])
