@@ -100,6 +100,15 @@ class TestLeast:
         assert found.noise_sd == pytest.approx(min(k.noise_sd for k in kinds), rel=1e-5)
         assert type(found) is type(min(kinds, key=lambda kind: kind.noise_sd))
 
+    def test_where_l2_noise_ends(self, monkeypatch):
+        """With its pure epsilon only, at 16 dimensions; by Rényi divergences, which use delta, at 69."""
+        monkeypatch.setattr(pld, "AVAILABLE", False)
+        gaussian = least_noise(1, 1.0, 1e-6, noise="gaussian").noise_sd
+        assert L2Laplace(1.0, 16).noise_sd < gaussian < L2Laplace(1.0, 17).noise_sd
+        kinds = [type(least_noise(d, 1.0, 1e-6)) for d in (1, 16, 17, 69, 70, 200)]
+        assert kinds == 4 * [L2Laplace] + 2 * [Gaussian]
+        assert isinstance(least_noise(3000, 0.1, 1e-3), Gaussian)
+
     def test_by_the_loss_itself_it_never_ends(self):
         """Its loss is bounded: for one release it is better in any dimension, by less and less."""
         pytest.importorskip("dp_accounting", reason="the extra 'pld' is not installed")
