@@ -128,21 +128,6 @@ def test_plan_and_release_name_the_share_of_the_budget(simulator, lines):
     assert all(abs(shares[name] - part) <= 1 for name, part in claimed.items())
 
 
-def test_infinite_epsilon_has_no_share(simulator, lines):
-    budget = dp.PrivacyBudget(epsilon=np.inf, delta=1e-6, chains=1)
-    dp.private_scores(simulator, budget=budget, random_seed=1)
-    assert "spending epsilon = inf on scores" in lines()
-
-
-def test_planning_and_releasing_in_silence(simulator, capfd):
-    for terms in ({"step": dp.DPPenalty, "epsilon": 9.0}, {"epsilon": 1.0}):
-        plan = dp.plan(simulator=simulator, delta=1e-6, random_seed=1, progressbar=False, **terms)
-    plan.release(progressbar=False)
-    budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
-    dp.private_scores(simulator, budget=budget, random_seed=1, progressbar=False)
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("progressbar", [True, False])
 def test_starts_checks_and_comparisons_say_what_they_spend(simulator, lines, progressbar):
