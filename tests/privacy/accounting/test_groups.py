@@ -44,15 +44,6 @@ EXACT = {
 SIZES = st.integers(2, 12)
 
 
-def profile_bound(cost, size):
-    """The usual bound for groups, on the best point of the privacy profile."""
-    for epsilon in np.geomspace(1e-4, 200, 4000).tolist():
-        factor = math.expm1(min(size * epsilon, 700)) / math.expm1(epsilon)
-        if cost.delta(epsilon, "rdp") * factor <= DELTA:
-            return size * epsilon
-    return math.inf
-
-
 class TestExact:
     """The same mechanism with a multiple of the sensitivity."""
 
@@ -98,7 +89,7 @@ class TestExact:
 class TestGeneralBounds:
     @pytest.mark.parametrize("kind", EXACT)
     @given(value=st.floats(1, 20), size=SIZES, count=st.integers(1, 50))
-    @settings(max_examples=10, deadline=None)
+    @settings(max_examples=5, deadline=None)
     def test_never_below_the_exact_cost(self, kind, value, size, count):
         mechanism = EXACT[kind](value)
         cost, group = Cost.of([(mechanism, count)]), mechanism.for_group(size)
@@ -114,17 +105,6 @@ class TestGeneralBounds:
         exact = epsilon_of([(Gaussian(2.0), 3)], DELTA)
         assert general_bound(cost, 5, DELTA) == pytest.approx(exact, rel=1e-8)
         assert fixed_plan(cost, 5, DELTA, "best") == pytest.approx(exact, rel=1e-8)
-
-    @pytest.mark.parametrize("size", [2, 5, 10])
-    @pytest.mark.parametrize(
-        "mechanism",
-        [SampledGaussian(2.0, 0.05, "without_replacement", "substitute"), SampledGaussian(2.0, 0.05, "poisson", "add_remove"),
-         SampledDecision(Penalty(1.4), 0.5, 0.02)],
-        ids=str,
-    )  # fmt: skip
-    def test_smaller_than_from_the_privacy_profile(self, mechanism, size):
-        cost = Cost.of([(mechanism, 200)])
-        assert general_bound(cost, size, DELTA) <= profile_bound(cost, size)
 
     @given(order=st.floats(2, 1000), first=st.integers(2, 5), second=st.integers(2, 5))
     def test_groups_of_groups(self, order, first, second):

@@ -15,11 +15,6 @@ from tests.privacy.mechanisms.test_l2_laplace import expected
 START = ((Gaussian(30.0), 3),)
 
 
-@pytest.fixture
-def without_pld(monkeypatch):
-    monkeypatch.setattr(pld, "AVAILABLE", False)
-
-
 def delta_by_integration(release, multiplier, epsilon):
     """Of l2 noise after a Gaussian release: over the noise itself, and over the privacy loss of the other."""
     normal = np.linspace(-6, 6, 61)
@@ -37,8 +32,7 @@ def delta_by_integration(release, multiplier, epsilon):
 
 
 class TestWithinTheBudget:
-    @pytest.mark.parametrize("n_dim", [2, 4, 17])
-    @pytest.mark.parametrize("delta", [1e-6, 1e-3])
+    @pytest.mark.parametrize("n_dim, delta", [(2, 1e-6), (4, 1e-3), (17, 1e-6)])
     def test_one_release_is_exact(self, n_dim, delta):
         """Delta at the epsilon that was asked for, by integration over the noise."""
         release = least_noise(n_dim, 1.0, delta)
@@ -59,8 +53,7 @@ class TestWithinTheBudget:
         if pld.AVAILABLE:
             assert reached > 0.8 * delta
 
-    @pytest.mark.parametrize("noise", ["auto", "l2", "gaussian"])
-    @pytest.mark.parametrize("before, count", [((), 1), (START, 1), (START, 3), (((L2Laplace(0.2, 3), 1),), 1)])  # fmt: skip
+    @pytest.mark.parametrize("noise, before, count", [("auto", (), 1), ("l2", START, 1), ("gaussian", START, 3), ("auto", ((L2Laplace(0.2, 3), 1),), 1)])  # fmt: skip
     def test_a_budget_pays_for_the_plan_and_for_hardly_more(self, noise, before, count):
         release = least_noise(5, 1.0, 1e-6, before=iter(before), count=count, noise=noise)
         plan = (*before, (release, count))
@@ -100,16 +93,16 @@ class TestLeast:
         # The length is Gamma(8) in units of the scale, here 2: its mean square is 8 * 9.
         assert mechanism.noise_sd == pytest.approx(math.sqrt(8 * 9 / 8) * 2)
 
-    @pytest.mark.parametrize("n_dim", [1, 3, 10, 30])
-    @pytest.mark.parametrize("before", [(), START])
+    @pytest.mark.parametrize("n_dim, before", [(1, ()), (3, START), (30, ()), (30, START)])
     def test_the_smaller_of_the_two(self, n_dim, before):
         kinds = [least_noise(n_dim, 1.0, 1e-6, before=before, noise=k) for k in ("gaussian", "l2")]
         found = least_noise(n_dim, 1.0, 1e-6, before=before)
         assert found.noise_sd == pytest.approx(min(k.noise_sd for k in kinds), rel=1e-5)
         assert type(found) is type(min(kinds, key=lambda kind: kind.noise_sd))
 
-    def test_where_l2_noise_ends(self, without_pld):
+    def test_where_l2_noise_ends(self, monkeypatch):
         """With its pure epsilon only, at 16 dimensions; by Rényi divergences, which use delta, at 69."""
+        monkeypatch.setattr(pld, "AVAILABLE", False)
         gaussian = least_noise(1, 1.0, 1e-6, noise="gaussian").noise_sd
         assert L2Laplace(1.0, 16).noise_sd < gaussian < L2Laplace(1.0, 17).noise_sd
         kinds = [type(least_noise(d, 1.0, 1e-6)) for d in (1, 16, 17, 69, 70, 200)]

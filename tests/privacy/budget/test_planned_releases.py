@@ -137,10 +137,3 @@ def test_without_protection():
     budget = budget_of(math.inf)
     both(budget, TIGHT)
     assert budget.spent() == math.inf and not budget.report().protected
-
-
-def test_the_ledger_lists_the_plan(tmp_path):
-    budget = budget_of(ledger=tmp_path / "a.ledger")
-    both(budget, TIGHT)
-    text = " ".join(str(Ledger(tmp_path / "a.ledger")).split())
-    assert "start: 3 x" in text and "release: 1 x" in text and "by 1 budget(s)" in text

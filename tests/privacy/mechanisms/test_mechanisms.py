@@ -12,7 +12,8 @@ from scipy.special import logsumexp, ndtr, ndtri, ndtri_exp
 from scipy.stats import norm
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
-from pymc_dp.privacy.accounting.filters import RenyiShare
+from pymc_dp.privacy import L2Laplace, PureDP, SampledDecision, SampledGaussian, ZeroConcentratedDP
+from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiShare
 from pymc_dp.privacy.mechanisms.decision_suprema import bernoulli_divergence
 from pymc_dp.privacy.mechanisms.mechanism import (
     ORDERS,
@@ -22,6 +23,7 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     from_json,
     to_json,
 )
+from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 
 RULES = [
     Penalty(0.3),
@@ -56,18 +58,9 @@ def decision_law(rule, x):
     return mpmath.ncdf(x / s - s / 2) + tail, mpmath.ncdf(-x / s + s / 2) - tail
 
 
-def few_quick(*quick):
-    """One rule of each kind; the others with the slow tests."""
-    return [r if r in quick else pytest.param(r, marks=pytest.mark.slow) for r in RULES]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "rule",
-    few_quick(Penalty(0.3), Penalty(2.0), Barker(), Lazy(Penalty(1.4), 0.5)),
-    ids=lambda r: r.name,
-)
-@pytest.mark.parametrize("sensitivity, order", [(0.01, 20.0), (0.3, 1.5), (3.0, 20.0), (3.0, 1.5)])
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+@pytest.mark.parametrize("sensitivity, order", [(0.3, 1.5), (3.0, 20.0)])
 def test_decision_against_brute_force(rule, sensitivity, order):
     """The supremum is never below a 60-digit scan of log-ratios and shifts, and not far above it."""
     bound = float(Decision(rule, sensitivity).renyi([order])[0])
@@ -144,14 +137,7 @@ def test_decisions_with_little_noise(scale, sensitivity, weight):
     assert np.all(found.max(axis=1) <= Decision(rule, sensitivity).renyi(orders[:, 0]) * (1 + 1e-9))
 
 
-@pytest.mark.parametrize(
-    "scale, ratio",
-    [  # by default each scale and each ratio once
-        pytest.param(s, r, marks=[] if i == j else pytest.mark.slow)
-        for i, s in enumerate((0.05, 0.4, 2.0, 40.0))
-        for j, r in enumerate((0.3, 1.75, 3.75, 20.0))
-    ],
-)
+@pytest.mark.parametrize("scale, ratio", [(0.05, 0.3), (0.4, 1.75), (2.0, 3.75), (40.0, 20.0)])
 def test_no_order_is_passed_over(scale, ratio):
     """All orders, each of which has a worst log-ratio of its own, against a dense scan."""
     rule, sensitivity = Penalty(scale), ratio * scale
@@ -175,16 +161,11 @@ def test_penalty_decision_costs_less_than_the_noisy_value(scale, sensitivity):
     assert decision.gaussian_mu == pytest.approx(sensitivity / scale)
 
 
-@pytest.mark.parametrize("rule", few_quick(Penalty(1.0)), ids=lambda r: r.name)
-def test_monotone_in_sensitivity_and_order(rule):
-    costs = np.array([Decision(rule, d).renyi(ORDERS) for d in np.geomspace(1e-4, 20, 25)])
+def test_monotone_in_sensitivity_and_order():
+    costs = [Decision(Penalty(1.0), d).renyi(ORDERS) for d in np.geomspace(1e-4, 20, 25)]
+    costs = np.array(costs)
     assert np.all(np.diff(costs, axis=0) > 0)
     assert np.all(np.diff(costs, axis=1) >= -1e-6 * costs[:, 1:])
-
-
-def test_lazy_is_cheaper():
-    plain, lazy = Decision(Penalty(1.4), 0.1), Decision(Lazy(Penalty(1.4), 0.5), 0.1)
-    assert np.all(lazy.renyi(ORDERS) < plain.renyi(ORDERS))
 
 
 def test_metropolis_is_refused():
@@ -199,14 +180,25 @@ def test_metropolis_is_refused():
         Decision(Penalty(1.1), 0.02),
         Decision(Lazy(Barker(), 0.3), 0.5),
         Decision(Lazy(Metropolis(), 0.3), 0.5),
+        SampledGaussian(1.5, 0.1, "poisson", "add_remove"),
+        SampledGaussian(1.5, 0.1, "without_replacement", "substitute"),
+        SampledDecision(Lazy(Penalty(1.2), 0.5), 0.3, 0.05),
+        PoissonMinibatchDecision(Lazy(Barker(), 0.3), 0.01, 3.0, 200),
+        PoissonMinibatchDecision(Penalty(1.0), 0.01, 3.0, 200),
+        L2Laplace(0.7, 5),
+        PureDP(0.5),
+        ZeroConcentratedDP(0.5),
         RenyiShare(17.0, 0.2),
+        RenyiShare(math.inf, 0.4),
+        GaussianShare(0.3),
     ],
     ids=lambda m: m.name,
 )
 def test_values(mechanism):
     """Hashable, comparable, and the same after a trip through the ledger's text."""
-    assert from_json(to_json(mechanism)) == mechanism
-    assert hash(from_json(to_json(mechanism))) == hash(mechanism)
+    again = from_json(to_json(mechanism))
+    assert again == mechanism and hash(again) == hash(mechanism) and type(again) is type(mechanism)
+    assert np.array_equal(again.renyi(ORDERS), mechanism.renyi(ORDERS))
     assert isinstance(mechanism, Mechanism)
     with pytest.raises(AttributeError):
         mechanism.sensitivity = 0.0
@@ -219,13 +211,6 @@ def test_orders_of_any_shape():
         assert mechanism.renyi(2.0) == mechanism.renyi([2.0])[0]
         with pytest.raises(ValueError, match="orders must exceed 1"):
             mechanism.renyi([1.0, 2.0])
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-def test_bad_numbers_are_refused(bad):
-    for make in (Gaussian, lambda v: Decision(Barker(), v), lambda v: RenyiShare(2.0, v)):
-        with pytest.raises(ValueError, match="positive and finite"):
-            make(bad)
 
 
 class TestGaussianMuOfDecisions:
@@ -270,9 +255,6 @@ class TestGaussianMuOfDecisions:
         worst = -2 * ndtri_exp(-np.logaddexp(0, sensitivity / 2))
         assert worst <= Decision(Barker(), sensitivity).gaussian_mu <= worst * (1 + 3e-5)
 
-    def test_a_small_barker_decision(self):
-        assert Decision(Barker(), 1e-3).gaussian_mu == pytest.approx(0.62666e-3, rel=1e-4)
-
     @given(
         rule=st.sampled_from(RULES), sensitivity=st.floats(1e-12, 100), x=st.floats(-30, 30)
     )  # fmt: skip
@@ -290,12 +272,6 @@ class TestGaussianMuOfDecisions:
             )
             least = np.where(levels <= q, off, on) if p >= q else 1 - levels
             assert np.all(least >= ndtr(ndtri(1 - levels) - mu) - 1e-12)
-
-    def test_laziness_pays(self):
-        """A lazy decision inherits the ``mu`` of its rule, and has a smaller one."""
-        for rule in (Barker(), Penalty(2.0)):
-            mus = [Decision(Lazy(rule, w), 0.1).gaussian_mu for w in (0.25, 0.5, 0.9)]
-            assert np.all(np.diff([*mus, Decision(rule, 0.1).gaussian_mu]) > 0)
 
     def test_too_large_to_search(self):
         assert Decision(Barker(), 1e10).gaussian_mu is None

@@ -50,10 +50,7 @@ class TestDecisionFamily:
         decision = PerProposalDecision(2.0, None, 5.0, 1.0, (1.0,)).at(distance)
         assert decision.rule.scale == pytest.approx(5.0 * decision.sensitivity)
 
-    @pytest.mark.parametrize(
-        "multiplier", [0.5, 5.0, *(pytest.param(m, marks=pytest.mark.slow) for m in (1e-6, 1e6))]
-    )
-    @pytest.mark.parametrize("part", [1.0, 0.1])
+    @pytest.mark.parametrize("multiplier, part", [(1e-6, 1.0), (0.5, 0.1), (5.0, 1.0), (1e6, 0.1)])
     def test_moves_of_any_length(self, multiplier, part):
         """Each has a decision, and a cost that is no more than that of the noisy log-ratio."""
         family = PerProposalDecision(2.0, None, multiplier, 1.0, (1.0,), sampling_probability=part)

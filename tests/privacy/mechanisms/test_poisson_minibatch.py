@@ -15,8 +15,8 @@ from scipy.stats import poisson
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
-from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Adjacency, Decision, from_json, to_json
-from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision, _law
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Adjacency, Decision
+from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 
 RULES = [Barker(), Lazy(Barker(), 0.3), Lazy(Penalty(1.0), 0.5), Lazy(Penalty(0.3), 0.9)]
 PRIOR = np.linspace(-12, 12, 241)  # a constant that is added to the log-ratio
@@ -124,47 +124,6 @@ class TestExactLaw:
         assert np.all(true <= mechanism.renyi(SOME_ORDERS) * (1 + 1e-9) + 1e-14)
         assert np.all(hockey <= mechanism.privacy_profile(epsilons) * (1 + 1e-9) + 1e-14)
 
-    @given(
-        n=st.integers(1, 10**5),
-        c=st.floats(1e-4, 1),
-        lam=st.floats(0.1, 1e4),
-        u=st.floats(-1, 1),
-    )
-    def test_weight_in_place_of_share(self, n, c, lam, u):
-        """The rate at which a record counts, and its largest weight, as the docstring has them."""
-        kept = (lam + n * c) / n * (lam + n * c * (1 - u) / 2) / (lam + n * c)
-        w = math.log((2 * lam + n * c * (1 + u)) / (2 * lam + n * c * (1 - u)))
-        assert (2 * lam + n * c) / (n * (1 + math.exp(w))) == pytest.approx(kept, rel=1e-9)
-        assert abs(w) <= math.log1p(n * c / lam) * (1 + 1e-12) + 1e-15
-
-    def test_other_records_only_shift(self):
-        """Places of different records are independent: others that count nothing leave ours alone, and others that count average it."""
-        c, lam, n = 0.3, 0.5, 2
-        rule = Barker()
-        for u in EXTREME:
-            w = math.log((2 * lam + n * c * (1 + u)) / (2 * lam + n * c * (1 - u)))
-            rate = (2 * lam + n * c) / n / (1 + math.exp(w))
-            alone = shifts(rule, rate, w)
-            assert decision(rule, (u, 0.0), c, lam) == pytest.approx(alone, abs=1e-11)
-            step = math.log1p(n * c / lam)
-            fewer = (2 * lam + n * c) / n / (1 + math.exp(step))
-            mixture = [
-                poisson.logpmf(j, fewer) + shifts(rule, rate, w, PRIOR + j * step)
-                for j in range(15)
-            ]
-            both = decision(rule, (u, 1.0), c, lam)
-            assert both == pytest.approx(logsumexp(mixture, axis=0), abs=1e-11)
-
-    @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
-    def test_laws(self, rule):
-        """The laws of the package are those of one record that counts a Poisson number of times."""
-        n, c, lam = 2, 0.3, 0.5
-        for w in np.linspace(-1, 1, 9) * math.log1p(n * c / lam):
-            law = np.stack(_law(PoissonMinibatchDecision(rule, c, lam, n), PRIOR, float(w)))
-            assert np.exp(law).sum(axis=0) == pytest.approx(np.ones(len(PRIOR)))
-            kept = (2 * lam + n * c) / n / (1 + math.exp(w))
-            assert law == pytest.approx(shifts(rule, kept, w), rel=1e-12, abs=1e-14)
-
     def test_negative_control(self):
         """A record can do more than it would if all records decided: the cost of that decision alone would not cover it."""
         n, c, lam = 1000, 0.01, 1.0
@@ -207,53 +166,7 @@ class TestTightness:
         assert np.all(hockey * (1 - 1e-9) <= profile)
         assert np.all(profile <= hockey * 1.05 + 1e-6)
 
-    def test_a_larger_minibatch_costs_less_and_a_larger_bound_more(self):
-        """Up to the 0.1 % for the grids; a large batch decides as all records would."""
-        rates = [0.3, 1.0, 3.0, 10.0, 100.0]
-        costs = [
-            PoissonMinibatchDecision(Barker(), 0.01, lam, 100).renyi(SOME_ORDERS) for lam in rates
-        ]
-        assert np.all(np.diff(costs, axis=0) < 1e-3 * costs[-1])
-        assert np.all(costs[-1] < 0.8 * costs[0])
-        full = Decision(Barker(), 0.02).renyi(SOME_ORDERS)
-        large = PoissonMinibatchDecision(Barker(), 0.01, 1e3, 100).renyi(SOME_ORDERS)
-        assert np.all(large >= full * (1 - 1e-6)) and np.all(large <= full * 1.01)
-        costs = [
-            PoissonMinibatchDecision(Barker(), c, 1.0, 100).renyi(SOME_ORDERS)
-            for c in (1e-3, 0.01, 0.05)
-        ]
-        assert np.all(np.diff(costs, axis=0) > 0)
-
-    @given(
-        n=st.integers(1, 10**4),
-        c=st.floats(1e-3, 0.3),
-        ratio=st.floats(-1.5, 1.5),
-        order=st.sampled_from([1.05, 2.0, 8.0, 64.0, 500.0]),
-        rule=st.sampled_from([*RULES, Lazy(Penalty(0.15), 0.7), Lazy(Penalty(2.0), 0.999)]),
-    )
-    @settings(max_examples=8, deadline=None)
-    def test_error_of_the_grids(self, n, c, ratio, order, rule):
-        """Grids and parabolas against a dense search near the best point, with 0.1 % to spare: the spare is not used up."""
-        lam = n * c * 10**ratio
-        mechanism = PoissonMinibatchDecision(rule, c, lam, n)
-        total, step = 2 * lam / n + c, math.log1p(n * c / lam)
-        low, high = -4.0, math.asinh(20 + 3 * c * order * math.exp(step))
-        for _ in range(3):
-            x = np.sinh(np.linspace(low, high, 151))
-            least = shifts(rule, total / (1 + math.exp(-step)), -step, x)
-            value = np.zeros(len(x))
-            for w in np.linspace(step / 40, step, 40):
-                most = shifts(rule, total / (1 + math.exp(w)), w, x)
-                for p, q in ((most, least), (least, most)):
-                    value = np.maximum(value, divergence(p, q, order))
-            best = math.asinh(x[value.argmax()])
-            low, high = best - (high - low) / 20, best + (high - low) / 20
-        cost = float(mechanism.renyi(order))
-        capped = mechanism.zcdp is not None and cost >= order * mechanism.zcdp
-        assert value.max() * (1 if capped else 1 + 5e-4) <= cost * (1 + 1e-8)
-        assert cost <= value.max() * (1 + 3e-3)
-
-    @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.name)
+    @pytest.mark.parametrize("rule", RULES[::2], ids=lambda r: r.name)
     def test_one_order_or_many(self, rule):
         """What else is asked for makes no difference, except to the grid."""
         mechanism = PoissonMinibatchDecision(rule, 0.02, 2.0, 200)
@@ -262,39 +175,6 @@ class TestTightness:
         assert together[some] == pytest.approx(single, rel=6e-4)
         assert mechanism.renyi(ORDERS[::-1]) == pytest.approx(together[::-1], rel=1e-12)
         assert np.all(np.diff(together) >= -1e-3 * together[1:])
-
-
-class TestExtremeWeights:
-    """Which weights are the worst."""
-
-    @given(
-        x=st.floats(-20, 20),
-        w=st.floats(-3, 3),
-        places=st.floats(0.01, 5),
-        rule=st.sampled_from([*RULES, Penalty(0.5)]),
-    )
-    def test_monotone(self, x, w, places, rule):
-        """A larger weight accepts more if it is negative; for Barker's rule up to 1 + sqrt(2) times the odds."""
-        weights = w + np.linspace(-0.01, 0.01, 3)
-        accept, reject = np.array(
-            [shifts(rule, places / (1 + math.exp(v)), v, np.array([x]))[:, 0] for v in weights]
-        ).T
-        barker = isinstance(rule, Barker) or isinstance(getattr(rule, "rule", None), Barker)
-        if weights[-1] <= 0 or (barker and weights[-1] <= math.log1p(math.sqrt(2))):
-            assert np.all(np.diff(accept) >= -1e-12) and np.all(np.diff(reject) <= 1e-12)
-
-    @pytest.mark.parametrize("rule, odds", [(Barker(), 2.5), (Lazy(Penalty(0.3), 0.9), 2.0)])
-    def test_not_monotone_beyond(self, rule, odds):
-        """Far to the right a smaller weight, kept more often, accepts more."""
-        w, x = math.log(odds), np.array([8.0 if isinstance(rule, Barker) else 0.6])
-        most, less = (shifts(rule, 0.1 / (1 + math.exp(v)), v, x)[1, 0] for v in (w, 0.95 * w))
-        assert less < most
-        within = math.log(2.4)
-        most, less = (
-            shifts(Barker(), 0.1 / (1 + math.exp(v)), v, np.array([8.0]))[1, 0]
-            for v in (within, 0.95 * within)
-        )
-        assert less > most
 
 
 class TestRange:
@@ -320,34 +200,6 @@ class TestRange:
         )
         assert (a - r) - (b - s) <= bound * (1 + 1e-9) + 1e-12
         assert mechanism.zcdp == PoissonMinibatchDecision(Lazy(Barker(), 0.5), c, lam, n).zcdp
-
-    @pytest.mark.parametrize("lam", [500.0, 40.0, 5.0])
-    def test_limit_at_large_log_ratios(self, lam):
-        """The limit on the right, with cosh if the largest weight is the most accepting."""
-        n, c = 50_000, 0.001
-        mechanism = PoissonMinibatchDecision(Barker(), c, lam, n)
-        total, step = 2 * lam / n + c, math.log1p(n * c / lam)
-        weights = np.linspace(-step, step, 201)
-        odds = [
-            np.subtract(*shifts(Barker(), total / (1 + math.exp(w)), w, np.array([30.0]))[:, 0])
-            for w in weights
-        ]
-        bound = math.sqrt(8 * mechanism.zcdp)
-        assert max(odds) - min(odds) == pytest.approx(bound, rel=1e-4)
-        cosh = 2 * c * math.cosh(step)
-        assert bound == pytest.approx(cosh, rel=1e-12) if lam > 36 else bound > cosh * 1.003
-
-    @pytest.mark.parametrize("rule", RULES[:2], ids=lambda r: r.name)
-    @pytest.mark.parametrize("n, c, lam", [(100, 0.01, 1.0), (1000, 0.02, 2.0), (2, 0.3, 0.5)])
-    def test_dominated_by_all_records(self, rule, n, c, lam):
-        """A decision on all records, with a sensitivity of R, costs at least as much."""
-        mechanism = PoissonMinibatchDecision(rule, c, lam, n)
-        full = Decision(Barker(), math.sqrt(8 * mechanism.zcdp))
-        assert np.all(mechanism.renyi(ORDERS) <= ORDERS * mechanism.zcdp * (1 + 1e-9))
-        assert np.all(mechanism.renyi(SOME_ORDERS) <= full.renyi(SOME_ORDERS) * (1 + 1e-3))
-        epsilons = np.linspace(0, 2 * c, 9)
-        most = full.privacy_profile(epsilons)
-        assert np.all(mechanism.privacy_profile(epsilons) <= most * (1 + 1e-3) + 1e-15)
 
 
 class TestPenalty:
@@ -392,11 +244,6 @@ class TestPenalty:
         assert epsilon_of(access, 1e-6, "rdp") == math.inf
         assert 0 < epsilon_of(access, 1e-6) < 5
 
-    def test_laziness_that_is_none(self):
-        """A lazy rule with weight 1 is the rule itself."""
-        for rule in (Lazy(Penalty(1.0), 1.0), Lazy(Lazy(Penalty(1.0), 1.0), 1.0)):
-            assert np.all(np.isinf(PoissonMinibatchDecision(rule, 0.3, 0.5, 1).renyi([2.0, 8.0])))
-
 
 def test_composition_against_dynamic_programming():
     """Four decisions with prior terms chosen adaptively: below the composed bound, and not far below."""
@@ -430,19 +277,10 @@ def test_composition_against_dynamic_programming():
 class TestValues:
     """What the mechanism is as a value."""
 
-    @pytest.mark.parametrize("rule", [*RULES, Penalty(1.0)], ids=lambda r: r.name)
-    def test_through_the_ledger(self, rule):
-        mechanism = PoissonMinibatchDecision(rule, 0.01, 3.0, 200)
-        again = from_json(to_json(mechanism))
-        assert again == mechanism and hash(again) == hash(mechanism)
-        assert mechanism.adjacencies == {Adjacency.SUBSTITUTE}
-        assert mechanism.gaussian_mu is None
-        assert (mechanism.zcdp is None) == ("Barker" not in rule.name)
-        with pytest.raises(AttributeError):
-            mechanism.batch_rate = 1.0
-
     def test_batch_size(self):
         mechanism = PoissonMinibatchDecision(Barker(), 0.05, 7.0, 100)
+        assert mechanism.adjacencies == {Adjacency.SUBSTITUTE} and mechanism.gaussian_mu is None
+        assert PoissonMinibatchDecision(Penalty(1.0), 0.05, 7.0, 100).zcdp is None
         assert mechanism.expected_batch == pytest.approx(12.0)
 
     def test_profile_of_a_pair_of_distributions(self):

@@ -1,4 +1,4 @@
-"""Decisions on random batches: costs against every triple of laws, data sets, dynamic programming."""
+"""Decisions on random batches: costs against every triple of laws."""
 
 import itertools
 import math
@@ -9,10 +9,8 @@ import pytest
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logsumexp
 
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
-from pymc_dp.privacy.accounting.calibration import delta_of
 from pymc_dp.privacy.mechanisms.decision_suprema import decision_renyi
 from pymc_dp.privacy.mechanisms.mechanism import (
     ORDERS,
@@ -123,54 +121,6 @@ class TestSampledDecision:
         nearly = SampledDecision(rule, 0.7, 1 - 1e-9).renyi(ORDERS)
         assert nearly == pytest.approx(plain.renyi(ORDERS), rel=1e-5)
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize(
-        "rule",
-        [
-            r
-            if r in (Penalty(1.4), Lazy(Barker(), 0.25))
-            else pytest.param(r, marks=pytest.mark.slow)
-            for r in RULES
-        ],
-        ids=lambda r: r.name,
-    )
-    def test_more_records_cost_more(self, rule):
-        sampled = [SampledDecision(rule, 0.8, q) for q in np.geomspace(1e-4, 1, 13)]
-        assert np.all(np.diff([m.renyi(ORDERS) for m in sampled], axis=0) > 0)
-        epsilons = np.linspace(0, 0.7, 8)
-        profiles = np.array([m.privacy_profile(epsilons) for m in sampled])
-        assert np.all(np.diff(profiles, axis=0) >= -1e-12)
-        # Rare records: the divergence goes with the square of their probability.
-        assert sampled[1].renyi([2.0]) / sampled[0].renyi([2.0]) == pytest.approx(
-            (sampled[1].sampling_probability / sampled[0].sampling_probability) ** 2, rel=1e-2
-        )
-
-    @pytest.mark.parametrize("rule", [Penalty(1.0), Barker()], ids=lambda r: r.name)
-    def test_adaptive_adversary_by_dynamic_programming(self, rule):
-        """Five decisions, each triple chosen after the decisions so far: below the composed bound, and not far below."""
-        sensitivity, q, k = 1.5, 0.3, 5
-        choices = []
-        for x in np.linspace(-5, 6, 23):
-            for shift in (-sensitivity, sensitivity):
-                without = bit(rule, x)
-                sampled = mixed(q, without, bit(rule, x + shift))
-                choices += [(sampled, without), (without, sampled)]
-        mechanism = SampledDecision(rule, sensitivity, q)
-        grid = np.linspace(-8, 8, 1601)
-        for epsilon in (0.3, 0.8):
-            value = np.maximum(1 - np.exp(epsilon - grid), 0)
-            for _ in range(k):
-                options = [
-                    sum(math.exp(p[i]) * np.interp(grid + p[i] - r[i], grid, value) for i in (0, 1))
-                    for p, r in choices
-                ]
-                value = np.max(options, axis=0)
-            attack = float(np.interp(0.0, grid, value))
-            # Interpolating a convex function errs upwards; the margin covers it.
-            bound = delta_of([(mechanism, k)], epsilon)
-            assert 0 < attack <= bound * 1.02
-            assert bound <= 2.5 * attack
-
     def test_rules_within_rules(self):
         """Two lazy rules, one inside the other, are one: the search must reach as far."""
         nested = decision_renyi(Lazy(Lazy(Penalty(30.0), 0.9), 0.8), 1.0, (2.0, 10.0))
@@ -187,64 +137,3 @@ class TestSampledDecision:
                 for one, other in ((top, mixed(q, top, less)), (less, mixed(q, less, top))):
                     true = max(bit_divergence(one, other, order), bit_divergence(other, one, order))
                     assert mechanism.renyi([order])[0] >= true * (1 - 1e-9)
-
-
-class TestMinibatchPenalty:
-    """Exact decisions of a tiny chain: six records, batches of three, log-ratio minus half its estimated variance."""
-
-    N, M, C = 6, 3, 0.15
-
-    @property
-    def sensitivity(self):
-        """As the docstring of SampledDecision has it."""
-        n, m, c = self.N, self.M, self.C
-        return 2 * n * c / m + 2 * (m - 1) / m * (n * c / m) ** 2
-
-    def acceptance(self, rule, ratios, prior):
-        """Average over all batches, shape of ``prior``; ratios are clipped, as the sampler does."""
-        ratios = np.clip(ratios, -self.C, self.C)
-        batches = np.array(list(itertools.combinations(range(self.N), self.M)))
-        values = ratios[batches]
-        scaled = self.N * values.mean(axis=1)
-        variance = self.N**2 / self.M * values.var(axis=1)
-        decisions = bit(rule, (scaled - variance / 2)[:, None] + prior)
-        return logsumexp(decisions, axis=1) - math.log(len(batches))
-
-    def worst(self, rule, ratios, value, orders):
-        """Largest divergence over prior terms, if the first record's ratio becomes ``value``."""
-        prior = np.linspace(-8, 12, 401)
-        other = np.concatenate([[value], ratios[1:]])
-        p, q = self.acceptance(rule, ratios, prior), self.acceptance(rule, other, prior)
-        return np.array(
-            [max(bit_divergence(p, q, a).max(), bit_divergence(q, p, a).max()) for a in orders]
-        )
-
-    ORDERS = (1.5, 3.0, 12.0)
-
-    @given(
-        ratios=st.lists(
-            st.one_of(st.floats(-0.3, 0.3), st.sampled_from([-1.0, 1.0])), min_size=6, max_size=6
-        ),
-        value=st.one_of(st.floats(-0.3, 0.3), st.sampled_from([-1.0, 1.0])),
-        rule=st.sampled_from([Penalty(0.5), Penalty(1.4), Barker(), Lazy(Penalty(1.4), 0.5)]),
-    )
-    @settings(max_examples=80, deadline=None)
-    def test_no_data_set_beats_the_bound(self, ratios, value, rule):
-        bound = SampledDecision(rule, self.sensitivity, self.M / self.N).renyi(self.ORDERS)
-        assert np.all(self.worst(rule, np.array(ratios), value, self.ORDERS) <= bound * (1 + 1e-5))
-
-    @pytest.mark.parametrize("rule", [Penalty(0.5), Penalty(1.4), Barker()], ids=lambda r: r.name)
-    def test_the_worst_data_set_reaches_the_bound(self, rule):
-        """All others at the clip bound; with half the sensitivity, or the variance forgotten, the bound would not hold."""
-        ratios = np.full(self.N, 1.0)
-        true = np.max(
-            [self.worst(rule, sign * ratios, -sign, self.ORDERS) for sign in (-1, 1)], axis=0
-        )
-
-        def bound(sensitivity):
-            return SampledDecision(rule, sensitivity, self.M / self.N).renyi(self.ORDERS)
-
-        assert np.all(true <= bound(self.sensitivity) * (1 + 1e-5))
-        assert np.all(true >= bound(self.sensitivity) * (1 - 1e-3))
-        assert np.all(true > bound(self.sensitivity / 2) * 2)
-        assert np.all(true > bound(2 * self.N * self.C / self.M) * 1.1)

@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from pymc_dp.privacy import Gaussian, L2Laplace, PureDP, ZeroConcentratedDP, delta_of, epsilon_of
 from pymc_dp.privacy.accounting import pld
-from pymc_dp.privacy.mechanisms.mechanism import ORDERS, from_json, to_json
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS
 from pymc_dp.privacy.mechanisms.stated import stated
 
 EPSILONS = st.floats(1e-3, 30)
@@ -102,8 +102,7 @@ def test_what_is_stated():
     assert stated(0.5, None, None) == PureDP(0.5)
     assert stated(None, 0.5, None) == ZeroConcentratedDP(0.5)
     assert stated(None, None, 0.25) == Gaussian(4.0)
-    for mechanism in (PureDP(0.5), ZeroConcentratedDP(0.5)):
-        assert from_json(to_json(mechanism)) == mechanism and "0.5" in mechanism.name
+    assert "0.5" in PureDP(0.5).name and "0.5" in ZeroConcentratedDP(0.5).name
     for values, message in [
         ((None, None, None), "none of them"),
         ((0.5, 0.1, None), r"'epsilon': 0.5, 'rho': 0.1"),

@@ -15,9 +15,8 @@ import pytest
 
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import pdtr, pdtrc
+from scipy.special import pdtrc
 from scipy.stats import chisquare, kstest
-from scipy.stats import poisson as poisson_law
 
 from pymc_dp.privacy.randomness import batches
 from pymc_dp.privacy.randomness.batches import (
@@ -129,17 +128,10 @@ def test_uniforms():
 # --------------------------------------------------------------------------------------------- fixed size
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n,size", [(6, 1), (6, 3), (6, 4), (5, 4), (6, 2)])
-def test_all_subsets_are_equally_likely(n, size):
-    bits = seeded(2, n, size)
-    drawn = [without_replacement(n, size, bits) for _ in range(DRAWS)]
-    assert p_value(drawn, subsets(n, size)) > FALSE_ALARM
-
-
-def test_subsets_of_many_records_are_uniform(monkeypatch):
-    """The same with whole words for each value."""
-    monkeypatch.setattr(batches, "_NARROW", 1)
+@pytest.mark.parametrize("narrow", [2**24, 1])
+def test_subsets_of_records_are_uniform(monkeypatch, narrow):
+    """With half a word or a whole word for each value."""
+    monkeypatch.setattr(batches, "_NARROW", narrow)
     bits = seeded(3)
     drawn = [without_replacement(6, 3, bits) for _ in range(DRAWS)]
     assert p_value(drawn, subsets(6, 3)) > FALSE_ALARM
@@ -183,37 +175,20 @@ def test_words_beyond_the_last_multiple_are_replaced(n):
     assert not bits.left
 
 
-def test_the_last_word_of_the_last_multiple_is_kept_and_the_next_is_not():
-    assert with_replacement(6, 2, Halves(2**32 - 5, 0)).tolist() == [5, 0]
-    assert with_replacement(6, 2, Halves(2**32 - 4, 0, 1, 2)).tolist() == [0, 1]
-    assert with_replacement(10**9, 1, Fixed(2**64 - 2**64 % 10**9 - 1)).tolist() == [10**9 - 1]
-    assert with_replacement(10**9, 1, Fixed(2**64 - 2**64 % 10**9, 1)).tolist() == [1]
-
-
 @pytest.mark.parametrize("n", [1, 2, 2**24, 2**25, 2**63])
 def test_no_word_is_refused_when_multiples_fit(n):
     bits = Fixed(2**64 - 1, 2**64 - 1)
     assert with_replacement(n, 2, bits).tolist() == [n - 1, n - 1]
 
 
-@given(n=st.integers(1, 3000), share=st.floats(0, 1))
+@given(n=st.integers(1, 3000) | st.integers(3001, 2**63), share=st.floats(0, 1, exclude_min=True))
 def test_batches_are_sorted_distinct_and_in_range(n, share):
-    size = round(n * share)
-    batch = without_replacement(n, size)
-    assert batch.dtype == np.int64
-    assert batch.shape == (size,)
-    assert np.all(np.diff(batch) > 0)
-    assert np.all((batch >= 0) & (batch < n))
-
-
-@given(n=st.integers(1, 2**63), size=st.integers(0, 50))
-def test_any_number_of_records(n, size):
-    for draw in (with_replacement, without_replacement):
-        if draw is with_replacement or size <= n:
-            batch = draw(n, size)
-            assert batch.dtype == np.int64
-            assert batch.shape == (size,)
-            assert np.all((batch >= 0) & (batch < n))
+    size = math.floor(share * min(n, 3000))
+    draws = (without_replacement(n, size), poisson(n, size / n or 1e-20), with_replacement(n, size))
+    for k, batch in enumerate(draws):
+        assert batch.dtype == np.int64 and (batch.shape == (size,) or k == 1)
+        assert np.all((batch >= 0) & (batch < n))
+        assert k == 2 or np.all(np.diff(batch) > 0)
 
 
 def test_all_records():
@@ -226,9 +201,7 @@ def test_all_records():
 
 # Above one half it is drawn who is left out.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "p", [0.2, *(pytest.param(p, marks=pytest.mark.slow) for p in (0.5, 0.7)), 0.9]
-)
+@pytest.mark.parametrize("p", [0.2, 0.7])
 def test_inclusion_is_independent(p):
     bits = seeded(5, int(10 * p))
     drawn = [poisson(4, p, bits) for _ in range(DRAWS)]
@@ -256,14 +229,6 @@ def test_tiny_probabilities():
     assert poisson(1000, 5e-324).size == 0
     sizes = [poisson(2**63 - 1, 1e-18, bits).size for bits in [seeded(7)] for _ in range(2000)]
     assert abs(np.mean(sizes) - 9.2234) < 5 * math.sqrt(9.2234 / 2000)
-
-
-@given(n=st.integers(1, 3000), p=st.floats(0, 1, exclude_min=True))
-def test_poisson_batches_are_sorted_distinct_and_in_range(n, p):
-    batch = poisson(n, p)
-    assert batch.dtype == np.int64
-    assert np.all(np.diff(batch) > 0)
-    assert np.all((batch >= 0) & (batch < n))
 
 
 # ---------------------------------------------------------------------------------------- Poisson number
@@ -297,18 +262,6 @@ def exact_tails(rate, k):
     return 1 - at * (total - first) / first, at * (total - first) / first
 
 
-@pytest.mark.parametrize("rate", [0.05, 3.0, 40.0, 1e4, 1e7])
-def test_counts_have_the_poisson_law(rate):
-    bits = seeded(8, int(100 * rate))
-    drawn = np.array([poisson_count(rate, bits) for _ in range(DRAWS)])
-    edges = np.unique(poisson_law.ppf(np.linspace(0.01, 0.99, 25), rate))
-    masses = np.diff(np.concatenate([[0], poisson_law.cdf(edges, rate), [1]]))
-    observed = np.bincount(np.searchsorted(edges, drawn), minlength=len(masses))
-    assert chisquare(observed, DRAWS * masses).pvalue > FALSE_ALARM
-    wrong = np.diff(np.concatenate([[0], poisson_law.cdf(edges, rate + 0.1 * rate**0.5), [1]]))
-    assert chisquare(observed, DRAWS * wrong).pvalue < FALSE_ALARM
-
-
 @pytest.mark.parametrize("rate", [1e-3, 0.05, 3.0, 40.0, 1e3, 1e5, 2e5, 1e7])
 @pytest.mark.parametrize("z", [-11.0, -7.0, -4.5, -2.0, 0.0, 0.3, 2.0, 3.99, 4.1, 4.6, 7.0, 11.0])
 def test_the_distribution_function_jumps_where_it_must(rate, z):
@@ -321,22 +274,6 @@ def test_the_distribution_function_jumps_where_it_must(rate, z):
     margin = min(below, above) / 10**11 + Fraction(1, 2**128)
     assert count_at(rate, int((below - margin) * 2**128)) == k
     assert count_at(rate, int((below + margin) * 2**128)) == k + 1
-
-
-@given(
-    rate=st.floats(1e-3, 1e5) | st.floats(-300, 5).map(lambda x: 10.0**x),
-    word=st.integers(0, 2**128 - 1) | st.integers(-127, 127).map(lambda s: 2**128 - 2 ** (127 - s) if s > 0 else 2 ** (127 + s)),
-)  # fmt: skip
-def test_the_inverse_is_that_of_the_nearer_tail(rate, word):
-    count = count_at(rate, word)
-    if word < 2**127:
-        tail = (word + 0.5) * 2.0**-128
-        assert pdtr(count, rate) >= tail
-        assert count == 0 or pdtr(count - 1, rate) < tail
-    else:
-        tail = (2**128 - 1 - word + 0.5) * 2.0**-128
-        assert pdtrc(count, rate) <= tail
-        assert count == 0 or pdtrc(count - 1, rate) > tail
 
 
 @pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.7, 3.0, 40.0, 1e5, 1.1e5, 1e7, 1e9, 1e10])
@@ -400,30 +337,3 @@ def test_bits_are_secret_unless_others_are_asked_for():
         first = draw()
         np.random.seed(1)
         assert not np.array_equal(first, draw())
-
-
-@pytest.mark.parametrize(
-    "call,message",
-    [
-        (lambda: without_replacement(10, 11), "10 records cannot give 11"),
-        (lambda: without_replacement(10, -1), "batch size must not be negative, got -1"),
-        (lambda: with_replacement(10, -1), "batch size must not be negative, got -1"),
-        (lambda: with_replacement(10, 2.5), "batch size must be a whole number, got 2.5"),
-        (lambda: with_replacement(0, 1), "number of records must be from 1 to .*got 0"),
-        (lambda: with_replacement(2**63 + 1, 1), "number of records must be from 1 to"),
-        (lambda: without_replacement(10.0, 1), "number of records must be a whole number"),
-        (lambda: poisson(-3, 0.1), "number of records must not be negative, got -3"),
-        (lambda: poisson(10, 0.0), "sampling probability must be above 0 .*got 0.0"),
-        (lambda: poisson(10, 1.1), "sampling probability .*got 1.1"),
-        (lambda: poisson(10, math.nan), "sampling probability .*got nan"),
-        (lambda: poisson_count(0), "rate must be positive and finite, got 0"),
-        (lambda: poisson_count(-1.0), "rate must be positive and finite, got -1.0"),
-        (lambda: poisson_count(math.inf), "rate must be positive and finite, got inf"),
-        (lambda: poisson_count(math.nan), "rate must be positive and finite, got nan"),
-        (lambda: poisson_count(2e10), "rate must be at most 1e\\+10, got 2"),
-        (lambda: uniforms(-1), "number of values must not be negative, got -1"),
-    ],
-)
-def test_bad_arguments_are_named(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

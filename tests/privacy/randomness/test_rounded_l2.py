@@ -10,6 +10,8 @@ import mpmath
 import numpy as np
 import pytest
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import integrate, stats
 
 from pymc_dp.privacy.randomness import rounded_l2 as module_under_test
@@ -84,7 +86,8 @@ def test_continuum():
     assert fits_continuum(module_under_test)
 
 
-@pytest.mark.parametrize("seed", range(200))
+@given(seed=st.integers(0, 2**32))
+@settings(deadline=None)
 def test_rounding_is_that_of_exact_numbers(seed):
     """With few bits the result is open, or what 60 digits give at both ends and in between."""
     rng = np.random.default_rng((66, seed))
