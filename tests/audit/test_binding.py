@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import pickle
 
-from dataclasses import replace
-
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -17,10 +15,10 @@ import pymc_dp as dp
 from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, release
 from pymc_dp.errors import PrivacyLeak
 from pymc_dp.model.identity import model_token
-from pymc_dp.privacy.budget.binding import TOKEN, check_draws, new_token
+from pymc_dp.privacy.budget.binding import TOKEN, new_token
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian, from_json, to_json
 from pymc_dp.steps import base
-from tests.audit.audited_samplers import SAMPLERS, build, sample
+from tests.audit.audited_samplers import build, sample
 from tests.exactness.targets import compiled_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -91,15 +89,6 @@ class TestBought:
                 dp.plan(budget=other, start=start, step=DPPenalty, **given)
         assert nothing_spent(other)
 
-    def test_an_account_in_common_does_not_help(self, bought, tmp_path):
-        """The account adds both up, but the report of the second budget would not."""
-        simulator = bought[0]
-        ledger = dp.Ledger(tmp_path / "a.ledger", epsilon=8.0, delta=1e-6)
-        one, two = budget_of(2.0, 1, ledger=ledger), budget_of(2.0, 1, ledger=ledger)
-        start = dp.planning.private_start(simulator, budget=one, random_seed=1)
-        with pytest.raises(PrivacyLeak, match="another budget"):
-            dp.plan(budget=two, start=start, step=DPPenalty, simulator=simulator)
-
     def test_the_budget_that_paid_may_use_it(self, bought):
         simulator, budget, start = bought
         made = dp.plan(
@@ -109,14 +98,6 @@ class TestBought:
         idata = sample(simulator.model, made.build(), budget, draws=10)
         report = dp.PrivacyReport.of(release(idata, simulator.model, budget))
         assert set(report.one_off_accesses) == {"private start"}
-
-    def test_what_is_made_by_hand_has_no_budget(self, bought):
-        """It is of public things; that is for the user to keep to, as with initvals."""
-        simulator, _, start = bought
-        public = replace(start, budget_id=None)
-        dp.plan(
-            budget=budget_of(4.0, 1), start=public, step=DPPenalty, simulator=simulator, random_seed=1
-        )  # fmt: skip
 
 
 # ---------------------------------------------------------------- draws
@@ -138,16 +119,14 @@ class TestDraws:
         assert TOKEN in idata.sample_stats and TOKEN not in public.sample_stats
         assert dp.PrivacyReport.of(public).epsilon <= 3.0
 
-    @pytest.mark.parametrize("cores", [1, 2])
-    def test_a_run_without_a_budget(self, model, paid, cores):
+    def test_a_run_without_a_budget(self, model, paid):
         """Metropolis' rule on raw log-likelihoods used to be released as epsilon = 3."""
         step = DPPenalty(budget=None, model=model, clip_bound=np.inf, proposal=RandomWalk(0.05), noise_scale=0.0)  # fmt: skip
-        idata = draw(model, step, cores=cores)
+        idata = draw(model, step, cores=2)
         with pytest.raises(PrivacyLeak, match="budget=None, for which no budget has paid"):
             release(idata, model, paid[0])
 
-    @pytest.mark.parametrize("cores", [1, 2])
-    @pytest.mark.parametrize("callback", [True, False])
+    @pytest.mark.parametrize("cores, callback", [(1, True), (2, False)])
     def test_a_run_on_another_budget(self, model, paid, cores, callback):
         """A run on epsilon = 50 used to be released as epsilon = 3."""
         large = budget_of(50.0)
@@ -156,10 +135,7 @@ class TestDraws:
             release(idata, model, paid[0])
         release(idata, model, large)
 
-    @pytest.mark.parametrize(
-        "name",
-        [pytest.param(n, marks=[pytest.mark.slow] if "batches" in n else []) for n in SAMPLERS],
-    )
+    @pytest.mark.parametrize("name", ["Barker", "DP-Fast MH", "HMC", "SGHMC"])
     def test_every_sampler_is_bound(self, model, paid, name):
         budget = budget_of(50.0, 1, accountant="rdp")
         idata = sample(model, build(name, model, budget, "binding"), budget, draws=5)
@@ -208,16 +184,6 @@ class TestDraws:
         with pytest.raises(PrivacyLeak, match="another budget"):
             release(idata, there, budget_of())
 
-    def test_through_a_file(self, model, paid, tmp_path):
-        import arviz as az
-
-        budget, idata = paid
-        idata.to_netcdf(str(tmp_path / "raw.nc"))
-        again = az.from_netcdf(str(tmp_path / "raw.nc"))
-        release(again, model, budget)
-        with pytest.raises(PrivacyLeak, match="another budget"):
-            release(again, model, budget_of())
-
 
 @pytest.fixture(scope="module")
 def two():
@@ -231,11 +197,10 @@ def two():
 class TestSteps:
     """Compound steps, and steps that were replaced."""
 
-    @pytest.mark.parametrize("cores", [1, 2])
-    def test_compound(self, two, paid, cores):
+    def test_compound(self, two, paid):
         budget = budget_of(20.0)
         steps = [penalty(two, budget, vars=[two[name]]) for name in ("mu", "sigma")]
-        idata = draw(two, steps, budget, cores=cores)
+        idata = draw(two, steps, budget, cores=2)
         assert idata.sample_stats[TOKEN].shape[2:] == (2,)
         release(idata, two, budget)
         with pytest.raises(PrivacyLeak, match="another budget"):
@@ -249,13 +214,6 @@ class TestSteps:
         for budget in (one, other):
             with pytest.raises(PrivacyLeak, match="another budget"):
                 release(idata, two, budget)
-
-    def test_one_of_two_steps_has_none(self, two):
-        budget = budget_of(20.0)
-        mu, _ = (penalty(two, budget, vars=[two[name]]) for name in ("mu", "sigma"))
-        idata = draw(two, [mu, penalty(two, None, vars=[two["sigma"]])])
-        with pytest.raises(PrivacyLeak, match="budget=None"):
-            release(idata, two, budget)
 
     def test_a_step_that_was_replaced(self, model):
         """A reproducible step used to run, and the report of its secret successor was released."""
@@ -284,26 +242,6 @@ class TestClaims:
         again.spend("sum", self.SOLD)
         assert budget.one_off_accesses["sum"] == self.SOLD
         assert budget.spent() == again.spent() > 0
-
-    @pytest.mark.parametrize("count", [0.5, 1.5])
-    def test_counts_are_whole(self, count):
-        budget = budget_of()
-        with pytest.raises(ValueError, match="whole number of times"):
-            budget.spend("sum", [(self.SOLD[0][0], count)])
-        with pytest.raises(ValueError, match="must access something"):
-            budget.spend("nothing", [])
-        assert budget.spent() == 0.0
-
-    def test_a_label_is_new(self, model):
-        budget = budget_of()
-        budget.spend("sum", self.SOLD)
-        spent = budget.spent()
-        with pytest.raises(dp.PrivacyBudgetExhausted):
-            budget.spend("sum", self.SOLD)
-        step = penalty(model, budget)
-        with pytest.raises(ValueError, match="is a step of this budget"):
-            budget.spend(next(iter(budget.steps)), self.SOLD)
-        assert budget.spent() == spent and step is not None
 
     def test_a_class_of_the_same_name_does_not_change_what_was_charged(self):
         gaussian = self.SOLD[0][0]
@@ -339,26 +277,3 @@ class TestModels:
     def test_a_pickled_model_is_the_same(self, model):
         again = pickle.loads(cloudpickle.dumps(model))
         assert again is not model and model_token(again) == model_token(model)
-
-
-def test_planted_faults_are_found():
-    """Controls: numbers by themselves."""
-    budget, other = budget_of().id, budget_of().id
-    mine, theirs = new_token(budget), new_token(other)
-    check_draws(np.full((2, 5), mine), [mine], budget)
-    check_draws(np.full((2, 5), float(mine)), [mine], budget)  # exact as a float
-    assert len({new_token(budget) for _ in range(100)}) == 100
-    second = new_token(budget)
-    check_draws(np.broadcast_to([second, mine], (2, 5, 2)), [mine, second], budget)
-    faults = {
-        "another budget": (np.full((2, 5), theirs), [mine]),
-        "budget=None": (np.zeros((2, 5)), [mine]),
-        "replaced": (np.full((2, 5), second), [mine]),
-        "1 of the 2 steps": (np.full((2, 5), mine), [mine, second]),
-        "2 of the 1 steps": (np.full((2, 5, 2), mine), [mine]),
-        "do not show which": (np.full((2, 5), np.nan), [mine]),
-        "were made by a step with": (np.zeros((2, 5)), [0]),
-    }
-    for words, (tokens, registered) in faults.items():
-        with pytest.raises(PrivacyLeak, match=words):
-            check_draws(tokens, registered, budget)

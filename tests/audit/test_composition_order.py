@@ -133,7 +133,7 @@ TERMS = [(1.0, 1e-6), (4.0, 1e-6), (0.5, 1e-8)]
 
 
 @pytest.mark.parametrize(
-    "epsilon, delta", [TERMS[0], *(pytest.param(*t, marks=pytest.mark.slow) for t in TERMS[1:])]
+    "epsilon, delta", [TERMS[0], pytest.param(*TERMS[2], marks=pytest.mark.slow)]
 )
 def test_the_order_must_not_be_chosen_after_a_release(epsilon, delta):
     """The least over orders of what is claimed: more than twice the delta. The order fixed before: all of it, and no more."""
@@ -149,7 +149,7 @@ def test_the_order_must_not_be_chosen_after_a_release(epsilon, delta):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epsilon, delta", TERMS)
+@pytest.mark.parametrize("epsilon, delta", TERMS[:1])
 def test_gaussian_dp_under_the_same_adversary(epsilon, delta):
     adversary = Adversary(epsilon, delta)
     terms = {"epsilon": epsilon, "delta": delta, "accountant": "gaussian"}
@@ -238,11 +238,10 @@ class TestClaimedAtOnce:
         assert budget.report().proved_by == "gaussian"
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("method", ["fork", "spawn"])
-    def test_racing_chains_take_parts_of_one_plan(self, ledger, method):
+    def test_racing_chains_take_parts_of_one_plan(self, ledger):
         """In processes of their own: one of them claims the run, each takes a part, and a chain too many is refused."""
         budget = self.budget(ledger, chains=3)
-        context = multiprocessing.get_context(method)
+        context = multiprocessing.get_context("spawn")
         start, results = context.Barrier(5), context.Queue()
         work = (pickle.dumps(budget), start, results)
         chains = [context.Process(target=run_a_chain, args=work) for _ in range(5)]
@@ -257,32 +256,6 @@ class TestClaimedAtOnce:
         assert claimed.made.counts == claimed.cost.counts == {Gaussian(30.0): 3 * draws}
         assert 0.96 < budget.spent() <= 1 == ledger.spent() and ledger.n_budgets == 1
         assert "G[x] (3 claims)" in str(ledger)
-
-    def test_after_a_release_the_order_counts(self, ledger):
-        budget = self.budget(ledger)
-        budget.spend("first", ((Gaussian(1000.0), 1),))
-        rule = budget.terms.adaptive
-        assert 2 * budget.expected_draws() <= rule.limit / rule.price(Gaussian(30.0))
-
-    def test_one_claim_is_a_plan(self, ledger):
-        """What is spent in one piece takes the best accountant, and all of the budget."""
-        budget = PrivacyBudget(1.0, 1e-6, chains=1, ledger=ledger)
-        release = Gaussian(4.24)
-        assert Cost.of([(release, 1)]).epsilon(1e-6, "rdp") > 1
-        budget.spend("all", ((release, 1),))
-        assert 0.98 < budget.spent() <= 1
-        with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
-            budget.spend("more", ((Gaussian(1e9), 1),))
-
-    def test_a_plan_cannot_be_exchanged(self, ledger):
-        """Chains of a run that was claimed at once have what was claimed, and nothing else as often."""
-        claim = {"epsilon": 1.0, "delta": 1e-6, "accountant": "best", "limit": 9}
-        plan = [(Gaussian(30.0), 50.0)]
-        ledger.claim("b", "s", [(Gaussian(30.0), 20.0)], **claim, plan=plan)
-        for other in ([(Gaussian(29.0), 1.0)], [(Gaussian(30.0), 31.0)]):
-            with pytest.raises(PrivacyBudgetExhausted, match="not part of it"):
-                ledger.claim("b", "s", other, **claim, plan=other)
-        ledger.claim("b", "s", [(Gaussian(30.0), 30.0)], **claim, plan=plan)
 
 
 def spends():

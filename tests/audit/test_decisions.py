@@ -20,10 +20,9 @@ import pytest
 
 import pymc_dp.privacy.randomness.bits as noise
 
-from pymc_dp import DPPenalty, GuidedWalk, Penalty, PrivacyBudget, RandomWalk
+from pymc_dp import DPPenalty, Penalty, PrivacyBudget
 from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
 from pymc_dp.privacy.budget.allocation import Allocation
-from pymc_dp.privacy.budget.binding import TOKEN
 from pymc_dp.privacy.mechanisms import mechanism as mechanisms
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
 from pymc_dp.steps import Metropolis, accept_reject
@@ -447,35 +446,3 @@ def test_planted_fault_is_found(fault):
     arguments = {"build_on": on(), "data_sets": substitute((1e6, -1e6))} | FAULTS[fault]
     with pytest.raises(Leak):
         audit(**arguments)
-
-
-# ---------------------------------------------------------------- nothing else comes out
-
-
-@pytest.mark.parametrize(
-    "proposal", [RandomWalk(0.5), GuidedWalk(0.5)], ids=["random walk", "guided walk"]
-)
-def test_results_follow_from_proposals_and_decisions(proposal, monkeypatch):
-    """With the same proposals and the same decisions, all that a chain returns is the same on any data set, to its end."""
-    results = []
-    for y in (np.append(OTHERS, 1e6), np.append(OTHERS, -1e6), -5 * np.append(OTHERS, math.inf)):
-        outcomes = np.random.default_rng(3)
-        monkeypatch.setattr(
-            accept_reject, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
-        )
-        with pm.Model() as model:
-            mu = pm.Normal("mu", 0, 2)
-            pm.Normal("y", mu, 1.0, observed=y)
-        budget = PrivacyBudget(2.0, 1e-5, chains=1)
-        with compiled_once("one variable", y.tobytes()):
-            step = DPPenalty(budget=budget, model=model, clip_bound=BOUND, proposal=proposal)
-        step.set_rng(np.random.default_rng(4))
-        step.stop_tuning()
-        point, history = model.initial_point(), []
-        for _ in range(60):
-            point, (statistics,) = step.step(point)
-            assert statistics.pop(TOKEN) == step.token  # of the budget, for the whole run
-            history.append((point["mu"].tolist(), *statistics.values()))
-        assert history[-1][-1]  # the allowance was used up
-        results.append(history)
-    assert results[0] == results[1] == results[2]

@@ -77,14 +77,6 @@ def test_in_an_evaluation(method, caplog):
 
 
 @pytest.mark.slow
-def test_in_the_private_start(caplog):
-    with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:
-        budget = dp.PrivacyBudget(3.0, 1e-6, chains=1)
-        dp.planning.private_start(dp.Simulator(), budget=budget, random_seed=1)
-    check_withheld(raised, caplog)
-
-
-@pytest.mark.slow
 def test_in_the_noisy_scores(caplog):
     """Of any release: the one at the guess is the first that reads the data."""
     with model_of(1.0), pytest.raises(ModelError, match="log-likelihood was evaluated") as raised:

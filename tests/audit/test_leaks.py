@@ -14,7 +14,6 @@ import xarray as xr
 
 from pymc_dp import release
 from tests.audit.audited_samplers import (
-    SAMPLERS,
     budget_for,
     build,
     everything_logged,
@@ -107,9 +106,9 @@ def ward():
     return model, Secrets([*age, *weight], visits, names)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if "batches" in n else []) for n in SAMPLERS]
+    "name",
+    ["penalty", *(pytest.param(n, marks=pytest.mark.slow) for n in ("DP-Fast MH", "HMC", "SGHMC"))],
 )
 def test_released_files_and_output_hold_nothing_private(
     name, ward, tmp_path, everything_logged, capfd

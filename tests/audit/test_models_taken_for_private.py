@@ -75,10 +75,9 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("door", DOORS)
-def test_refused_before_anything_is_spent(name, door):
-    make, data, cure = MODELS[name]
+def test_refused_before_anything_is_spent(door):
+    make, data, cure = MODELS["switched on far away"]
     budget = dp.PrivacyBudget(4.0, 1e-6, chains=1)
     with pytest.raises(dp.UnsupportedModel, match=cure):
         DOORS[door](make(data), budget)

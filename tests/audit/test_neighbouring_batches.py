@@ -8,17 +8,13 @@ laws must stay below the charge and come near it, and planted faults must be fou
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import itertools
 import math
-import pickle
-import subprocess
 import sys
 
 from dataclasses import replace
 
-import cloudpickle
 import numpy as np
 import pymc as pm
 import pytest
@@ -28,7 +24,6 @@ from scipy.special import logsumexp
 
 from pymc_dp import Barker, DPBarker, DPFastMH, DPPenalty, Penalty, PrivacyBudget, RandomWalk
 from pymc_dp.privacy.budget.allocation import Allocation
-from pymc_dp.privacy.budget.binding import TOKEN
 from pymc_dp.privacy.mechanisms.mechanism import Decision
 from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
@@ -241,10 +236,8 @@ def test_all_records(name, adjacency):
 #: the estimate all the way lowers the variance only if the others agree with it, so the charge is reached one way only, and the
 #: other way is worse for lazy decisions. The charge of minibatch Barker adds the largest effects on estimate and variance.
 FIXED_SIZE = {
-    "penalty": (DPPenalty, {"noise_scale": 1.4}, 0.97),
+    "penalty": (DPPenalty, {"noise_multiplier": 2.0}, 0.97),
     "lazy penalty, tempered": (DPPenalty, {"noise_scale": 1.0, "laziness": 0.5, "temperature": 0.5}, 0.65),
-    "noise multiplier": (DPPenalty, {"noise_multiplier": 2.0}, 0.97),
-    "Barker": (DPBarker, {"temperature": 0.7}, 0.5),
     "lazy Barker": (DPBarker, {"temperature": 0.5, "laziness": 0.5}, 0.5),
     "Barker, C = 2": (DPBarker, {"temperature": 0.7, "noise_variance": 2.0}, 0.5),
 }  # fmt: skip
@@ -268,9 +261,7 @@ def all_but(cases, *slow):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", all_but(FIXED_SIZE, "penalty", "noise multiplier", "Barker, C = 2")
-)
+@pytest.mark.parametrize("name", FIXED_SIZE)
 def test_batches_of_fixed_size(name):
     """Never above the charge, whatever the other records are; near it where they all agree."""
     step, options, least = FIXED_SIZE[name]
@@ -286,8 +277,7 @@ def test_batches_of_fixed_size(name):
 RATE = 2.0
 POISSON = {
     "Barker": ({}, 0.94),
-    "Barker, tempered": ({"temperature": 0.4}, 0.94),
-    "lazy Barker": ({"laziness": 0.4}, 0.94),
+    "lazy Barker, tempered": ({"laziness": 0.4, "temperature": 0.4}, 0.94),
     "lazy penalty": ({"rule": Penalty(1.2)}, 0.94),
     "Barker, limit": ({"full_batch_at": 3}, 0.6),
     "lazy penalty, limit": ({"rule": Penalty(1.2), "full_batch_at": 2}, 0.6),
@@ -302,9 +292,7 @@ def poisson(others, values=VALUES, moves=None, *, step=DPFastMH, **options):
     return seen
 
 
-@pytest.mark.parametrize(
-    "name", all_but(POISSON, "Barker, tempered", "lazy penalty", "lazy Barker", "Barker, limit")
-)
+@pytest.mark.parametrize("name", all_but(POISSON, "Barker", "lazy penalty", "Barker, limit"))
 def test_poisson_batches(name):
     """Never above the charge; near it where the other records say nothing, as the worst case is that they hide nothing."""
     options, least = POISSON[name]
@@ -448,136 +436,7 @@ def test_fault_on_poisson_batches_is_found(fault):
     find(POISSON_FAULTS[fault], on_poisson, others, FAULT_VALUES.get(fault, EXTREMES))
 
 
-# ---------------------------------------------------------------- nothing else comes out, and batches are secret
-
-BATCHED = {
-    "penalty": (DPPenalty, {"batch_size": 3}),
-    "Barker": (DPBarker, {"batch_size": 3}),
-    "DP-Fast MH": (DPFastMH, {"batch_rate": 1.0}),
-    "DP-Fast MH, limit": (DPFastMH, {"batch_rate": 1.0, "full_batch_at": 3}),
-}
-
-
-def walking(name, y, *, epsilon=math.inf, reproducible=False, chains=2, **kwargs):
-    """A step with a real proposal, short enough for all: at most 0.3."""
-    step, options = BATCHED[name]
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 2)
-        pm.Normal("y", mu, 1.0, observed=y)
-    with compiled_once("one variable", *y):
-        return step(
-            budget=PrivacyBudget(epsilon, 1e-5, chains=chains), model=model, clip_bound=BOUND,
-            proposal=RandomWalk(0.2, max_distance=0.3), reproducible=reproducible, **(options | kwargs),
-        )  # fmt: skip
-
-
 OTHERS = [0.3, 1.1, -0.4, 0.8, 0.2]
-
-
-@pytest.mark.parametrize("name", all_but(BATCHED, "penalty"))
-def test_results_follow_from_proposals_and_decisions(name, monkeypatch):
-    """With the same proposals and decisions, all that a chain returns is the same on any data set and with any batches, to its end."""
-    results = []
-    for value in (1e6, -1e6, -math.inf):
-        outcomes = np.random.default_rng(3)
-        monkeypatch.setattr(
-            accept_reject, "decide", lambda rule, x, bits, o=outcomes: bool(o.random() < 0.4)
-        )
-        step = walking(name, [*OTHERS, value], epsilon=2.0, chains=1)
-        step.set_rng(np.random.default_rng(4))
-        step.stop_tuning()
-        point, history = step.likelihood.unravel(np.zeros(1)), []
-        while not history or not history[-1][-1]:
-            point, (statistics,) = step.step(point)
-            assert statistics.pop(TOKEN) == step.token  # of the budget, for the whole run
-            history.append((point["mu"].tolist(), *statistics.values()))
-            assert len(history) < 1000
-        results.append(history)
-    assert len(results[0]) > 5
-    assert results[0] == results[1] == results[2]
-
-
-def batches_of(step, n=12):
-    """Record numbers that each iteration of a new chain with the same seed asks for."""
-    seen = []
-    changes = type(step).changes
-
-    def note(self, move, index):
-        seen.append(index.tolist())
-        return changes(self, move, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(step), "changes", note)
-        step.set_rng(np.random.default_rng(5))
-        step.stop_tuning()
-        point = step.likelihood.unravel(np.zeros(1))
-        for _ in range(n):
-            step.step(point)
-    return seen
-
-
-MANY = np.random.default_rng(6).normal(size=60)
-
-
-@pytest.mark.parametrize("name", ["penalty", "Barker", "DP-Fast MH"])
-def test_batches_are_new_in_every_iteration_and_chain(name):
-    """Two chains that start alike use other batches, unless they are to be reproducible."""
-    size = {} if name == "DP-Fast MH" else {"batch_size": 30}
-    wide = {"batch_rate": 25.0} if name == "DP-Fast MH" else {"temperature": 0.3}
-    step = walking(name, MANY, chains=3, **size, **wide)
-    chains = batches_of(step), batches_of(step), batches_of(copy.deepcopy(step))
-    drawn = [tuple(batch) for chain in chains for batch in chain]
-    assert len(drawn) > 25
-    assert len(set(drawn)) == len(drawn)
-    repeated = walking(name, MANY, reproducible=True, **size, **wide)
-    first, second = batches_of(repeated), batches_of(repeated)
-    assert first == second and len(set(map(tuple, first))) == len(first)
-
-
-@pytest.mark.parametrize("name", BATCHED)
-def test_nothing_secret_is_kept(name):
-    """What is secret in an iteration leaves no trace in the step, nor in its copies."""
-    step = walking(name, [*OTHERS, 0.5], chains=3)
-    assert isinstance(step._bits, OperatingSystemBits) and not vars(step._bits)
-    step.set_rng(np.random.default_rng(1))
-    step.stop_tuning()
-    point = step.likelihood.unravel(np.zeros(1))
-    step.step(point)
-    before = set(vars(step))
-    for _ in range(20):
-        step.step(point)
-    assert set(vars(step)) == before
-    for shipped in (pickle.loads(cloudpickle.dumps(step)), copy.deepcopy(step)):
-        assert isinstance(shipped._bits, OperatingSystemBits) and not vars(shipped._bits)
-        assert shipped._current is None  # log-likelihoods of all records, if all decided
-        held = [v for v in vars(shipped).values() if isinstance(v, np.ndarray)]
-        assert all(a is None or a.size <= 1 for a in held)  # the part of theta that moves
-
-
-PROCESSES = """
-import os
-from pymc_dp.privacy.randomness.batches import poisson_count, uniforms, with_replacement, without_replacement
-def batch():
-    numbers = [*without_replacement(10**6, 4), *with_replacement(10**6, 4), int(uniforms(1)[0] * 2**53)]
-    print(*(int(i) for i in numbers), flush=True)
-batch()
-for _ in range(2):
-    if os.fork() == 0:
-        batch()
-        os._exit(0)
-    os.wait()
-batch()
-"""
-
-
-@pytest.mark.slow
-def test_forked_processes_have_their_own_batches():
-    result = subprocess.run(
-        [sys.executable, "-c", PROCESSES], capture_output=True, text=True, check=True, timeout=120
-    )
-    batches = result.stdout.splitlines()
-    assert len(batches) == 4
-    assert len(set(batches)) == 4
 
 
 # ---------------------------------------------------------------- refusals
@@ -604,18 +463,10 @@ REFUSED = {
     "lazy Metropolis": ({"step": DPFastMH, "rule": Lazy(Metropolis(), 0.5)}, "refused in a private run"),
     "penalty that is not lazy": ({"step": DPFastMH, "rule": Penalty(1.0), "laziness": 1}, "Leave out laziness .0.5 then., or use Barker.., or DPPenalty"),
     "batch of one": ({"step": DPPenalty, "batch_size": 1}, "batch_size must be from 2 to the number of records, 6, got 1"),
-    "negative batch": ({"step": DPBarker, "batch_size": -3}, "batch_size must be from 2"),
     "batch too large": ({"step": DPPenalty, "batch_size": 7}, "batch_size must be from 2 to the number of records, 6"),
-    "rate of zero": ({"step": DPFastMH, "batch_rate": 0.0}, "batch_rate must be positive and finite"),
-    "negative rate": ({"step": DPFastMH, "batch_rate": -1.0}, "batch_rate must be positive and finite"),
-    "rate that is no number": ({"step": DPFastMH, "batch_rate": math.nan}, "batch_rate must be positive and finite"),
-    "infinite rate": ({"step": DPFastMH, "batch_rate": math.inf}, "batch_rate must be positive and finite"),
-    "limit of zero": ({"step": DPFastMH, "full_batch_at": 0}, "full_batch_at must be at least 1, got 0"),
     "no clip bound": ({"step": DPFastMH, "clip_bound": math.inf, "private": False}, "finite clip_bound"),
-    "no clip bound in a private run": ({"step": DPFastMH, "clip_bound": math.inf}, "clip_bound must be positive and finite"),
     "variance above one": ({"step": DPBarker, "batch_size": 2, "proposal": LONG_WALK}, "max_distance of at most 0.471405"),
     "variance without a bound": ({"step": DPBarker, "batch_size": 4, "proposal": RandomWalk(0.1)}, "no max_distance given.*max_distance of at most 0.666667"),
-    "unknown noise variance": ({"step": DPBarker, "batch_size": 4, "noise_variance": 3.0}, "noise.variance"),
     "unbounded Barker on batches": ({"step": DPBarker, "batch_size": 4, "clip_bound": math.inf, "private": False}, "max_distance|clip_bound"),
 }  # fmt: skip
 
@@ -632,20 +483,6 @@ def test_refused(name):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"step": DPPenalty, "batch_size": 2.5},
-        {"step": DPFastMH, "full_batch_at": 1.5},
-        {"step": DPFastMH, "rule": "Barker"},
-    ],
-    ids=str,
-)
-def test_wrong_type(options):
-    with pytest.raises(TypeError):
-        attempt(**options)
-
-
 def test_what_a_refusal_recommends_is_accepted():
     with pytest.raises(ValueError, match="max_distance of at most") as caught:
         attempt(step=DPBarker, batch_size=4, proposal=LONG_WALK)
@@ -656,13 +493,6 @@ def test_what_a_refusal_recommends_is_accepted():
     assert attempt(step=DPFastMH, rule=Metropolis(), private=False).family is None
     assert attempt(step=DPPenalty, batch_size=6).batch_size is None  # all of them
     attempt(step=DPBarker, adjacency="add_remove")
-
-
-@pytest.mark.parametrize("name", ["rule", "batch_rate", "full_batch_at", "family"])
-def test_what_was_charged_for_cannot_be_changed(name):
-    step = attempt(step=DPFastMH, batch_rate=1.0)
-    with pytest.raises(AttributeError, match="Build a new step"):
-        setattr(step, name, None)
 
 
 def test_charges_are_those_of_what_is_done():

@@ -205,17 +205,6 @@ def shown(released):
     return values, labels
 
 
-@pytest.mark.slow
-def test_a_column_cannot_be_recovered(run):
-    """It used to be, to 1e-6, from one draw."""
-    idata, model, budget = run
-    assert np.allclose(idata.posterior["leak"][0, 0], INCOME)
-    public = release(idata, model, budget)
-    assert set(public.posterior.data_vars) == {"beta", "sites", "odds"}
-    values, _ = shown(public)
-    assert not np.isclose(values[:, None], INCOME, rtol=1e-6).any()
-
-
 def test_labels_of_persons_are_not_published(run):
     """Names of covariates and of sites are, which are of the model."""
     idata, model, budget = run
@@ -241,14 +230,6 @@ def test_public_is_in_the_report(run):
     assert PrivacyReport.of(release(idata, model, budget)).public == ()
 
 
-def test_free_variables_as_long_as_the_data(caplog):
-    """They are refused or dropped, with a line that says why."""
-    with build() as model:
-        pm.Normal("effect", shape=N)
-    reasons = withheld(model)
-    assert reasons == {"effect": f"has an axis of length {N}, like the data"}
-
-
 def test_what_is_withheld_is_logged_with_its_reason(run, caplog):
     idata, model, budget = run
     with caplog.at_level("INFO", logger="pymc.dp"):
@@ -256,13 +237,6 @@ def test_what_is_withheld_is_logged_with_its_reason(run, caplog):
     assert "Not released: leak is computed from an array of shape (40,)" in caplog.text
     assert "Not released: rows has an axis of length 40" in caplog.text
     assert "Not released: score is computed from an array of shape (3,)" in caplog.text
-
-
-@pytest.mark.parametrize("keep", ["leak", ["nothing"]])
-def test_keep_names_variables(run, keep):
-    idata, model, budget = run
-    with pytest.raises(ValueError, match="keep"):
-        release(idata, model, budget, keep=keep)
 
 
 # ---------------------------------------------------------------- controls

@@ -294,7 +294,6 @@ CELLS = {
     "sample, Dask": Cell(sample_dask, neighbours=ONE | NAN),
     "sample, sites": Cell(functools.partial(sample_sites, False), neighbours=ONE | NAN),
     "sample, sites with noise": Cell(functools.partial(sample_sites, True), neighbours=ONE | NAN),
-    "scores": Cell(scores),
     "scores, all equal": Cell(scores, *ALL_EQUAL),
     "start": Cell(start),
     "ppc": Cell(ppc),
@@ -402,8 +401,9 @@ REFUSED = {
     "equal columns": Cell(equal_columns, Y.copy(), EQUAL),  # a covariate has these values, which is public
     "equal groups": Cell(equal_groups, neighbours=EQUAL, fast=1),
     "other budgets": Cell(other_budgets, *ALL_EQUAL, fast=1),
-    **{f"{name}: {how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, name), neighbours=SOME, fast=name == "penalty") for how, epsilon in MISUSES for name in ("penalty", "Barker on batches", "HMC")},
-    **{f"{name}: checked": Cell(functools.partial(checked, name), neighbours=SOME) for name in ("penalty", "DP-Fast MH", "SGHMC")},
+    **{f"{how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, "penalty"), neighbours=SOME, fast=1) for how, epsilon in MISUSES},
+    **{f"{name}: {how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, name), neighbours=ONE) for how, epsilon in MISUSES[:2] for name in ("Barker on batches", "HMC")},
+    **{f"{name}: checked": Cell(functools.partial(checked, name), neighbours=SOME) for name in ("penalty", "SGHMC")},
     **{f"noise {scale:g}": Cell(functools.partial(much_noise, scale), neighbours=SOME, fast=1) for scale in (2.0, 76.0, 80.0, 120.0)},
 }  # fmt: skip
 CELLS |= REFUSED

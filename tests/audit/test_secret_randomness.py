@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-
-from fractions import Fraction
 
 import numpy as np
 import pymc as pm
@@ -152,61 +147,11 @@ class Words:
         return self.words[self.used - 1] if self.used <= len(self.words) else 0
 
 
-def threshold(p):
-    """Number of first words, of 2**64, that give True for certain: by bisection, from outside."""
-    low, high = 0, 2**64
-    while low < high:
-        middle = (low + high) // 2
-        # The later word decides only where the first one ties.
-        if bernoulli(p, Words(middle, 2**64 - 1)):
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@pytest.mark.parametrize(
-    "p", [0.5, 0.25, 1 / 3, 0.1, 1e-3, 2.0**-53, 1e-18, 1 - 2.0**-53, 0.7, 2.0**-64]
-)
-def test_bernoulli_counts_words_exactly(p):
-    exact = Fraction(p) * 2**64
-    assert threshold(p) == math.floor(exact)
-    digit, rest = math.floor(exact), exact - math.floor(exact)
-    if digit < 2**64 and rest:  # a tie is broken by the next word, with the rest of p
-        second = math.floor(rest * 2**64)
-        assert bernoulli(p, Words(digit, second - 1))
-        assert not bernoulli(p, Words(digit, second + 1))
-
-
-def test_bernoulli_of_tiny_probabilities():
-    """Far below the resolution of one word: True only after as many zero words as p says."""
-    p = 3 * 2.0**-190
-    bits = Words(0, 0, 3 * 2**2 - 1)
-    assert bernoulli(p, bits)
-    assert bits.used == 3
-    assert not bernoulli(p, Words(0, 0, 3 * 2**2))
-    assert not bernoulli(p, Words(0, 1))
-    assert not bernoulli(5e-324, Words(*[0] * 16, 2**63))
-    assert bernoulli(5e-324, Words(*[0] * 16, 2**14 - 1))
-
-
 @pytest.mark.parametrize("p", [0.0, 1.0])
 def test_certain_outcomes_need_no_bits(p):
     bits = Words()
     assert bernoulli(p, bits) is (p == 1)
     assert bits.used == 0
-
-
-@pytest.mark.parametrize("p", [0.5, 0.031, 0.97, 1e-4, 1 - 1e-4, 1e-12])
-@pytest.mark.parametrize("source", ["operating system", "seeded"])
-def test_bernoulli_frequencies(p, source):
-    bits = (
-        OperatingSystemBits()
-        if source == "operating system"
-        else SeededBits(np.random.default_rng(1))
-    )
-    n = 20_000
-    assert stats.binomtest(sum(bernoulli(p, bits) for _ in range(n)), n, p).pvalue > LIMIT
 
 
 @pytest.mark.parametrize("rule", [Penalty(1.4), Penalty(0.2), Metropolis()], ids=lambda r: r.name)
@@ -230,29 +175,3 @@ def test_words_of_the_operating_system():
     assert len(np.unique(words)) == len(words)
     ones = [int(((words >> np.uint64(k)) & np.uint64(1)).sum()) for k in range(64)]
     assert min(stats.binomtest(k, len(words)).pvalue for k in ones) > LIMIT
-
-
-FORK = """
-import os
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-bits = OperatingSystemBits()
-print(bits.word(), flush=True)
-for _ in range(2):
-    if os.fork() == 0:
-        print(*(bits.word() for _ in range(4)), flush=True)
-        os._exit(0)
-    os.wait()
-print(*(bits.word() for _ in range(4)), flush=True)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform does not fork")
-def test_forked_processes_have_their_own_bits():
-    """There is no state to copy: processes that were one go on differently."""
-    result = subprocess.run(
-        [sys.executable, "-c", FORK], capture_output=True, text=True, check=True, timeout=120
-    )
-    words = result.stdout.split()
-    assert len(words) == 13
-    assert len(set(words)) == 13
