@@ -1,4 +1,4 @@
-"""Records that are not numbers, one record, one and two hundred parameters, budgets that buy nothing, shapes that do not fit."""
+"""Records that are not numbers, one record, one and two hundred parameters, budgets that buy nothing or anything."""
 
 import math
 
@@ -14,16 +14,15 @@ from pymc_dp import (
     DPFastMH,
     DPPenalty,
     Ledger,
-    OneComponent,
     PrivacyBudget,
     PrivacyReport,
     RandomWalk,
     sample,
 )
-from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.errors import PrivacyBudgetExhausted
 from tests.exactness.targets import compiled_once
 from tests.faults.watching import accesses, watched
-from tests.hosting.test_hosting import QUIET, make_step, run
+from tests.hosting.test_hosting import QUIET, run
 
 WALK = {"clip_bound": 1.0, "proposal": RandomWalk(0.05)}
 HAMILTONIAN = {
@@ -44,15 +43,6 @@ STEPS = {
     "hmc": (DPHMC, HAMILTONIAN),
     "sghmc": (DPSGHMC, LANGEVIN),
 }
-
-
-def names(*left_out):
-    """Gradients take long to compile, and decisions by penalties long to plan for."""
-    return [
-        pytest.param(name, marks=[] if name in ("barker", "fast") else [pytest.mark.slow])
-        for name in STEPS
-        if name not in left_out
-    ]
 
 
 # ---------------------------------------------------------------- one record that is not a number
@@ -85,7 +75,7 @@ def _chain(kind, options, model, key, epsilon=12.0, **more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names("fast"))
+@pytest.mark.parametrize("name", ["barker", "hmc"])
 def test_records_that_are_never_numbers(name):
     """The chain is that of the other records, to the last bit; nothing is said of it, and nothing raised."""
     kind, options = STEPS[name]
@@ -99,7 +89,7 @@ def test_records_that_are_never_numbers(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["fast", "sghmc"])
 def test_records_that_stop_being_numbers(name):
     """On the way, at some parameters: they count for no more than the clip bound, and the chain goes on."""
     kind, options = STEPS[name]
@@ -128,7 +118,7 @@ def smallest():
         yield model
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", ["barker", "fast", pytest.param("hmc", marks=pytest.mark.slow)])
 def test_one_record_and_one_parameter(smallest, name):
     kind, options = STEPS[name]
     with smallest:
@@ -136,12 +126,6 @@ def test_one_record_and_one_parameter(smallest, name):
         public = sample(step=step, cores=1, draws=2, **QUIET)
     assert public.posterior["mu"].shape == (2, 2, 1)
     assert public.posterior.attrs["epsilon"] <= 12.0
-
-
-@pytest.mark.parametrize("kind", [DPPenalty, DPBarker])
-def test_a_batch_of_more_records_than_there_are(smallest, kind):
-    with pytest.raises(ValueError, match="from 2 to the number of records, 1, got 2"):
-        kind(budget=PrivacyBudget(12.0, 1e-5, chains=1), model=smallest, batch_size=2, **WALK)
 
 
 @pytest.fixture
@@ -156,10 +140,8 @@ def wide():
 
 
 MANY = {
-    "penalty": (DPPenalty, {"clip_bound": 1.0, "proposal": OneComponent(0.05)}),
     "penalty at once": (DPPenalty, {"clip_bound": 1.0, "proposal": RandomWalk(0.005)}),
     "hmc": (DPHMC, {**HAMILTONIAN, "step_size": 0.002}),
-    "sghmc": (DPSGHMC, {**LANGEVIN, "draws": 10, "mass_matrix": np.full(200, 2.0)}),
 }
 
 
@@ -167,7 +149,7 @@ MANY = {
     "name",
     [
         "penalty at once",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("penalty", "hmc", "sghmc")),
+        pytest.param("hmc", marks=pytest.mark.slow),
     ],
 )
 def test_two_hundred_parameters(wide, name):
@@ -175,45 +157,16 @@ def test_two_hundred_parameters(wide, name):
     kind, options = MANY[name]
     with wide:
         budget = PrivacyBudget(8.0, 1e-5, chains=2)
-        settings = {name: value for name, value in options.items() if name != "draws"}
-        step = kind(budget=budget, reproducible=True, **settings)
-        public = sample(step=step, draws=options.get("draws"), cores=1, random_seed=8, **QUIET)
+        step = kind(budget=budget, reproducible=True, **options)
+        public = sample(step=step, cores=1, random_seed=8, **QUIET)
     theta = public.posterior["theta"].values
     assert theta.shape[0] == 2 and theta.shape[1] >= 2 and theta.shape[2] == 200
-    moved = (theta[:, 1:] != theta[:, :-1]).any(axis=(0, 1))
-    assert np.isfinite(theta).all() and moved.any()
-    assert moved.all() or isinstance(options.get("proposal"), OneComponent)
+    assert np.isfinite(theta).all() and (theta[:, 1:] != theta[:, :-1]).any(axis=(0, 1)).all()
     assert public.posterior.attrs["epsilon"] == math.inf  # reproducible
     assert PrivacyReport.of(public).epsilon <= 8.0
 
 
 # ---------------------------------------------------------------- budgets
-
-ABSURD = [0, -1.0, -math.inf, math.nan, "1.0", None, 1j, [1.0], np.array([1.0, 2.0])]
-
-
-@pytest.mark.parametrize("value", ABSURD, ids=repr)
-@pytest.mark.parametrize("name", ["epsilon", "delta"])
-def test_invalid_terms(normal_model, tmp_path, name, value):
-    """The message names the term (None: not given, which a ledger that exists could do without); no ledger is opened."""
-    if name == "delta" and value is ABSURD[0]:
-        value = -1e-9  # 0 is pure differential privacy
-    path = tmp_path / "a.ledger"
-    terms = {"epsilon": 1.0, "delta": 1e-5, name: value}
-    for make in (
-        lambda: PrivacyBudget(**terms, chains=1, ledger=path),
-        lambda: Ledger(path, **terms),
-        lambda: sample(**terms, model=normal_model, ledger=path, chains=1),
-    ):
-        with pytest.raises((ValueError, TypeError, LedgerError), match=name):
-            make()
-        assert not path.exists()
-
-
-@pytest.mark.parametrize("delta", [1.0, 1.5, math.inf])
-def test_invalid_delta(normal_model, delta):
-    with pytest.raises(ValueError, match="delta must be at least 0 and below 1"):
-        sample(epsilon=1.0, delta=delta, model=normal_model, chains=1)
 
 
 @pytest.mark.parametrize(
@@ -236,68 +189,9 @@ def test_empty_budget(normal_model, tmp_path, name, epsilon, delta):
     assert not accesses(log) and not Ledger(path).claims()
 
 
-@pytest.mark.parametrize("epsilon", [pytest.param(1e6, marks=pytest.mark.slow), 1e308])
-def test_boundless_budget(normal_model, epsilon):
+def test_boundless_budget(normal_model):
     """Absurd, but a number: it buys many draws."""
-    budget = PrivacyBudget(epsilon, 1e-5, chains=1)
+    budget = PrivacyBudget(1e308, 1e-5, chains=1)
     step = DPPenalty(budget=budget, model=normal_model, **WALK)
     public = sample(step=step, draws=5, cores=1, **QUIET)
     assert public.posterior.sizes["draw"] == 5
-
-
-def test_delta_above_one_in_n(normal_model):
-    """It may publish a whole record: the report says so."""
-    budget = PrivacyBudget(3.0, 0.01, chains=1)
-    make_step(normal_model, budget)
-    assert "WEAK DELTA" in str(budget.report())
-    usual = PrivacyBudget(3.0, 1e-5, chains=1)
-    make_step(normal_model, usual)
-    assert "WEAK DELTA" not in str(usual.report())
-
-
-# ---------------------------------------------------------------- shapes
-
-
-def _tables(first, second):
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 1)
-        pm.Normal("y", mu, 1, observed=np.linspace(-1, 1, first))
-        pm.Normal("z", mu, 1, observed=np.linspace(-2, 2, second))
-    return model
-
-
-PERSONS = np.arange(390) + 777_000
-MISFITS = {
-    "too few persons": ({"records": PERSONS}, ValueError, r"shape \(400,\)"),
-    "a table of persons": ({"records": np.zeros((400, 2), int)}, ValueError, r"shape \(400,\)"),
-    "records of no variable": ({"records": {"z": PERSONS}}, ValueError, "keys"),
-    "persons that are not whole": ({"records": PERSONS / 7}, ValueError, "records"),
-    "initial values": ({"initvals": {"mu": np.zeros(3)}}, Exception, "mu|shape|dimension"),
-    "scales": ({"proposal": RandomWalk([0.1, 0.2])}, ValueError, "length"),
-    "covariance": ({"proposal": RandomWalk(np.eye(2))}, ValueError, "length"),
-    "metric": ({"proposal": RandomWalk(0.1, metric=[1.0, 2.0])}, ValueError, "metric"),
-    "batch": ({"batch_size": 401}, ValueError, "number of records, 400"),
-    "mass matrix": ({"step": DPHMC, **HAMILTONIAN, "mass_matrix": np.eye(2)}, ValueError, "mass_matrix must have shape"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("misfit", MISFITS)
-def test_mismatched_shapes(normal_model, tmp_path, misfit):
-    """Before anything is claimed; labels of persons are private, and are not shown."""
-    more, error, match = MISFITS[misfit]
-    path = tmp_path / "a.ledger"
-    options = {"step": DPPenalty, **({} if "step" in more else WALK), **more}
-    run_options = {name: options.pop(name) for name in ("initvals",) if name in options}
-    with normal_model, pytest.raises(error, match=match) as caught:
-        budget = PrivacyBudget(3.0, 1e-5, chains=2, ledger=path)
-        step = options.pop("step")(budget=budget, **options)
-        sample(step=step, cores=1, **run_options, **QUIET)
-    assert "777" not in str(caught.value)
-    assert not Ledger(path).claims()
-
-
-def test_tables_of_different_lengths(tmp_path):
-    path = tmp_path / "a.ledger"
-    with _tables(10, 12), pytest.raises(UnsupportedModel, match="different numbers of rows"):
-        sample(epsilon=3.0, delta=1e-5, ledger=path, **QUIET)
-    assert not Ledger(path).claims()

@@ -91,39 +91,6 @@ class TestFullDisk:
         assert len(Ledger(path).claims()) == 2
 
     @pytest.mark.slow
-    def test_no_page_left(self, model, path, monkeypatch):
-        """As SQLite says it of a full disk: in the middle of a transaction."""
-        connect, left = sqlite3.connect, [0]
-
-        def cramped(*args, **kwargs):
-            db = connect(*args, **kwargs)
-            db.execute("PRAGMA max_page_count = 1")  # as many as it has
-            left[0] += 1
-            return db
-
-        ledger = Ledger(path)
-        for _ in range(100):  # until the last page is nearly full
-            before = len(ledger.claims())
-            with monkeypatch.context() as patch:
-                patch.setattr(sqlite3, "connect", cramped)
-                try:
-                    claim(ledger, noise=500.0)
-                except LedgerError as error:
-                    assert "full" in str(error)
-                    break
-        else:
-            pytest.fail("never full")
-        assert left[0] > 1 and len(Ledger(path).claims()) == before
-        budget = PrivacyBudget(**SLICE, chains=1, ledger=path)
-        step = make_step(model, budget)
-        with monkeypatch.context() as patch:
-            patch.setattr(sqlite3, "connect", cramped)
-            with pytest.raises(LedgerError, match="full"):
-                run(model, budget, step, chains=1)
-        assert len(Ledger(path).claims()) == before
-        assert run(model, budget, step, chains=1).posterior.sizes["draw"] > 0
-
-    @pytest.mark.slow
     def test_a_file_system_that_is_full(self, tmp_path):
         """A real one, of 96 KiB, in which claims are made until it has no page left; then it grows."""
         mount = f"mount -t tmpfs -o size=96k none {tmp_path}"
@@ -313,11 +280,6 @@ def test_devices(where):
     """They take everything and keep nothing."""
     with pytest.raises(LedgerError, match=where):
         claim(Ledger(where, **TERMS))
-
-
-def test_folder(tmp_path):
-    with pytest.raises(LedgerError, match="cannot be used"):
-        Ledger(tmp_path, **TERMS)
 
 
 # ---------------------------------------------------------------- the clock

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import math
 import pickle
 
 from collections import Counter
@@ -13,11 +12,7 @@ import pymc as pm
 import pytest
 
 from pymc_dp import (
-    DPHMC,
-    DPFastMH,
     DPPenalty,
-    GuidedWalk,
-    OneComponent,
     PrivacyBudget,
     RandomWalk,
     release,
@@ -99,24 +94,6 @@ def test_stops_when_spent_and_loses_no_draw(normal_model, parallel):
     assert budget.spent() <= 3.0
 
 
-@pytest.mark.slow
-def test_more_chains_than_cores(normal_model):
-    """Chains that wait for a core find the others idle at the end of their allowance, and the result has no idle draws."""
-    budget = PrivacyBudget(3.0, 1e-5, chains=3)
-    idata = run(
-        normal_model,
-        budget,
-        make_step(normal_model, budget),
-        chains=3,
-        draws=1500,
-        cores=2,
-        mp_ctx="fork",
-    )
-    assert idata.posterior.sizes["chain"] == 3
-    assert idata.posterior.sizes["draw"] == min(budget.report().draws) < 1000
-    assert not np.any(idata.sample_stats["exhausted"])
-
-
 def test_every_decision_is_paid_and_the_sum_stays_within_the_budget(normal_model, monkeypatch):
     paid = record_charges(monkeypatch)
     budget = PrivacyBudget(3.0, 1e-5, chains=2)
@@ -168,32 +145,6 @@ def test_after_the_end_the_data_are_not_touched(normal_model, monkeypatch):
     assert len(calls) == n
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        GuidedWalk([0.05, 0.05]),
-        pytest.param(OneComponent(0.05), marks=pytest.mark.slow),
-        pytest.param(RandomWalk(np.diag([4e-4, 4e-4]), metric="euclidean"), marks=pytest.mark.slow),
-    ],
-)
-def test_other_proposals_and_noise(two_variable_model, proposal):
-    budget = PrivacyBudget(4.0, 1e-5, chains=2, adjacency="add_remove")
-    step = make_step(
-        two_variable_model,
-        budget,
-        proposal=proposal,
-        clip_bound=1.0,
-        noise_multiplier=3.0,
-        laziness=0.5,
-        temperature=0.5,
-    )
-    idata = run(two_variable_model, budget, step, draws=10_000)
-    assert idata.posterior.sizes["chain"] == 2
-    assert budget.spent() <= 4.0
-    assert budget.report().n_records is None  # private under add/remove
-
-
 def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
     paid = record_charges(monkeypatch)
     with two_variable_model as model:
@@ -211,34 +162,6 @@ def test_two_steps_share_a_budget(two_variable_model, monkeypatch):
     public = release(idata, model, budget)
     assert set(public.posterior.data_vars) == {"mu", "sigma"}
     assert public.sample_stats["accepted"].shape == (2, idata.posterior.sizes["draw"], 2)
-
-
-def test_counter_is_not_refunded_between_sequential_chains(normal_model):
-    """PyMC restores the sampling state before each chain; shares must not come back with it."""
-    budget = PrivacyBudget(2.0, 1e-5, chains=3)
-    run(normal_model, budget, make_step(normal_model, budget), chains=3)
-    assert len(budget.ledger.claims()) == 3
-    assert budget.remaining() == pytest.approx(0, abs=1e-4)
-
-
-def test_infinite_epsilon_runs_unprotected(normal_model):
-    budget = PrivacyBudget(math.inf, 1e-5, chains=2)
-    idata = run(normal_model, budget, make_step(normal_model, budget), draws=200)
-    assert idata.posterior.sizes["draw"] == 200
-    report = budget.report()
-    assert not report.protected and report.epsilon == math.inf
-    assert "NOT PROTECTED" in str(report)
-    assert report.attack_power == {"0.1%": 1.0, "1%": 1.0}
-
-
-def test_without_budget(normal_model):
-    """budget=None, said explicitly: plain Metropolis and no clipping are allowed, and nothing is claimed."""
-    step = make_step(normal_model, None, noise_scale=0, clip_bound=math.inf)
-    with normal_model:
-        idata = pm.sample(draws=1500, tune=0, chains=1, step=step, cores=1, random_seed=3, **QUIET)
-    y = normal_model["y_data"].get_value()
-    late = idata.posterior["mu"].values[0, 200:]
-    assert late.mean() == pytest.approx(y.mean(), abs=6 * 0.05 / math.sqrt(100))
 
 
 def test_secret_bits_are_not_pickled_or_shared(normal_model):
@@ -268,24 +191,6 @@ def test_a_copy_made_in_mid_chain_claims_for_itself(normal_model):
         copies[1].step(point)
     with pytest.raises(PrivacyBudgetExhausted, match="claimed nothing"):
         copies[1].transition(np.zeros(1))
-
-
-def test_decisions_do_not_follow_the_seed(normal_model):
-    """Same seed, same proposals; decisions differ unless reproducible=True, which the report then admits."""
-
-    def chain(reproducible):
-        budget = PrivacyBudget(math.inf, 1e-5, chains=1)
-        step = make_step(normal_model, budget, reproducible=reproducible)
-        idata = run(normal_model, budget, step, chains=1, draws=150, random_seed=11)
-        return idata.sample_stats["accepted"].values, budget.report()
-
-    (first, report), (second, _) = chain(False), chain(False)
-    assert np.any(first != second)
-    assert report.secret_randomness
-    (first, report), (second, _) = chain(True), chain(True)
-    assert np.array_equal(first, second)
-    assert not report.secret_randomness and not report.protected
-    assert "REPRODUCIBLE" in str(report)
 
 
 def test_progress_columns(normal_model):
@@ -339,87 +244,9 @@ class TestSample:
                 sample(step=self.step(normal_model))
         assert "draws in each of 2 chains" in seen[0]
 
-    def test_infinite_epsilon_needs_draws(self, normal_model):
-        with pytest.raises(ValueError, match="give draws"):
-            sample(step=self.step(normal_model, math.inf))
-
-    def test_more_draws_than_paid_for(self, normal_model):
-        with pytest.raises(ValueError, match="pays for"):
-            sample(step=self.step(normal_model), draws=10**6)
-
-    def test_arguments_of_ours(self, normal_model):
-        with pytest.raises(TypeError, match=r"callback: .*; tune: "):
-            sample(epsilon=1.0, delta=1e-5, model=normal_model, tune=10, callback=print)
-
-    def test_settings_belong_to_a_step(self, normal_model):
-        with pytest.raises(TypeError, match=r"no argument proposal: .*sample\(step=DPPenalty"):
-            sample(epsilon=1.0, delta=1e-5, model=normal_model, proposal=RandomWalk(0.03))
-
 
 class TestBadInput:
     """Each refusal says what was found and what to do."""
-
-    @pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
-    def test_clip_bound(self, normal_model, bound):
-        with pytest.raises(ValueError, match="clip_bound"):
-            make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1), clip_bound=bound)
-
-    def test_clip_bound_has_no_default(self, normal_model):
-        with pytest.raises(TypeError, match="clip_bound"):
-            DPPenalty(
-                budget=PrivacyBudget(1.0, 1e-5, chains=1),
-                proposal=RandomWalk(0.1),
-                model=normal_model,
-            )
-
-    @pytest.mark.parametrize(
-        "step, given, words",
-        [
-            (DPPenalty, {}, ["budget=PrivacyBudget(", "plan(step=DPPenalty"]),
-            (DPHMC, {"budget": None}, ["DPHMC needs step_size, n_leapfrog,"]),
-            (
-                DPFastMH,
-                {"budget": None, "clip_bound": 1.0},
-                ["DPFastMH needs proposal; plan(step=DPFastMH"],
-            ),
-        ],
-    )
-    def test_what_is_missing_and_where_to_get_it(self, normal_model, step, given, words):
-        with pytest.raises(TypeError) as caught:
-            step(model=normal_model, **given)
-        for word in words:
-            assert word in str(caught.value)
-        assert ("plan(" in str(caught.value)) == any("plan(" in word for word in words)
-
-    @pytest.mark.parametrize("proposal", [0.1, RandomWalk])
-    def test_proposals_of_other_types(self, normal_model, proposal):
-        with pytest.raises(TypeError, match=r"RandomWalk\(0.01\), got"):
-            make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1), proposal=proposal)
-
-    @pytest.mark.parametrize("step", ["DPPenalty", 1])
-    def test_steps_of_other_types(self, normal_model, step):
-        with pytest.raises(TypeError, match=r"such as DPPenalty\(.*, got a"):
-            sample(step=step, model=normal_model)
-
-    @pytest.mark.parametrize(
-        "kwargs, match",
-        [
-            ({"noise_scale": 0.0}, "Metropolis"),
-            ({"noise_scale": -1.0}, "noise scale"),
-            ({"noise_multiplier": 0.0}, "positive"),
-            ({"noise_scale": 1.0, "noise_multiplier": 1.0}, "not both"),
-            ({"laziness": 0.0}, "laziness"),
-            ({"temperature": 1.5}, "temperature"),
-            ({"proposal": RandomWalk([0.1, 0.1])}, "length"),
-        ],
-    )
-    def test_parameters(self, normal_model, kwargs, match):
-        with pytest.raises(ValueError, match=match):
-            make_step(normal_model, PrivacyBudget(1.0, 1e-5, chains=1), **kwargs)
-
-    def test_budget_type(self, normal_model):
-        with pytest.raises(TypeError, match="PrivacyBudget"):
-            make_step(normal_model, 1.0)
 
     def test_unblocked(self, two_variable_model):
         with pytest.raises(ValueError, match="together"):
@@ -433,14 +260,6 @@ class TestBadInput:
         shipped = pickle.loads(cloudpickle.dumps(step))
         with pytest.raises(AttributeError, match="Build a new step"):
             setattr(shipped, name, 100.0)
-
-    def test_budget_without_one_draw_per_chain(self, normal_model):
-        """Refused before any data are touched, with the numbers."""
-        budget = PrivacyBudget(0.01, 1e-9, chains=4)
-        step = make_step(normal_model, budget, clip_bound=50.0)
-        with pytest.raises(PrivacyBudgetExhausted, match="fewer than one for each of 4 chains"):
-            run(normal_model, budget, step, chains=4)
-        assert not budget.ledger.claims()
 
 
 def test_a_likelihood_that_shows_its_errors_is_refused(normal_model):
