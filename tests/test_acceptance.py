@@ -48,14 +48,6 @@ class TestContract:
         assert rule.probability(math.inf) == pytest.approx(top)
         assert rule.probability(-math.inf) == 0
 
-    def test_vectorised(self, rule):
-        x = np.linspace(-30, 30, 7).reshape(7, 1)
-        accept, reject = rule.log_probabilities(x)
-        assert accept.shape == reject.shape == x.shape
-        assert np.allclose(
-            accept.ravel(), [float(rule.log_probabilities(v)[0]) for v in x.ravel()], rtol=1e-14
-        )
-
     def test_is_a_rule(self, rule):
         assert isinstance(rule, AcceptanceRule)
         assert rule.private == (not isinstance(rule, Metropolis))
@@ -115,22 +107,3 @@ def test_a_wrong_correction_breaks_detailed_balance():
         return Penalty(s).probability(t + s**2 / 2)
 
     assert uncorrected(x) / uncorrected(-x) != pytest.approx(math.exp(x), rel=0.05)
-
-
-def test_small_noise_approaches_metropolis():
-    x = np.linspace(-5, 5, 21)
-    assert np.allclose(
-        Penalty(1e-4).log_probabilities(x)[0], Metropolis().log_probabilities(x)[0], atol=1e-4
-    )
-
-
-@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
-def test_penalty_refuses(scale):
-    with pytest.raises(ValueError, match="noise scale"):
-        Penalty(scale)
-
-
-@pytest.mark.parametrize("weight", [0.0, -0.1, 1.1, math.nan])
-def test_lazy_refuses(weight):
-    with pytest.raises(ValueError, match="weight"):
-        Lazy(Barker(), weight)

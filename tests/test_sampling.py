@@ -2,11 +2,8 @@
 
 import functools
 import json
-import logging
 import math
 import warnings
-
-from collections import Counter
 
 import arviz as az
 import numpy as np
@@ -16,8 +13,6 @@ import xarray as xr
 
 import pymc_dp as dp
 
-from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.publishing import warn_of_chains
 from pymc_dp.scores.results import joint_report
 
@@ -50,7 +45,7 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def simulator(model):
+def simulator(model, quick_scores):
     """The model, compiled once."""
     return dp.Simulator(model, covariates="public")
 
@@ -60,7 +55,7 @@ def released(simulator, tmp_path_factory):
     """The result of a run, and its account."""
     path = tmp_path_factory.mktemp("a") / "data.ledger"
     result = dp.sample(
-        **TERMS, simulator=simulator, ledger=path, draws=250, random_seed=1, progressbar=False, cores=1
+        **TERMS, simulator=simulator, ledger=path, draws=250, random_seed=1, **QUIET
     )  # fmt: skip
     return dp.Ledger(path), result
 
@@ -163,15 +158,6 @@ class TestScores:
                 dp.sample(**given, **SHORT)
         assert made == [str(plans[0])] * 2
 
-    @pytest.mark.slow
-    def test_pure(self, simulator):
-        """delta = 0, and add/remove with public covariates."""
-        terms = {"epsilon": 4.0, "delta": 0, "adjacency": "add_remove"}
-        result = dp.sample(**terms, simulator=simulator, **SHORT)
-        report = dp.PrivacyReport.of(result)
-        assert report.delta == 0 and report.adjacency == "add_remove" and report.n_records is None
-        assert all(r.noise == "l2" for r in dp.PrivateScores.of(result).releases)
-
     def test_an_account_that_does_not_pay_is_not_touched(self, simulator, tmp_path):
         ledger = dp.Ledger(tmp_path / "l", epsilon=1.0, delta=1e-6)
         other = dp.PrivacyBudget(0.5, 1e-6, chains=1, ledger=ledger)
@@ -180,34 +166,6 @@ class TestScores:
             dp.sample(epsilon=1.0, delta=1e-6, simulator=simulator, ledger=ledger, **SHORT)
         assert caught.value.scores is None and caught.value.budget.spent() == 0
         assert len(ledger.claims()) == 1
-
-    @pytest.mark.slow
-    def test_nothing_is_compiled_twice(self, model, monkeypatch):
-        made = Counter()
-        for kind in (RecordLikelihood, SimulatedRecords):
-
-            def counting(self, *args, kind=kind, real=kind.__init__, **kwargs):
-                made[kind.__name__] += 1
-                real(self, *args, **kwargs)
-
-            monkeypatch.setattr(kind, "__init__", counting)
-        dp.sample(**TERMS, model=model, covariates="public", **SHORT)
-        assert made == {"RecordLikelihood": 1, "SimulatedRecords": 1}
-
-    @pytest.mark.slow
-    def test_what_is_declared_public_is_in_the_report(self):
-        with pm.Model() as model:
-            b = pm.Normal("b", [0.3, -0.5], 2.0, shape=2)
-            pm.Deterministic("contrast", (b * np.array([1.0, -1.5])).sum())
-            pm.Poisson("y", pm.math.exp(pm.Data("x", X) @ b), observed=Y)
-        with pytest.raises(dp.UnsupportedModel, match="prior of 'b' depends on data"):
-            dp.sample(**TERMS, model=model, covariates="public", **SHORT)
-        with pytest.raises(ValueError, match=r"has covariates \(x\)"):
-            dp.sample(**TERMS, model=model, public=["b"], **SHORT)
-        result = dp.sample(**TERMS, model=model, public=["b", "x", [1.0, -1.5]], **SHORT)
-        report = dp.PrivacyReport.of(result)
-        assert report.public == ("arrays of b", "x", "an array of shape (2,)")
-        assert "contrast" in result.posterior
 
     @pytest.mark.slow
     def test_scores_of_two_budgets(self, released):
@@ -241,74 +199,6 @@ class TestSteps:
             dp.sample(step=step, model=pm.Model())
         with pytest.raises(ValueError, match=r"run it with pm\.sample"):
             dp.sample(step=dp.DPPenalty(budget=None, **options))
-        for option in ({"guess": self.GUESS}, {"covariates": "public"}, {"noise": "l2"}):
-            with pytest.raises(TypeError, match="fixed already"):
-                dp.sample(step=step, **option)
-        with pytest.raises(TypeError, match="argument of the step"):
-            dp.sample(step=step, reproducible=True)
-        with pytest.raises(TypeError, match="chains: the budget"):
-            dp.sample(step=step, chains=2)
-        with pytest.raises(TypeError, match=r"pm.sample\(step=\["):
-            dp.sample(step=[step, step])
-
-    @pytest.mark.slow
-    def test_a_plan(self, simulator, caplog):
-        found = dp.plan(
-            epsilon=50.0, delta=1e-6, step=dp.DPPenalty, chains=1, simulator=simulator, guess=self.GUESS,
-            max_draws=20, random_seed=1,
-        )  # fmt: skip
-        with caplog.at_level(logging.INFO, logger="pymc.dp"):
-            result = dp.sample(plan=found, draws=12, random_seed=1, **QUIET)
-        assert result.posterior.sizes["draw"] == 12 and len(found.budget.ledger.claims()) == 1
-        assert "Plan for epsilon = 50" in caplog.text
-        with pytest.raises(ValueError, match="is more than epsilon") as caught:
-            dp.sample(plan=dp.plan(
-                epsilon=50.0, delta=1e-6, step=dp.DPPenalty, simulator=simulator, guess=self.GUESS
-            ), draws=10**9, **QUIET)  # fmt: skip
-        assert caught.value.budget.spent() == 0
-
-
-def test_exactly_one_thing_says_what_to_run(model):
-    for given in ({}, TERMS | {"step": object()}, {"plan": 1, "step": 2}):
-        with pytest.raises(TypeError, match=r"exactly one of plan=.*step=.*epsilon="):
-            dp.sample(model=model, **given)
-    with pytest.raises(TypeError, match="both epsilon= and delta="):
-        dp.sample(epsilon=1.0, model=model)
-    with pytest.raises(TypeError, match="must be a ScorePlan or Plan"):
-        dp.sample(plan=3, model=model)
-    for kind in (dp.DPHMC, dp.DPScore):
-        with pytest.raises(TypeError, match=rf"step must be an instance: .*{kind.__name__}\("):
-            dp.sample(step=kind, model=model)
-
-
-@pytest.mark.parametrize(
-    "wrong, error, match",
-    [
-        ({"foo": 3}, TypeError, "no argument foo"),
-        ({"target_accept": 0.9, "n_steps": 48}, TypeError, "target_accept: it is for NUTS"),
-        ({"nuts_sampler": "nutpie"}, TypeError, "nuts_sampler: it is for NUTS"),
-        ({"clip_bound": 2.0}, TypeError, "no argument clip_bound.*give them to a step"),
-        ({"tune": 100}, TypeError, "sets tune=0"),
-        ({"share": 0.1}, TypeError, "share: sample.. plans the start itself.*guess="),
-        ({"start": {"beta": 1.0}}, TypeError, "start: .*guess="),
-        ({"reproducible": True}, TypeError, "always secret"),
-        ({"initvals": {"beta": [0.0, 0.0]}}, TypeError, "leave out initvals"),
-        ({"var_names": ["beta", "nope"]}, ValueError, "no variables nope"),
-        ({"random_seed": "a"}, ValueError, "random_seed must be .* got 'a'"),
-        ({"noise": "laplace"}, ValueError, "laplace"),
-        ({"cores": 0}, ValueError, "cores"),
-        ({"chains": 0}, ValueError, "chains"),
-        ({"draws": 1.5}, TypeError, "draws"),
-        ({"trace": 5}, TypeError, "trace must be .* got a int"),
-        ({"guess": {"beta": [math.nan, 0.0]}}, ValueError, "guess of 'beta' must be numbers"),
-    ],
-)
-def test_what_is_wrong_costs_nothing(wrong, error, match, simulator, tmp_path):
-    """PyMC reads some of it when it begins to sample, and the budget is spent by then."""
-    ledger = dp.Ledger(tmp_path / "data.ledger", epsilon=4.0, delta=1e-6)
-    with pytest.raises(error, match=match):
-        dp.sample(**TERMS, simulator=simulator, ledger=ledger, **wrong)
-    assert ledger.claims() == []
 
 
 def test_the_number_of_records_under_add_remove(model):

@@ -34,28 +34,20 @@ def records(tmp_path):
     return Records.from_parquet(tmp_path, block_rows=10)
 
 
-def test_the_thread_ends_with_the_last_block(records):
+def test_the_thread_ends(records):
+    """With the last block, when it is closed, and when the loop is left."""
     blocks = records.blocks()
     assert not our_threads()  # not before the first block
     for block in blocks:
         assert len(our_threads()) <= 1 and len(block["y"]) == 10
     assert not our_threads()
-
-
-def test_the_thread_ends_on_close(records):
-    for n_read in (1, 5, 99):
+    for n_read in (1, 99):
         blocks = records.blocks()
         for _ in range(n_read):
             next(blocks)
         assert our_threads()
         blocks.close()
         assert not our_threads()
-
-
-def test_the_thread_ends_when_the_loop_is_left(records):
-    for _ in records.blocks():
-        break
-    assert not our_threads()
     with pytest.raises(ZeroDivisionError):
         for _ in records.blocks():
             1 / 0

@@ -143,12 +143,6 @@ def test_any_files(lengths, row_group_size, block_rows, data):
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_pieces_of_row_groups_are_balanced(tmp_path):
-    write_files(tmp_path, columns_of(1000), row_group_size=10)
-    pieces = Records.from_parquet(tmp_path).split(7)
-    assert all(140 <= piece.n_records <= 150 for piece in pieces)
-
-
 @pytest.mark.parametrize("lengths", [[1, 1, 1, 90], [90, 1, 1, 1], [1, 90, 1, 1]])
 def test_pieces_of_unequal_row_groups(tmp_path, lengths):
     write_files(tmp_path, columns_of(93), lengths)

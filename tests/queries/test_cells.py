@@ -69,7 +69,7 @@ def test_much_noise_leaves_the_margins():
 @pytest.mark.parametrize("noise_sd", [0.002, 0.01])
 def test_errors_are_those_of_the_covariance(noise_sd):
     """Of five sums over cells, one of them the rare category: squares over their expectation, on average over noise."""
-    rng, n_noise = np.random.default_rng(3), 200
+    rng, n_noise = np.random.default_rng(3), 100
     weights = np.vstack([rng.standard_normal((4, len(law()))), np.arange(len(law())) >= 18])
     ratios = []
     for _ in range(n_noise):
@@ -79,7 +79,7 @@ def test_errors_are_those_of_the_covariance(noise_sd):
         covariance = cell_covariance(found, SIZES, (False,) * 3, noise_sd)
         errors = weights @ (found - law())
         ratios.append(errors**2 / np.einsum("ij,jk,ik->i", weights, covariance, weights))
-    # Squares of normal variables: a standard error of 0.1, and what the linear law leaves out.
+    # Squares of normal variables: a standard error of 0.14, and what the linear law leaves out.
     assert 0.5 < np.mean(ratios) < 1.5
     np.testing.assert_allclose(covariance.sum(axis=0), 0, atol=1e-12)
 
@@ -118,7 +118,7 @@ def test_a_strong_interaction_widens_its_prior(monkeypatch):
     one = np.array([[6, 10, 8, 0.2, 0, 0], [0, 0, 0.3, 12, 20, 6]])
     shares = np.multiply.outer(one / one.sum(), [0.05, 0.3, 0.4, 0.2, 0.05]).ravel()
     rng, errors = np.random.default_rng(13), {0.5: [], 1e9: []}
-    for _ in range(30):
+    for _ in range(10):
         noisy = shares + 0.004 * rng.standard_normal(len(shares))
         for weight, found in errors.items():
             monkeypatch.setattr(cells, "_PRIOR_WEIGHT", weight)
@@ -259,12 +259,9 @@ def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "n", "noise_sd", "noise"),
-    [("records", 1000, 0.04, 200.0), ("normal", 20_000, 0.01, 400.0)],
-)
-def test_the_posterior_has_the_error(method, n, noise_sd, noise):
+def test_the_posterior_has_the_error():
     """In closed form, of a sum far from the reference: most of its variance is that of the stand-in."""
+    n, noise_sd, noise = 20_000, 0.01, 400.0
     ranges, b = Ranges(g=[0, 1, 3]), 2.0
     shares = np.array([0.5, 0.3, 0.2])
     g2 = np.array([0, 1, 9.0])
@@ -274,12 +271,10 @@ def test_the_posterior_has_the_error(method, n, noise_sd, noise):
     )
     stand_in = StandIn(ranges, (shares,), np.eye(1), n, 0, shares, noise_sd)
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", (), None, stand_in)
-    step = DPScore(scores, simulator=Simulator(model, covariates=ranges), method=method)
+    step = DPScore(scores, simulator=Simulator(model, covariates=ranges), method="normal")
     error = n**2 * b**2 * g2 @ cell_covariance(shares, [3], [False], noise_sd) @ g2
     # Given the rows, g y has variance g^2; the normal law takes rows as drawn.
-    spread = shares @ g2
-    if method == "normal":
-        spread += b**2 * (shares @ g2**2 - (shares @ g2) ** 2)
+    spread = shares @ g2 + b**2 * (shares @ g2**2 - (shares @ g2) ** 2)
     variance = noise**2 + n * spread + error
     assert error > 3 * (variance - error)
     wanted = np.sqrt(variance) / (n * shares @ g2)

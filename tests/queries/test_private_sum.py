@@ -141,23 +141,21 @@ def test_neighbours_change_counts_by_the_sensitivity():
 
 
 @pytest.mark.parametrize(
-    ("adjacency", "bound"),
-    [
-        ("substitute", 0.5),
-        ("add_remove", [0.5, 0.5, 2.0]),
-        pytest.param("substitute", [0.5, 0.5, 2.0], marks=pytest.mark.slow),
-        pytest.param("add_remove", 0.5, marks=pytest.mark.slow),
-    ],
+    ("adjacency", "bound"), [("substitute", 0.5), ("add_remove", [0.5, 0.5, 2.0])]
 )
 def test_noise_is_that_of_the_claim(adjacency, bound):
     """Claimed noise times sensitivity is the standard deviation of what is added, in 60 releases."""
     rng, errors = np.random.default_rng(7), []
     for _ in range(60):
         data = {"z": rng.normal(size=(10, 3))}
-        exact = private_sum(lambda z: z, data, bound=bound, budget=budget_for())
+        clipped = (
+            np.clip(data["z"], *np.outer([-1, 1], bound))
+            if np.ndim(bound)
+            else in_ball(data["z"], bound)
+        )
         budget = budget_for(1.0, adjacency)
         found = private_sum(lambda z: z, data, bound=bound, budget=budget)
-        errors.append((found.total - exact.total) / bound)
+        errors.append((found.total - clipped.sum(axis=0)) / bound)
     ((mechanism, _),) = budget.one_off_accesses["private sum"]
     factor = 2.0 if adjacency == "substitute" else 1.0
     sd = factor * mechanism.noise_sd * (math.sqrt(3) if np.ndim(bound) else 1.0)
@@ -287,40 +285,6 @@ def test_line_3_functions_that_hold_other_records_are_refused(kind, release):
 def test_line_3_a_shared_number_does_not_change_between_blocks():
     function = RecordFunction(lambda x: holding_all_data(x, "counter"), {"x": DATA["x"]})
     assert function.box_steps(np.zeros(1), np.ones(1))[0] == 0
-
-
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"bound": 0.0}, "bound positive"),
-        ({"bound": [1.0, 2.0]}, r"shape is \(2,\)"),
-        ({"bound": 1.0, "centre": math.nan}, "centre must be finite"),
-        ({"bound": 1.0, "noise": "laplace"}, "noise must be"),
-        ({"bound": 1.0, "records": np.zeros(3, int)}, "one label per row"),
-        ({"bound": 1.0, "public": {"x": 1}}, "both data and public"),
-    ],
-)
-def test_refused_arguments(options, match):
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match=match):
-        private_sum(lambda z, x: z * x, DATA, budget=budget, **options)
-    assert budget.spent() == 0
-
-
-@pytest.mark.parametrize("edges", [[0.0, 0.0], [1.0, 0.0], [math.nan], [[0.0], [1.0]]])
-def test_refused_edges(edges):
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match="edges must"):
-        private_counts(lambda z: z, DATA, edges=edges, budget=budget)
-    assert budget.spent() == 0
-
-
-def test_refused_data():
-    budget = budget_for(1.0)
-    with pytest.raises(ValueError, match="same number of rows"):
-        private_sum(lambda x: x, {"x": np.zeros(3), "y": np.zeros(4)}, bound=1.0, budget=budget)
-    with pytest.raises(TypeError, match="DataFrame"):
-        private_sum(lambda x: x, np.zeros(3), bound=1.0, budget=budget)
 
 
 def test_errors_on_the_data_have_no_words():

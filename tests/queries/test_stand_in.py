@@ -206,8 +206,10 @@ def test_correlations_are_those_with_which_products_agree(rho):
 # Release
 
 
-@pytest.mark.parametrize("n_columns", [2, 4])
-@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(
+    "n_columns, adjacency",
+    [(2, Adjacency.SUBSTITUTE), (4, Adjacency.SUBSTITUTE), (4, Adjacency.ADD_REMOVE)],
+)
 def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, n_columns, monkeypatch):
     """As whole numbers, for the worst records: all columns at their ends, half of them at the other end."""
     rng, sums = np.random.default_rng(4), []
@@ -220,7 +222,7 @@ def test_neighbours_change_both_sums_by_their_sensitivity(adjacency, n_columns, 
     monkeypatch.setattr(noise_law.NoiseLaw, "add", add)
     ranges = Ranges(x=[(0, 1)] * n_columns)
     design = StandInDesign(2, Gaussian(3.0), Gaussian(5.0))
-    places = rng.random((1000, n_columns))
+    places = rng.random((300, n_columns))
     others = [np.zeros(n_columns), np.ones(n_columns), np.arange(n_columns) % 2.0]
     for row in others:
         neighbour = np.vstack([row, places[1:]])
@@ -256,13 +258,13 @@ def test_no_neighbours_change_the_products_by_more():
 @pytest.mark.parametrize("is_joint", [True, False])
 def test_law_of_the_data_is_found(is_joint):
     """With little noise: marginal laws, rank correlations of all pairs."""
-    data = made(50_000, np.random.default_rng(5))
+    data = made(20_000, np.random.default_rng(5))
     budget = PrivacyBudget(math.inf, 1e-6, chains=1)
     if is_joint:
-        found = private_stand_in(data, RANGES, budget=budget, n_rows=50_000, random_seed=6)
+        found = private_stand_in(data, RANGES, budget=budget, n_rows=20_000, random_seed=6)
     else:
         places, design = RANGES.places(data), StandInDesign(16, Gaussian(0.3), Gaussian(0.3))
-        found = release_stand_in(places, RANGES, design, Adjacency.SUBSTITUTE, 50_000, 6)
+        found = release_stand_in(places, RANGES, design, Adjacency.SUBSTITUTE, 20_000, 6)
     assert (found.cells is not None) == is_joint
     for name in ("age", "ill"):
         assert found.rows[name].mean() == pytest.approx(data[name].mean(), abs=0.05 * np.std(data[name]))  # fmt: skip
@@ -372,17 +374,6 @@ def test_one_call_within_one_epsilon():
             warnings.simplefilter("ignore")
             again = sample(step=step, draws=20, chains=1, progressbar=False)
         assert words in again.attrs["privacy_report"]
-
-
-@pytest.mark.slow
-def test_nothing_of_the_covariates_is_read_for_a_plan():
-    """Plans of data sets that differ in covariates and outcomes are the same."""
-    texts = []
-    for seed in (1, 2):
-        rng = np.random.default_rng(seed)
-        model = regression(500, rng)
-        texts.append(str(plan(epsilon=1.0, delta=1e-5, model=model, covariates=COVARIATES, random_seed=3)))  # fmt: skip
-    assert texts[0] == texts[1] and "counts of combinations" in texts[0]
 
 
 @pytest.mark.parametrize(
