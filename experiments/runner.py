@@ -122,10 +122,14 @@ class Experiment:
 
 def one(run: Callable, name: str, seed: int, options: Options) -> Stored | None:
     """A run without what PyMC and PyTensor say about it."""
-    logging.getLogger("pymc").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return run(name, seed, options)
+    logger, level = logging.getLogger("pymc"), logging.getLogger("pymc").level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return run(name, seed, options)
+    finally:
+        logger.setLevel(level)
 
 
 def within(stored: Stored, name: str) -> tuple[Stored, Any]:

@@ -116,7 +116,8 @@ def test_silence_keeps_warnings_and_ends():
     assert logger.level == level
 
 
-def test_plan_and_release_name_the_share_of_the_budget(simulator, lines):
+def test_plan_and_release_name_the_share_of_the_budget(simulator, lines, monkeypatch):
+    monkeypatch.setattr(progress, "EVERY", 1e6)  # lines are not repeated, however long it takes
     budget = dp.PrivacyBudget(epsilon=1.0, delta=0.0, chains=1)
     plan = dp.plan(budget=budget, simulator=simulator, guess={"mu": 0.0}, random_seed=1)
     assert lines() == ["planning on simulated records"]

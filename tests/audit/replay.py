@@ -37,6 +37,7 @@ import pytensor
 import pytest
 import xarray as xr
 
+from pymc_dp import progress
 from pymc_dp.data.records import Records
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.sums.row_functions import RowFunction
@@ -281,7 +282,7 @@ def _watched(doors: _Doors, name: str):
             (BlockedLikelihood, "noisy", at_sites), (Function, "__call__", called), (RowFunction, "__call__", of_rows),
             (RowFunction, "loop", looped), (Records, "blocks", blocks), (Records, "take", take),
             (ledgers.Ledger, "claim", claimed), (np.random, "default_rng", default_rng),
-            (uuid, "uuid4", identity),
+            (uuid, "uuid4", identity), (progress, "EVERY", 1e6),  # no line because a run takes long
         ):  # fmt: skip
             patch.setattr(owner, attribute, fake)
         yield

@@ -259,7 +259,7 @@ def test_no_neighbours_change_the_products_by_more():
 def test_law_of_the_data_is_found(is_joint):
     """With little noise: marginal laws, rank correlations of all pairs."""
     data = made(20_000, np.random.default_rng(5))
-    budget = PrivacyBudget(math.inf, 1e-6, chains=1)
+    budget = PrivacyBudget(20.0, 1e-6, chains=1)
     if is_joint:
         found = private_stand_in(data, RANGES, budget=budget, n_rows=20_000, random_seed=6)
     else:
