@@ -89,7 +89,7 @@ def peak() -> float:
 def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     """``dp.sample`` of a setting, in this process."""
     records = records_of(folder, n_records, d)
-    limit = limit and limited()
+    limited_now = limit and limited()
     begin = time.perf_counter()
     simulator = dp.Simulator(model, data=records, covariates="public")
     built = time.perf_counter()
@@ -101,8 +101,13 @@ def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
     scores = dp.private_scores(simulator, budget=budget, random_seed=1)
     released = time.perf_counter()
+    how = {} if limit else {"draws": 50, "chains": 1}
     idata = dp.sample(
-        step=dp.DPScore(scores, simulator=simulator), cores=1, progressbar=False, random_seed=1
+        step=dp.DPScore(scores, simulator=simulator),
+        cores=1,
+        progressbar=False,
+        random_seed=1,
+        **how,
     )
     end = time.perf_counter()
     draws = idata["posterior"]["beta"].to_numpy().reshape(-1, simulator.likelihood.n_dim)
@@ -110,7 +115,7 @@ def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     return {
         "build": built - begin, "pass": after_pass - compiled, "release": released - after_pass, "sample": end - released,
         "peak_mb": peak(), "error": float(np.sqrt(np.mean(errors**2))), "sd": float(draws.std(axis=0).mean()),
-        "limited": limit, "megabytes": records.n_records * (8 * draws.shape[1] + 1) / 1e6,
+        "limited": limited_now, "megabytes": records.n_records * (8 * draws.shape[1] + 1) / 1e6,
     }  # fmt: skip
 
 
