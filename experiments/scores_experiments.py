@@ -252,7 +252,7 @@ def tables(stored: Stored) -> list[str]:
 
 EXPERIMENT = Experiment(
     __file__, run, {name: setting.n_sets for name, setting in SETTINGS.items()}, tables,
-    small=("logistic_1000", "negative_binomial_1000"),
+    small=("logistic_1000",),
 )  # fmt: skip
 
 if __name__ == "__main__":

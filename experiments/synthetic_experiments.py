@@ -126,7 +126,7 @@ def run(name: str, seed: int, options: Options) -> Stored:
     _, draws = posterior(simulator, SETTING.epsilon, seed)
     draws = draws.reshape(-1, draws.shape[-1])
     chosen = draws[rng.choice(len(draws), size=N_SYNTHETIC, replace=False)]
-    n = SETTING.n_records
+    n = 100 if options.small else SETTING.n_records
     tails = [0.5 - LEVEL / 2, 0.5 + LEVEL / 2]
     small, large = fits(chosen, n, rng), fits(chosen, TIMES * n, rng)
     intervals = {
