@@ -263,7 +263,8 @@ def short_warm_up(monkeypatch):
 def test_ranks_given_scores_are_uniform(name, method):
     """By records, other models have exact posteriors to compare with: tests/scores/test_records_quadrature.py."""
     case = Case(name)
-    assert p_values(case.ranks(case.given_scores(method))).min() > 1e-4
+    n_sets = SETS if method == "records" else SETS // 2  # of more time each
+    assert p_values(case.ranks(case.given_scores(method), n_sets)).min() > 1e-4
 
 
 @pytest.mark.usefixtures("short_warm_up")
