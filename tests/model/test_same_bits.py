@@ -61,23 +61,6 @@ def softmax(d: int) -> RecordLikelihood:
     return RecordLikelihood(model)
 
 
-def network(d: int) -> RecordLikelihood:
-    rng = np.random.default_rng(d)
-    x, y = rng.normal(size=(397, d)), rng.normal(size=397)
-    with pm.Model() as model:
-        hidden = pm.math.tanh(x @ pm.Normal("w", shape=(d, 9)))
-        pm.Normal("y", hidden @ pm.Normal("v", shape=9), pm.HalfNormal("s"), observed=y)
-    return RecordLikelihood(model)
-
-
-def mixture(d: int) -> RecordLikelihood:
-    y = np.random.default_rng(d).normal(size=397)
-    with pm.Model() as model:
-        w = pm.Dirichlet("w", np.ones(d))
-        pm.NormalMixture("y", w, pm.Normal("m", shape=d), pm.HalfNormal("s", shape=d), observed=y)
-    return RecordLikelihood(model)
-
-
 def multivariate(d: int) -> RecordLikelihood:
     rng = np.random.default_rng(d)
     y = rng.normal(size=(397, d))
@@ -157,12 +140,7 @@ def check_same_bits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "make, d",
-    [
-        (wide, 3),
-        (multivariate, 8),
-        *((f, 20) for f in (wide, softmax, network, mixture, covariance)),
-    ],
+    "make, d", [(wide, 20), (multivariate, 8), (softmax, 20), (covariance, 20)]
 )
 def test_models_with_many_columns(make, d):
     # Scales multiply one entry each: no other operation depends on the number of columns.

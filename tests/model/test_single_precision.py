@@ -42,8 +42,7 @@ def model(x, w, k, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["FAST_COMPILE", "NUMBA"])
-def test_sums_are_those_of_the_rounded_numbers(tmp_path, mode):
+def test_sums_are_those_of_the_rounded_numbers(tmp_path):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pq.write_table(pa.table(columns()), tmp_path / "a.parquet", row_group_size=300)
     options = {"arguments": ARGUMENTS, "block_rows": 128}
@@ -52,10 +51,10 @@ def test_sums_are_those_of_the_rounded_numbers(tmp_path, mode):
         Records.from_parquet(tmp_path / "a.parquet", single_precision=True, **options),
     ]
     expected, plain = (
-        reduced(BlockedLikelihood(model, Records(data, **options), compile_kwargs={"mode": mode}))
+        reduced(BlockedLikelihood(model, Records(data, **options)))
         for data in (rounded(), columns())
     )
-    likelihood = BlockedLikelihood(model, sources[0], compile_kwargs={"mode": mode})
+    likelihood = BlockedLikelihood(model, sources[0])
     for source in sources:
         likelihood.records = source
         assert_equal(reduced(likelihood), expected)
