@@ -131,7 +131,7 @@ def light(tmp_path_factory):
     checked = dp.checks.CheckedStatistic("mean", tuple("abc"), y[:3], rng.normal(size=(500, 3)), y[:3], 0.5)  # fmt: skip
     planned = dp.planning.Forecast(1.0, 2.0, 0.1, 0.2)
     return [
-        budget, ledger, ledger.budget_claims()[0], ledger.claimed(budget.id), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
+        budget, ledger, ledger.budget_claims()[0], budget.ledger.claims()[0], ledger.claimed(budget.id), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
         ClaimedPlan(tuple(kinds.counts.items()), True), TailMisfit(),
         penalty, dp.Barker(), steps.Lazy(penalty, 0.5), steps.Metropolis(), share, privacy.GaussianShare(0.1),
         privacy.RenyiFilter(share), privacy.GaussianFilter(privacy.GaussianShare(0.1)), decision, privacy.Gaussian(2.0),

@@ -444,7 +444,14 @@ def test_only_what_was_paid_for_differs(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n, cell in CELLS.items() if cell.fast < len(cell.neighbours)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(n, marks=[pytest.mark.long] if cell.fast else [])  # some neighbours by default
+        for n, cell in CELLS.items()
+        if cell.fast < len(cell.neighbours)
+    ],
+)
 def test_only_what_was_paid_for_differs_in_full(name, tmp_path):
     check(name, tmp_path)
 

@@ -364,7 +364,11 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+#: The fault that takes a minute.
+LONGEST = batches_follow_the_seed
+
+
+@pytest.mark.parametrize("fault", [f if f is not LONGEST else pytest.param(f, marks=pytest.mark.long) for f in FAULTS])  # fmt: skip
 def test_planted_fault_is_found(fault, seed=1):
     case, runs, options = FAULTS[fault]
     epsilon, _ = attack(case, runs, seed, 1.0, plant=fault, **options)

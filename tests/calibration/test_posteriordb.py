@@ -123,7 +123,11 @@ WALKS = {
     barker: ["nes_logit_data-nes_logit_model"],
     fast_mh: ["kidiq-kidscore_momiq"],
 }
-ALL = [(s, n) for s, names in {hmc: list(CASES), **WALKS}.items() for n in names]
+ALL = [
+    pytest.param(s, n, marks=[] if n == "kidiq-kidscore_momiq" else pytest.mark.long)
+    for s, names in {hmc: list(CASES), **WALKS}.items()
+    for n in names
+]
 
 
 @pytest.mark.parametrize(("sampler", "name"), ALL)

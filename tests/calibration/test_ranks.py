@@ -238,7 +238,10 @@ def p_values(ranks):
     return np.array([stats.kstest(column, "uniform").pvalue for column in ranks.T])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.long] if n == "hierarchical" else []) for n in MODELS],
+)
 def test_ranks_of_the_truth_are_uniform(name):
     case = Case(name)
     for sampler in SAMPLERS:
@@ -258,7 +261,16 @@ def short_warm_up(monkeypatch):
 
 @pytest.mark.usefixtures("short_warm_up")
 @pytest.mark.parametrize(
-    ("name", "method"), [("hierarchical", "records"), *((name, "normal") for name in MODELS)]
+    ("name", "method"),
+    [
+        ("location_and_scale", "normal"),
+        *(
+            pytest.param(name, "normal", marks=pytest.mark.long)
+            for name in MODELS
+            if name != "location_and_scale"
+        ),
+        pytest.param("hierarchical", "records", marks=pytest.mark.long),
+    ],
 )
 def test_ranks_given_scores_are_uniform(name, method):
     """By records, other models have exact posteriors to compare with: tests/scores/test_records_quadrature.py."""

@@ -51,7 +51,7 @@ def pages():
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
         if blocks:
-            marks = [pytest.mark.slow] if page.stem in LONG else []
+            marks = [pytest.mark.slow, pytest.mark.long] if page.stem in LONG else []
             yield pytest.param(page.stem, blocks, marks=marks, id=page.stem)
 
 

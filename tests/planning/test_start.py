@@ -303,6 +303,7 @@ class TestHyperparameters:
             )
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_marginal_mode(self, seed=3):
         """But for what clipping adds for given data, as elsewhere."""
         theta, sd = self.mode
@@ -313,6 +314,7 @@ class TestHyperparameters:
         assert off[1] < 0.4 and off.max() < CLIPPING
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_joint_mode_is_a_trap(self, monkeypatch):
         """The same with the prior's own gradient."""
         monkeypatch.setattr(newton, "_averaged", lambda gradient, *_: gradient)
@@ -354,6 +356,7 @@ class TestHyperparameters:
         return (np.array(own) - found.x) / np.sqrt(np.diag(found.hess_inv))
 
     @pytest.mark.slow
+    @pytest.mark.long
     def test_two_levels_are_integrated_out(self):
         assert np.abs(self.two_levels(governed=True)).max() < 0.4
 
@@ -388,6 +391,7 @@ def test_infinite_epsilon():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_units_do_not_matter():
     """Parameters whose posterior is wide in their units."""
     y = 1e6 * (Y - 25)
@@ -404,6 +408,7 @@ def test_units_do_not_matter():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_moves_double_and_turn_round(far=5000.0):
     """From so many standard deviations of a record away; with steps enough to rest."""
     y = np.random.default_rng(2).normal(far, 1.0, size=N)

@@ -117,6 +117,7 @@ def exponential_mechanism(total, value, epsilon):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_exponential_mechanism():
     """A median by the exponential mechanism: its normalizing constant is a function of sums, too."""
     n, levels, epsilon, released = 5, 4, 1.5, 2
@@ -233,6 +234,7 @@ def bounded_noise() -> pm.Model:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_records_are_given_initial_values_with_which_the_release_is_possible():
     """Noise without tails: with PyMC's own initial values, all ones here, it is impossible."""
     model = bounded_noise()
@@ -259,6 +261,7 @@ def test_a_release_that_no_records_make_possible():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_parallel_chains_and_seeds():
     """The same seed, the same draws: in processes of their own and one after the other."""
     model = binary_count()

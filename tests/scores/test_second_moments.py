@@ -129,6 +129,7 @@ def rows_with(moments, start=None) -> Simulator:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_weighted_rows_have_the_released_moments():
     moments, rng = moments_of(), np.random.default_rng(8)
     weights = row_weights(moments, simulator(), N, np.zeros(3), np.zeros((3, 3)), rng)
@@ -144,6 +145,7 @@ def test_weighted_rows_have_the_released_moments():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_noise_shrinks_moments_towards_the_stand_in():
     alone = second_moments(simulator())
     distances = []
@@ -158,6 +160,7 @@ def test_noise_shrinks_moments_towards_the_stand_in():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_rows_are_kept_in_proportion_to_their_weights():
     moments = moments_of()
     found = rows_with(moments)
@@ -179,6 +182,7 @@ def test_a_stand_in_that_cannot_have_the_moments_keeps_some_rows():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_some_records_are_those_of_the_whole():
     whole = simulator().simulated
     rows = np.sort(np.random.default_rng(10).permutation(whole.n_records)[:700])
@@ -213,6 +217,7 @@ def released(noise="auto", epsilon=2.0):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_plan_with_a_stand_in_releases_moments():
     plan, scores = released()
     moments = scores.moments
@@ -240,6 +245,7 @@ def test_a_plan_with_a_stand_in_releases_moments():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_moments_with_public_covariates():
     budget = PrivacyBudget(1.0, 1e-6, chains=1)
     plan = plan_scores(Simulator(model(), covariates="public"), budget, random_seed=1)
@@ -265,6 +271,7 @@ def test_the_noise_is_the_claimed_one(noise):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_moments_are_paid_for_before_they_are_released(monkeypatch):
     """If the release fails, its cost has been claimed."""
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
@@ -281,6 +288,7 @@ def test_moments_are_paid_for_before_they_are_released(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_moments_that_are_paid_for_are_left_out_if_their_rows_are_of_no_use(monkeypatch):
     """Then the stand-in is as it was, and all else is released as planned."""
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
@@ -297,6 +305,7 @@ def test_moments_that_are_paid_for_are_left_out_if_their_rows_are_of_no_use(monk
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_most_scores_may_be_zero():
     """The bound is that of the others."""
     simulated = plan_scores(
@@ -318,6 +327,7 @@ def regressions(spread, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_moments_far_from_the_data_are_those_of_the_parameters_found():
     """At the guess, products of scores are those of residuals: rows must not make up for them."""
     away = Simulator(regressions(1.0, 13), covariates=regressions(1.3, 14))

@@ -185,10 +185,11 @@ class StaleGradient(DPHMC):
 
 
 #: More faults are planted in the kernel below, which the step is shown to be.
+LONG_PATHS = {"step_size": 0.5, "n_leapfrog": 5, "noise": 0.5}
 BROKEN = {
-    "friction": {"step": WithFriction, "step_size": 0.5, "n_leapfrog": 5, "noise": 0.5},
+    "friction": {"step": WithFriction, **LONG_PATHS},
     "keeps the end gradient": {"step": KeepsTheEndGradient},
-    "step of the state": {"step": StepOfTheState},
+    "step of the state": {"step": StepOfTheState, **LONG_PATHS},
     "clipped decisions": {"step": FewerRecords},
 }
 
