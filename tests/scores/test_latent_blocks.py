@@ -31,7 +31,7 @@ RELEASE = ScoreRelease(THETA, np.array([[0.8, 0.1], [0.0, 0.9]]), 0.9, "l2", 0.7
 def users() -> SimulatedRecords:
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b")
-        pm.Normal("y", a + b * X, 1.0, observed=np.zeros(2 * UNITS))
+        pm.Normal("y", a + b * pm.Data("x", X), 1.0, observed=np.zeros(2 * UNITS))
         pm.Poisson("c", pm.math.exp(a), observed=np.zeros(UNITS, dtype=int))
     return SimulatedRecords(model, records=LABELS, public_covariates=True)
 
