@@ -92,10 +92,13 @@ class Experiment:
         given = parser.parse_args(arguments)
         if unknown := {*given.settings} - {*self.settings}:
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(self.settings)}")
+        if given.figure and self.figure is None:
+            parser.error("this experiment has no figure")
         options = Options(given.small, given.data)
         if given.print:
             print("\n".join(self.tables(self.stored())))
-        elif given.figure and self.figure is not None:
+        elif given.figure:
+            assert self.figure is not None
             self.figure(self.stored())
         elif given.small:
             for name in given.settings or self.small or self.settings:

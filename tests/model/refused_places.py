@@ -76,6 +76,30 @@ def _(d):
     pm.HurdlePoisson("y", psi=0.5, mu=mu, observed=d["y"])
 
 
+@entry("the number of rows as a number of columns", **ADD_REMOVE, x=Z, y=Y)
+def _(d):
+    x = pm.Data("x", np.stack([d["x"], d["x"]]))
+    pm.Normal("y", pm.Normal("a") * x[0] / x.shape[1], 1.0, observed=d["y"])
+
+
+@entry("the number of some persons", **ADD_REMOVE, y=Y)
+def _(d):
+    pm.Normal("y", pm.Normal("a") / pm.Data("some", d["y"][:9]).shape[0], 1.0, observed=d["y"])
+
+
+@entry("the number of rows as the size of a distribution", **ADD_REMOVE, x=X, y=Y)
+def _(d):
+    def dist(a, size):
+        try:
+            a = a * pt.as_tensor_variable(size)[0]
+        except TypeError:  # PyMC calls it without a size as well
+            pass
+        return pm.Normal.dist(a, 1.0, size=size)
+
+    size = pm.Data("x", d["x"]).shape[:1]
+    pm.CustomDist("y", pm.Normal("a"), dist=dist, size=size, observed=d["y"])
+
+
 @entry("the number of rows in a prior", **ADD_REMOVE, x=Z, y=Y)
 def _(d):
     x = pm.Data("x", d["x"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
+from pymc.distributions.custom import CustomSymbolicDistRV
 from pymc.logprob.basic import transformed_conditional_logp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -27,7 +28,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
-from pytensor.tensor.shape import Shape
+from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import (
@@ -57,7 +58,7 @@ class Exposed:
     `graphs` has the elementwise log-likelihood of each observed variable, at its value in `values`.
     `private` has all arrays in the graphs except those declared public and patterns made without data,
     and `names` their descriptions, for messages. `by_number` has what depends on the number of rows.
-    If `lengths_known` is false, no shape is known but those of rows, so that no length becomes a number.
+    Axes whose length is in `unknown` have no static length, so that it does not become a number in the graphs.
     """
 
     graphs: list[Variable] = field(default_factory=list)
@@ -65,7 +66,7 @@ class Exposed:
     private: list[SharedVariable] = field(default_factory=list)
     names: dict[Variable, str] = field(default_factory=dict, repr=False)
     by_number: list[str] = field(default_factory=list)
-    lengths_known: bool = True
+    unknown: Set[int] = frozenset()
 
     def arrays_of(self, graphs: Sequence[Variable]) -> list[Variable]:
         """Arrays that other graphs of the model depend on, except scalars and patterns."""
@@ -74,7 +75,7 @@ class Exposed:
     def shared(self, variable: Variable, public: PublicArrays | tuple = ()) -> SharedVariable:
         """Make a shared variable in place of an array: a private one unless the array is public."""
         data = np.array(stored(variable), order="C")  # by rows, as functions of rows read them
-        shape = data.shape if self.lengths_known else (None, *data.shape[1:])[: data.ndim]
+        shape = tuple(None if n in self.unknown else n for n in data.shape)
         own = pytensor.shared(data, shape=shape, name=variable.name, borrow=True)
         if variable not in public:
             self.private.append(own)
@@ -99,28 +100,29 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
     with in_sight(lengths):
         by_number = check_priors(model, public, lengths)
         exposed = _exposed(model, public, lengths)
-    rows = lengths | {len(stored(v)) for v in exposed.private if v.ndim}
     for k, (rv, graph) in enumerate(zip(model.observed_RVs, exposed.graphs, strict=True)):
         # PyMC evaluates shapes while it derives a log-density; a logp function may add others.
         stop = {*model.free_RVs, *_sizes(rv)}
+        roots = {*exposed.private, *filter(public.excludes, _measured([rv], model.free_RVs))}
+        rows = (lengths | {len(stored(v)) for v in roots if v.ndim}) - {1}
         used = lengths_in([rv], public.excludes, stop)
         used |= lengths_in([graph], {*exposed.private}.__contains__)
         if not rows.isdisjoint(constant_lengths([rv], stop)) or (
-            not rows.isdisjoint(used) and _uses_number(model, public, lengths, k)
+            not rows.isdisjoint(used) and _uses_number(model, public, rows, k)
         ):
             by_number.append(f"the likelihood of {rv.name!r}")
     exposed.by_number.extend(by_number)
     return exposed
 
 
-def _uses_number(model: pm.Model, public: PublicArrays, lengths: set[int], place: int) -> bool:
-    """Whether rows of a log-likelihood depend on the number of rows.
+def _uses_number(model: pm.Model, public: PublicArrays, rows: set[int], place: int) -> bool:
+    """Whether rows of a log-likelihood depend on the number of rows: on one of the lengths in `rows`, on any axis.
 
-    Lengths are not known here, so they are in the graph of the rows if its values need them; those that only
+    These are not known here, so they are in the graph of the rows if its values need them; those that only
     fill arrays, as in many log-densities of PyMC, are not: a row of ``alloc(x, n)`` is x.
     """
-    with in_sight(lengths):
-        exposed = _exposed(model, public, lengths, lengths_known=False)
+    with in_sight(rows):
+        exposed = _exposed(model, public, rows, unknown=rows)
     dependent = downstream(exposed.graphs, exposed.private)
     index = pt.vector("index", dtype="int64")
     try:
@@ -131,6 +133,13 @@ def _uses_number(model: pm.Model, public: PublicArrays, lengths: set[int], place
     return not {*exposed.private}.isdisjoint(ancestors([row]))
 
 
+def _measured(graphs: Sequence[Variable], stop: Iterable[Variable]) -> list[Variable]:
+    """Arrays whose shapes, or those of what is computed from them, are in graphs."""
+    nodes = (v.owner for v in ancestors(graphs, blockers=stop) if v.owner is not None)
+    shaped = [n.inputs[0] for n in nodes if isinstance(n.op, Shape | Shape_i)]
+    return [v for v in ancestors(shaped) if is_array_root(v) and v.ndim]
+
+
 def canonical(graphs: Sequence[Variable]) -> list[Variable]:
     """Graphs in which shapes are computed from those of arrays, and operations are PyTensor's canonical ones."""
     stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
@@ -139,12 +148,16 @@ def canonical(graphs: Sequence[Variable]) -> list[Variable]:
 
 
 def _sizes(rv: Variable) -> set[Variable]:
-    """Sizes of random variables, which for observed ones are the shapes of what is observed."""
+    """Sizes of PyMC's random variables, which for observed ones are the shapes of what is observed.
+
+    A function ``dist(..., size)`` of the user may compute with its size.
+    """
     sizes = set()
     for node in {v.owner for v in ancestors([rv]) if v.owner is not None}:
         op = getattr(node.op, "base_rv_op", node.op)  # of a truncated one
         # PyMC's own distributions that are made of others have a signature.
-        if isinstance(op, RandomVariable) or getattr(op, "extended_signature", None):
+        has_size = isinstance(op, RandomVariable) or getattr(op, "extended_signature", None)
+        if has_size and not isinstance(op, CustomSymbolicDistRV):
             sizes.add(op.size_param(node))
     return sizes - {None}
 
@@ -179,18 +192,16 @@ def in_sight(lengths: set[int]) -> Iterator[None]:
 
 
 def _exposed(
-    model: pm.Model, public: PublicArrays, lengths: set[int], lengths_known: bool = True
+    model: pm.Model, public: PublicArrays, lengths: set[int], unknown: Set[int] = frozenset()
 ) -> Exposed:
     free = set(model.free_RVs)
-    exposed = Exposed(lengths_known=lengths_known)
+    exposed = Exposed(unknown=unknown)
     old = dict(zip(model.observed_RVs, observed_values(model), strict=True))
     for rv, value in old.items():
         _check_likelihood(rv, [rv, value], free, public)
     arrays = arrays_in([v for pair in old.items() for v in pair], free, lengths, single=True)
-    if not lengths_known:  # also of arrays whose values are not used
-        found = ancestors([*old, *old.values()], blockers=free)
-        shapes = [v.owner.inputs[0] for v in found if v.owner and isinstance(v.owner.op, Shape)]
-        arrays += [v for v in ancestors(shapes) if is_array_root(v) and v.ndim and v not in arrays]
+    if unknown:  # also of arrays whose values are not used
+        arrays += [v for v in _measured([*old, *old.values()], free) if v not in arrays]
     replaced = exposed.in_place_of(arrays, public)
     replaced.update((rv, rv) for rv in free)  # their ancestors belong to the prior
     new = {}
