@@ -19,6 +19,7 @@ from pymc_dp.scores import latent_posterior
 from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
 from pymc_dp.scores.nuts import Nuts
+from pymc_dp.scores.record_sweep import sweep
 from tests.scores.score_models import CASES, noise_of, public, simulator_of, template
 
 #: By model: releases (noise, its standard deviation over the root of the number of records, reference, clipped fraction).
@@ -134,6 +135,30 @@ def test_a_move_leaves_the_joint_law(move, has_error):
     assert (before != after).any(axis=1).mean() > 0.1  # else nothing moved
     z, p = deviations(before, after)
     assert z < LARGEST and p > SMALLEST
+
+
+def test_a_record_is_accepted_by_the_density_of_the_noise(n=60):
+    """Record by record, with uniform numbers on either side of the ratio of densities: Gaussian noise of two sums, and l2 of three."""
+    rng = np.random.default_rng(5)
+    current, proposed, residual = (rng.normal(size=shape) for shape in ((n, 5), (n, 5), 5))
+    begin, rest, log_uniforms, expected, ratios = current.copy(), residual.copy(), [], [], []
+
+    def log_noise(x):
+        return stats.norm.logpdf(x[:2], scale=1.3).sum() - np.linalg.norm(x[2:]) / 0.7
+
+    for i in range(n):
+        new = rest + current[i] - proposed[i]
+        ratios.append(log_noise(new) - log_noise(rest))
+        expected.append(i % 2 == 0)
+        log_uniforms.append(ratios[-1] + (-1e-9 if expected[-1] else 1e-9))
+        rest = new if expected[-1] else rest
+    accepted, rate = sweep(
+        current, proposed, residual, np.array(log_uniforms), np.array([0, 2, 5]), np.array([1.3, 0.7]), np.array([True, False])
+    )  # fmt: skip
+    assert accepted.tolist() == expected
+    np.testing.assert_allclose(residual, rest, atol=1e-12)
+    np.testing.assert_array_equal(current, np.where(accepted[:, None], proposed, begin))
+    assert rate == pytest.approx(np.exp(np.minimum(ratios, 0)).mean())
 
 
 def test_records_features_and_residual_belong_together():
