@@ -55,7 +55,7 @@ def served(parts, **options):
     coordinator, threads = [], []
     for k in numbers:
         peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
-        site = Site(model, parts[k], peers, number=k, compile_kwargs=MODE, timeout=60.0, **options)
+        site = Site(model, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options)
         ours, theirs = multiprocessing.Pipe()
         coordinator.append(Tapped(ours))
         threads.append(threading.Thread(target=site.serve, args=(theirs,)))
@@ -77,7 +77,7 @@ def connections():
 
 @pytest.fixture(scope="module")
 def likelihood(connections):
-    return BlockedLikelihood(model, Sites(connections, timeout=60.0), compile_kwargs=MODE)
+    return BlockedLikelihood(model, Sites(connections, timeout=600.0), compile_kwargs=MODE)
 
 
 def reductions(likelihood):
@@ -147,7 +147,7 @@ def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypat
 @pytest.fixture(scope="module")
 def noisy_likelihood():
     with served(Records(COLUMNS, block_rows=64).split(N_SITES), adds_noise=True) as found:
-        yield BlockedLikelihood(model, Sites(found, timeout=60.0), compile_kwargs=MODE)
+        yield BlockedLikelihood(model, Sites(found, timeout=600.0), compile_kwargs=MODE)
 
 
 QUESTIONS = {

@@ -247,7 +247,7 @@ class TestClaimedAtOnce:
         chains = [context.Process(target=run_a_chain, args=work) for _ in range(5)]
         for chain in chains:
             chain.start()
-        outcomes = sorted(results.get(timeout=120) for _ in chains)
+        outcomes = sorted(results.get(timeout=600) for _ in chains)
         for chain in chains:
             chain.join()
         draws = budget.expected_draws()

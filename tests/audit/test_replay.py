@@ -167,7 +167,7 @@ def sample_sites(adds_noise, y, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(test_sites, "model", regression)
         with test_sites.served(parts, adds_noise=adds_noise) as connections:
-            return sample_source(lambda y, folder: Sites(connections, timeout=60.0), y, folder)
+            return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
 
 
 def sample_dask(y, folder):

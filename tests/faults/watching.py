@@ -22,6 +22,8 @@ from pymc_dp.privacy.mechanisms.mechanism import Decision
 from pymc_dp.steps import base
 
 FORK = multiprocessing.get_context("fork")
+#: Seconds that a slow machine may take to start a process and compile in it.
+PATIENCE = 600.0
 #: Ways to read the data.
 READS = (
     "logp", "logp_at", "clipped_grad", "clipped_grad_steps", "gradients", "norm_counts", "product_steps",
@@ -45,7 +47,7 @@ class Watched:
         if self._notes == self._hold:
             with contextlib.suppress(FileExistsError):
                 os.symlink(str(os.getpid()), f"{self._path}.held")
-                time.sleep(60)
+                time.sleep(PATIENCE)
 
     def __getattr__(self, name):
         if name.startswith("_"):
@@ -87,10 +89,13 @@ def held(path):
 
 
 def accesses(path, what=READS):
-    """What each process read: bounds of sums, or not-a-number for everything else."""
+    """What each process read: bounds of sums, or not-a-number for everything else.
+
+    A line without its end is being written.
+    """
     found = defaultdict(list)
     if Path(path).exists():
-        for line in Path(path).read_text().splitlines():
+        for line in Path(path).read_text().rpartition("\n")[0].splitlines():
             pid, kind, bound = line.split()
             if kind in what:
                 found[int(pid)].append(float(bound))
@@ -154,7 +159,7 @@ class Program:
             os.killpg(self.pid, signal.SIGKILL)
         self._process.join()
 
-    def wait_until(self, condition, timeout=60.0):
+    def wait_until(self, condition, timeout=PATIENCE):
         """Whether the condition came true before the program ended."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -170,7 +175,7 @@ class Program:
         os.kill(self.pid, signal.SIGKILL)
         self._process.join()
 
-    def outcome(self, timeout=60.0):
+    def outcome(self, timeout=PATIENCE):
         """What the function returned or raised: a name, and a value or a message."""
         if not self._pipe.poll(timeout):
             raise TimeoutError

@@ -191,7 +191,7 @@ def raced(target, path, method="fork"):
     workers = [context.Process(target=target, args=(path, start, results)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    granted = sum(results.get(timeout=120) for _ in workers)
+    granted = sum(results.get(timeout=600) for _ in workers)
     for worker in workers:
         worker.join()
     return granted

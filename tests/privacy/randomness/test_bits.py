@@ -72,7 +72,7 @@ def test_no_two_processes_share_bits(method):
     workers = [context.Process(target=_word, args=(queue, bits)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    words = {queue.get(timeout=60) for _ in workers} | {bits.word()}
+    words = {queue.get(timeout=600) for _ in workers} | {bits.word()}
     for worker in workers:
         worker.join()
     assert len(words) == 3
