@@ -48,14 +48,14 @@ class Tapped:
 
 
 @contextmanager
-def served(parts, **options):
+def served(parts, function=model, **options):
     """Connections of a coordinator to sites, each in a thread, which have ended afterwards."""
     numbers = range(len(parts))
     between = {(i, j): multiprocessing.Pipe() for i in numbers for j in numbers if i < j}
     coordinator, threads = [], []
     for k in numbers:
         peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
-        site = Site(model, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options)
+        site = Site(function, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options)
         ours, theirs = multiprocessing.Pipe()
         coordinator.append(Tapped(ours))
         threads.append(threading.Thread(target=site.serve, args=(theirs,)))
