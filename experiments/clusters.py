@@ -29,6 +29,7 @@ from runner import Experiment, Options, Stored
 import pymc_dp as dp
 
 from pymc_dp.model import BlockedLikelihood
+from tests.terms import clipped_grad_steps
 
 N, D = 10**7, 20
 N_SHARDS = 2
@@ -58,7 +59,7 @@ def workers(options: Options) -> dict[str, Any]:
             likelihood = BlockedLikelihood(model, dp.Shards(pieces, load=True, client=client))
 
             def question(likelihood: BlockedLikelihood = likelihood) -> None:
-                sums.append(likelihood.clipped_grad_steps(theta, 1.0)[0])
+                sums.append(clipped_grad_steps(likelihood, theta, 1.0)[0])
 
             found[f"workers_{n}"] = seconds(question, 7)
             if n == 2:
@@ -78,8 +79,8 @@ def overhead(options: Options) -> dict[str, Any]:
     with cluster(2) as client:
         here, there = (BlockedLikelihood(model, r) for r in (records, dp.Shards(records.split(2), client=client)))  # fmt: skip
         return {
-            "alone": seconds(lambda: here.clipped_grad_steps(theta, 1.0), 100),
-            "cluster": seconds(lambda: there.clipped_grad_steps(theta, 1.0), 100),
+            "alone": seconds(lambda: clipped_grad_steps(here, theta, 1.0), 100),
+            "cluster": seconds(lambda: clipped_grad_steps(there, theta, 1.0), 100),
         }
 
 

@@ -28,9 +28,9 @@ from pymc_dp.checks.predictive_check import _joined, p_value_of
 from pymc_dp.checks.predictive_law import replicated_sums
 from pymc_dp.checks.statistics_of_records import block_of
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.releases import ScoreRelease
 from pymc_dp.scores.score_step import DPScore
 

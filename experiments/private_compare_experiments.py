@@ -21,7 +21,7 @@ import pymc_dp as dp
 
 from pymc_dp.comparison import private_compare
 from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_difference import log_predictive
+from pymc_dp.model.predictive_densities import log_predictive
 
 EPSILON, DELTA, LEVEL = 0.5, 1e-6, 0.9
 N_RECORDS, N_SETS, N_RELEASES, N_DRAWS = 20_000, 20, 10, 100

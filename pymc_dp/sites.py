@@ -20,28 +20,20 @@ from pymc_dp.data import Records
 from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.data.several_sites import COUNT_STEPS, Sites
 from pymc_dp.model.block_model import BlockModel
-from pymc_dp.model.block_terms import Term, of_shard
+from pymc_dp.model.block_terms import of_shard
 from pymc_dp.model.data_keys import KeyedDigest
 from pymc_dp.model.made_up_block import example_block, model_of
 from pymc_dp.model.rows_alone import check_rows_alone
-from pymc_dp.model.sums.exact_sums import grid
-from pymc_dp.model.sums.vector_sums import product_exponent
+from pymc_dp.model.terms import ClippedChange, ClippedScores, ScoreNorms, ScoreProducts, Term
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.privacy.randomness.rounded_gaussian import rounded_gaussian
 
 __all__ = ["Site", "Sites"]
 
-#: What a coordinator may ask for: sums of whole numbers, of terms with a bound.
-_REDUCTIONS = ("_change_steps", "_grad_steps", "_norm_counts", "_product_steps")
-
-#: Of what may be released: the exponent of its steps, and how far replacing a record moves it, from the arguments.
-_RELEASED: dict[str, Callable[[tuple], tuple[int, float]]] = {
-    "_grad_steps": lambda arguments: (grid(arguments[0])[0], 2 * arguments[0]),
-    "_norm_counts": lambda arguments: (1 - COUNT_STEPS.bit_length(), math.sqrt(2)),
-    "_product_steps": lambda arguments: (
-        product_exponent(arguments[2]), math.sqrt(2) * arguments[2] ** 2,
-    ),
-}  # fmt: skip
+#: What a coordinator may ask for, by name: the site makes the term of the numbers that are sent, and runs no code.
+_TERMS: dict[str, type[Term]] = {
+    kind.__name__: kind for kind in (ClippedChange, ClippedScores, ScoreNorms, ScoreProducts)
+}
 
 
 class Site:
@@ -173,45 +165,48 @@ class Site:
             return word, json.dumps({n: self._new_digest(n + d).hexdigest() for n, d in found.items()})  # fmt: skip
         if word == "n_records":
             return word, *self._shared(lambda: records.n_records)
-        if word not in _REDUCTIONS:
-            return "refused", f"A site answers {', '.join(_REDUCTIONS)}, and not {word}."
+        if word not in _TERMS:
+            return "refused", f"A site answers {', '.join(_TERMS)}, and not {word}."
         scale, *arguments = arguments
-        if word == "_grad_steps" and any(index is not None for index in arguments[2:3]):
-            return "refused", "A site answers sums over all of its records, and not over some."
+        try:
+            term = _TERMS[word](*arguments)
+            self._block.check_term(term)
+        except (TypeError, ValueError, AttributeError):
+            return "refused", f"A site cannot make a {word} for its model of what was sent."
+        if getattr(term, "bound", 0.0) == math.inf:
+            return "refused", "A site answers sums of clipped terms, with a finite bound."
         if self._adds_noise and scale is None:
             why = "A site that adds noise tells no sum without it: use dp.sample(epsilon=, delta=)."
             return "refused", why
-        if self._adds_noise and scale is not None and not self._is_enough(word, scale, arguments):
+        if self._adds_noise and not self._is_enough(term, scale):
             return "refused", (
                 f"A site answers with noise of at least {self._least_noise:g} times the change by a record, and not with less: lower epsilon, or "
                 "agree on another least_noise= at all sites."
             )
-        term = Term(word, tuple(arguments))
 
         def compute() -> np.ndarray:
-            steps = np.array(of_shard(records, None, self._block, True, term), dtype=np.int64)
+            steps = of_shard(records, None, self._block, True, term)
             return steps if scale is None else self._with_noise(steps, scale, term)
 
         return word, *self._shared(compute)
 
-    def _is_enough(self, word: str, scale: Any, arguments: list[Any]) -> bool:
-        """Whether noise of all sites is at least the least, and finite; False for arguments that are no numbers."""
-        if word not in _RELEASED:
+    def _is_enough(self, term: Term, scale: Any) -> bool:
+        """Whether noise of all sites on a release is at least the least, and finite; False for a scale that is no number."""
+        if isinstance(term, ClippedChange):
             return False
         try:
-            _, sensitivity = _RELEASED[word](tuple(arguments))
-            return bool(0 < self._least_noise * sensitivity <= scale < math.inf)
-        except (TypeError, ValueError, ArithmeticError, IndexError):
+            return bool(0 < self._least_noise * term.sensitivity("substitute") <= scale < math.inf)
+        except (TypeError, ValueError):
             return False
 
     def _with_noise(self, steps: np.ndarray, scale: float, term: Term) -> np.ndarray:
         """Add the part of the noise of one site."""
         if not self._adds_noise:
             raise ValueError("This site does not add noise.")
-        if term.name == "_norm_counts":
-            steps = steps * COUNT_STEPS
-        in_steps = math.ldexp(scale, -_RELEASED[term.name](term.arguments)[0])
-        part = in_steps / math.sqrt(len(self._peers) + 1)
+        exponent = term.exponent
+        if isinstance(term, ScoreNorms):
+            steps, exponent = steps * COUNT_STEPS, 1 - COUNT_STEPS.bit_length()
+        part = math.ldexp(scale, -exponent) / math.sqrt(len(self._peers) + 1)
         return steps + rounded_gaussian(part, steps.size, OperatingSystemBits())
 
     def _shared(self, compute: Callable[[], Any]) -> tuple[np.ndarray | None, str | None]:

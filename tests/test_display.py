@@ -13,12 +13,12 @@ import pytest
 
 from distributed import Client
 from pymc.distributions.distribution import Distribution
+from pymc_dp.model.reductions import Reductions
 
 import pymc_dp as dp
 
 from pymc_dp.comparison.comparison_result import PrivateComparisons
 from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
 from pymc_dp.privacy.budget.claims import Plan as ClaimedPlan

@@ -21,12 +21,13 @@ import pymc_dp as dp
 from pymc_dp.data import Records, Sites
 from pymc_dp.data.messages import receive, send
 from pymc_dp.errors import ModelError
-from pymc_dp.model import BlockedLikelihood
+from pymc_dp.model import BlockedLikelihood, ClippedScores, ScoreNorms, ScoreProducts
 from pymc_dp.model.data_keys import KeyedDigest
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.sites import Site
 from tests.data.mixed_columns import columns, model
+from tests.terms import clipped_grad_steps, norm_counts, product_steps
 
 N, D, N_SITES = 203, 2, 4
 MODE = {"mode": Mode("py", "fast_compile")}
@@ -55,7 +56,9 @@ def served(parts, function=model, **options):
     coordinator, threads = [], []
     for k in numbers:
         peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
-        site = Site(function, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options)
+        site = Site(
+            function, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options
+        )
         ours, theirs = multiprocessing.Pipe()
         coordinator.append(Tapped(ours))
         threads.append(threading.Thread(target=site.serve, args=(theirs,)))
@@ -84,11 +87,11 @@ def reductions(likelihood):
     theta, directions = np.linspace(-0.3, 0.3, D + 2), np.random.default_rng(2).normal(size=(D + 2, 2))  # fmt: skip
     return [
         likelihood.clipped_change(2 * theta, theta, 0.3),
-        *likelihood.clipped_grad_steps(theta, 0.7),
-        *likelihood.clipped_grad_steps(theta, 0.7, directions=directions[:, 0]),
-        *likelihood.clipped_grad_steps(theta, 0.7, unbiased=True),
-        likelihood.norm_counts(theta, directions, np.array([0.1, 0.5])),
-        *likelihood.product_steps(theta, directions, 1.1),
+        *clipped_grad_steps(likelihood, theta, 0.7),
+        *clipped_grad_steps(likelihood, theta, 0.7, directions=directions[:, 0]),
+        *clipped_grad_steps(likelihood, theta, 0.7, unbiased=True),
+        norm_counts(likelihood, theta, directions, np.array([0.1, 0.5])),
+        *product_steps(likelihood, theta, directions, 1.1),
     ]
 
 
@@ -104,7 +107,7 @@ def shares(connections, sites, n=150):
     for connection in connections:
         connection.received.clear()
     sums = [
-        int(sites.total("_norm_counts", np.zeros(D + 2), np.eye(D + 2), np.zeros(0))[0])
+        int(sites.total("ScoreNorms", np.zeros(D + 2), np.eye(D + 2), np.zeros(0))[0])
         for _ in range(n)
     ]
     texts = ([*map(_share, connection.received)] for connection in connections)
@@ -151,9 +154,9 @@ def noisy_likelihood():
 
 
 QUESTIONS = {
-    "clipped_grad_steps": (np.full(D + 2, 0.2), 0.7),
-    "product_steps": (np.full(D + 2, 0.2), np.eye(D + 2)[:, :2], 1.1),
-    "norm_counts": (np.full(D + 2, 0.2), np.eye(D + 2), np.array([0.1, 0.5])),
+    "scores": ClippedScores(np.full(D + 2, 0.2), 0.7),
+    "products": ScoreProducts(np.full(D + 2, 0.2), np.eye(D + 2)[:, :2], 1.1),
+    "norms": ScoreNorms(np.full(D + 2, 0.2), np.eye(D + 2), np.array([0.1, 0.5])),
 }
 
 
@@ -163,17 +166,16 @@ SCALE = 2.0
 
 def standardized(noisy, exact, question, n=150):
     """Differences of noisy sums from the exact one, in standard deviations that are asked for."""
-    arguments, length = QUESTIONS[question], len(exact._steps(question, QUESTIONS[question], {})[0])
-    steps, exponent = exact._steps(question, arguments, {})
-    law, bits = NoiseLaw("gaussian", SCALE, length), SeededBits(np.random.default_rng(1))
-    sums = np.array([noisy.noisy(law, bits, question, *arguments) for _ in range(n)])
-    return (sums - np.ldexp(steps.astype(float), exponent)) / law.scale
+    term, bits = QUESTIONS[question], SeededBits(np.random.default_rng(1))
+    law = NoiseLaw("gaussian", SCALE, term.n_dim)
+    sums = np.array([noisy.noisy(term, law, bits) for _ in range(n)])
+    return (sums - np.ldexp(exact.total(term).astype(float), term.exponent)) / law.scale
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_noise_of_sites_has_the_law_that_is_asked_for(noisy_likelihood, likelihood, question):
     found = standardized(noisy_likelihood, likelihood, question)
-    if question == "norm_counts":  # rounded to whole numbers
+    if question == "norms":  # rounded to whole numbers
         edges = (np.arange(-3, 4) + 0.5) / SCALE
         expected = found.size * np.diff([0.0, *stats.norm().cdf(edges), 1.0])
         counts = np.histogram(found, [-np.inf, *edges, np.inf])[0]
@@ -185,14 +187,14 @@ def test_noise_of_sites_has_the_law_that_is_asked_for(noisy_likelihood, likeliho
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_sites_refuse_less_than_the_least_noise(noisy_likelihood, question):
     """At a scale of 1e-12 the answer was the exact sum."""
-    sensitivity = {"clipped_grad_steps": 1.4, "product_steps": math.sqrt(2) * 1.21, "norm_counts": math.sqrt(2)}[question]  # fmt: skip
+    sensitivity = {"scores": 1.4, "products": math.sqrt(2) * 1.21, "norms": math.sqrt(2)}[question]
     for scale in (1e-12, 0.999 * sensitivity, math.inf, math.nan, -3.0, 1.001 * sensitivity):
         law, bits = NoiseLaw("gaussian", scale, 1), SeededBits(np.random.default_rng(1))
         if sensitivity < scale < math.inf:
-            noisy_likelihood.noisy(law, bits, question, *QUESTIONS[question])
+            noisy_likelihood.noisy(QUESTIONS[question], law, bits)
         else:
             with pytest.raises(ValueError, match="at least 1 times the change by a record"):
-                noisy_likelihood.noisy(law, bits, question, *QUESTIONS[question])
+                noisy_likelihood.noisy(QUESTIONS[question], law, bits)
 
 
 def test_digests_of_sites_do_not_show_which_columns_are_equal():
@@ -211,14 +213,14 @@ def test_too_little_noise_of_a_site_is_found(noisy_likelihood, likelihood, monke
     """Control: each site takes itself for one of sixteen."""
     right = Site._with_noise
     monkeypatch.setattr(Site, "_with_noise", lambda self, steps, scale, term: right(self, steps, scale / 2, term))  # fmt: skip
-    found = standardized(noisy_likelihood, likelihood, "clipped_grad_steps")
+    found = standardized(noisy_likelihood, likelihood, "scores")
     assert stats.kstest(found.reshape(-1), stats.norm().cdf).pvalue < 1e-6
 
 
 def test_sites_that_add_noise_tell_nothing_without_it(noisy_likelihood, likelihood):
     theta = np.zeros(D + 2)
     for ask in (
-        lambda: noisy_likelihood.clipped_grad_steps(theta, 1.0),
+        lambda: clipped_grad_steps(noisy_likelihood, theta, 1.0),
         lambda: noisy_likelihood.clipped_change(theta, theta + 1, 0.3),
     ):
         with pytest.raises(ValueError, match="tells no sum without it"):
@@ -226,10 +228,10 @@ def test_sites_that_add_noise_tell_nothing_without_it(noisy_likelihood, likeliho
     with pytest.raises(ValueError, match="DPScore"):
         noisy_likelihood.check_reachable()
     with pytest.raises(ValueError, match="Gaussian noise only"):
-        noisy_likelihood.noisy(NoiseLaw("l2", 1.0, D + 2), None, "clipped_grad_steps", theta, 1.0)
+        noisy_likelihood.noisy(QUESTIONS["scores"], NoiseLaw("l2", 1.0, D + 2), None)
     with likelihood.records.adding(NoiseLaw("gaussian", 1.0, D + 2)):
         with pytest.raises(ModelError, match="ValueError at a site"):
-            likelihood.clipped_grad_steps(theta, 1.0)
+            clipped_grad_steps(likelihood, theta, 1.0)
 
 
 def test_what_sites_do_not_tell(connections, likelihood):
@@ -243,7 +245,7 @@ def test_what_sites_do_not_tell(connections, likelihood):
         likelihood.clipped_change(theta, theta + 1, np.inf)
     with pytest.raises(ValueError, match="do not show rows"):
         likelihood.records.take([3])
-    for word in ("logp", "_plain_change", "__reduce__", "logp_of"):
+    for word in ("logp", "Ball", "__reduce__", "LogLikelihoods"):
         send(connections[0], word, theta)
         found, (why,) = receive(connections[0], 60.0)
         assert found == "refused" and why.startswith("A site answers") and why.endswith(f"not {word}.")  # fmt: skip
@@ -251,10 +253,17 @@ def test_what_sites_do_not_tell(connections, likelihood):
 
 def test_an_error_at_a_site_tells_no_value_and_ends_nothing(likelihood):
     theta, matrix = np.zeros(D + 2), np.eye(D + 2)
-    with pytest.raises(ModelError, match=r"(TypeError|an error) at a site") as caught:
-        likelihood.records.total("_product_steps", theta, matrix, "4321")
-    assert "4321" not in str(caught.value)
-    assert likelihood.norm_counts(theta, matrix, np.zeros(0)).tolist() == [N]
+    for arguments in (
+        (theta, matrix, "4321"),
+        (theta[1:], matrix[1:], 4321.0),
+        (theta, matrix, 4321.0, 1),
+    ):
+        with pytest.raises(ValueError, match="cannot make a ScoreProducts") as caught:
+            likelihood.records.total("ScoreProducts", *arguments)
+        assert "4321" not in str(caught.value)
+    with pytest.raises(ValueError, match="finite bound"):
+        likelihood.records.total("ClippedScores", theta, math.inf)
+    assert norm_counts(likelihood, theta, matrix, np.zeros(0)).tolist() == [N]
 
 
 @pytest.mark.slow
@@ -304,7 +313,7 @@ def test_a_copy_is_not_taken_for_records(likelihood, tmp_path, quick_scores):
     for ask in (
         copied.check_reachable,
         lambda: copied.clipped_change(np.ones(D + 2), np.zeros(D + 2), 0.3),
-        lambda: copied.norm_counts(np.zeros(D + 2), np.eye(D + 2), np.ones(1)),
+        lambda: norm_counts(copied, np.zeros(D + 2), np.eye(D + 2), np.ones(1)),
     ):
         with pytest.raises(RuntimeError, match="copy"):
             ask()

@@ -18,9 +18,9 @@ from pymc_dp.checks.statistics_of_records import (
     PREDICTION,
     Block,
     GroupMeans,
+    JoinedBlocks,
     block_of,
     block_of_function,
-    sensitivity,
 )
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays, observed_values, upstream
@@ -29,10 +29,8 @@ from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.progress import note, showing
-from pymc_dp.queries.whole_budget import check_unused, claim_all, noise_of_all
+from pymc_dp.queries.noisy_total import check_unused, noise_of_all, release_all
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
 
@@ -150,10 +148,10 @@ def private_ppc(
     likelihood, d = step.simulator.likelihood, of_records.n_dim
     mechanism = noise_of_all(budget, _LABEL, d, noise)
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
-    law = NoiseLaw.of(mechanism, sensitivity(len(blocks), d), d)
-    claim_all(budget, _LABEL, mechanism, law, likelihood.containers, likelihood.n_records)
-    steps, exponent = of_records.box_steps(np.zeros(d), np.ones(d))
-    total = law.add(steps, exponent, OperatingSystemBits())
+    term = JoinedBlocks(np.zeros(d), np.ones(d), len(blocks))
+    total, law = release_all(
+        budget, _LABEL, mechanism, of_records, term, likelihood.containers, likelihood.n_records
+    )  # fmt: skip
 
     def vectors(data: list[np.ndarray]) -> np.ndarray:
         return np.nan_to_num(of_records.of(rows.of(data)), nan=0.0)[step.simulator.simulated.rows]

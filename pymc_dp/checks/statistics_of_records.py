@@ -36,8 +36,9 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_dp.display import Shown
+from pymc_dp.model.terms import Box
 
-__all__ = ["NAMED", "Block", "GroupMeans", "block_of", "sensitivity"]
+__all__ = ["NAMED", "Block", "GroupMeans", "JoinedBlocks", "block_of"]
 
 NAMED = ("mean", "variance", "zeros", "bins", "rootogram", "residuals")
 #: Part of the simulated outcomes that lies beyond each end of a clip interval.
@@ -154,15 +155,21 @@ def block_of_function(
     )  # fmt: skip
 
 
-def sensitivity(n_blocks: int, n_dim: int) -> float:
-    r"""How far one record moves the sum of vectors of `n_blocks` blocks with `n_dim` coordinates, on the grid.
+@dataclass(frozen=True, eq=False)
+class JoinedBlocks(Box):
+    """The blocks of all statistics side by side, each in units of its size."""
 
-    Truncation towards zero, to steps of :math:`g = 2^{-30}`, adds less than ``g`` to the distance of two coordinates of one
-    sign, and nothing to that of opposite signs, or to a length. Floating-point operations (a product, a quotient, the size)
-    add at most :math:`2^{-50}`. So each of `d` coordinates of a difference grows by less than :math:`2 g`, and the norm, at most
-    :math:`\sqrt J` before, by less than :math:`2 g \sqrt d \le \sqrt J \cdot 2^{-29} \sqrt d`.
-    """
-    return math.sqrt(n_blocks) * (1 + math.sqrt(n_dim) * 2.0**-29)
+    n_blocks: int
+
+    def sensitivity(self, adjacency: str) -> float:
+        r"""How far one record moves the sum of vectors of `J` blocks, on the grid.
+
+        Truncation towards zero, to steps of :math:`g = 2^{-30}`, adds less than ``g`` to the distance of two coordinates of one
+        sign, and nothing to that of opposite signs, or to a length. Floating-point operations (a product, a quotient, the size)
+        add at most :math:`2^{-50}`. So each of `d` coordinates of a difference grows by less than :math:`2 g`, and the norm, at most
+        :math:`\sqrt J` before, by less than :math:`2 g \sqrt d \le \sqrt J \cdot 2^{-29} \sqrt d`.
+        """
+        return math.sqrt(self.n_blocks) * (1 + math.sqrt(self.n_dim) * 2.0**-29)
 
 
 def _interval(values: np.ndarray) -> tuple[float, float]:

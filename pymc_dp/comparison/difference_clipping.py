@@ -17,7 +17,7 @@ import pymc as pm
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.predictive_difference import log_predictive
+from pymc_dp.model.predictive_densities import log_predictive
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.planning.simulator import Simulator
 

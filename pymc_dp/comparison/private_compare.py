@@ -22,29 +22,23 @@ from pymc_dp.comparison.difference_clipping import (
 )
 from pymc_dp.containers import group_of
 from pymc_dp.errors import PrivacyLeakWarning
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_difference import PredictiveDifference
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.predictive_densities import PredictiveDensities
 from pymc_dp.model.row_positions import check_neighbours
+from pymc_dp.model.terms import Differences
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.progress import note, showing
-from pymc_dp.queries.whole_budget import claim_all, noise_of_all
+from pymc_dp.queries.noisy_total import noise_of_all, release_all
 
 __all__ = ["private_compare"]
 
 _LABEL = "private comparison"
-#: Base-2 logarithm of the scale of the squares, and the sensitivity of the pair: see `predictive_difference`.
-_PAIR = {
-    Adjacency.SUBSTITUTE: (0, 2.0),
-    Adjacency.ADD_REMOVE: (2, math.nextafter(math.sqrt(1 + 1 / 16), 2.0)),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +46,7 @@ class _Candidate:
     """A model of the comparison, with draws of its released posterior on the unconstrained scale."""
 
     model: pm.Model
-    likelihood: Reductions
+    likelihood: Likelihood
     simulator: Simulator | None
     draws: np.ndarray
 
@@ -136,7 +130,7 @@ def private_compare(
     -----
     The released pair is the sum of ``(t, t**2 / c)`` with ``t = clip(d / bound, -1, 1)``. If a record is replaced,
     ``c = 1``, and the L2 sensitivity is 2; if it is added or removed, ``c = 4``, and it is ``sqrt(17) / 4``. The proof
-    is in :mod:`pymc_dp.model.predictive_difference`. The vector of `m` pairs has ``sqrt(m)`` times the sensitivity, and its
+    is in :class:`pymc_dp.model.terms.Differences`. The vector of `m` pairs has ``sqrt(m)`` times the sensitivity, and its
     noise has as many coordinates: comparing many models at once costs accuracy. A difference that is not a number (both densities are 0) counts
     as 0, an infinite one as the bound.
 
@@ -181,10 +175,8 @@ def private_compare(
         bound = as_clip_bound("bound", bound, True, "it limits what one record contributes.")
     n_dim = 2 * (len(names) - 1)
     mechanism = noise_of_all(budget, _LABEL, n_dim, noise)
-    log_square_scale, sensitivity = _PAIR[budget.adjacency]
-    if len(names) > 2:
-        sensitivity = math.nextafter(sensitivity * math.sqrt(len(names) - 1), math.inf)
-    law = NoiseLaw.of(mechanism, sensitivity, n_dim)
+    unbounded = Differences((math.nan,) * (len(names) - 1), budget.adjacency)
+    noise_sd = unbounded.sensitivity(budget.adjacency) * mechanism.noise_sd
     candidates = []
     for name in names:
         options = {"records": records, "public": _of(public, name), "covariates": _of(covariates, name)}  # fmt: skip
@@ -194,23 +186,19 @@ def private_compare(
         candidates.append(_Candidate(model, likelihood, simulator, draws))
     first, rng = candidates[0], np.random.default_rng(random_seed)
     note("compiling the predictive densities")
-    sums = [
-        PredictiveDifference(first.likelihood, other.likelihood, first.draws, other.draws)
-        for other in candidates[1:]
-    ]
+    densities = PredictiveDensities(*((c.likelihood, c.draws) for c in candidates))
     note("choosing clip bounds on simulated records")
-    clippings = [_clipping((first, other), budget, bound, law.sd, rng) for other in candidates[1:]]
+    clippings = [
+        _clipping((first, other), budget, bound, noise_sd, rng) for other in candidates[1:]
+    ]
     bounds = [_bound(bound, clipping) for clipping in clippings]
     n_records = first.likelihood.n_records
     containers = [array for c in candidates for array in c.likelihood.containers]
     assumptions = _assumptions(names, released)
     note(f"spending epsilon = {budget.epsilon:g} on the comparison")
-    claim_all(budget, _LABEL, mechanism, law, containers, n_records)
-    pairs = [s.steps(b, log_square_scale) for s, b in zip(sums, bounds, strict=True)]
-    noisy = law.add(
-        np.concatenate([steps for steps, _ in pairs]), pairs[0][1], OperatingSystemBits()
-    )
-    scale, report = 2.0**log_square_scale, budget.report()
+    term = Differences(tuple(bounds), budget.adjacency)
+    noisy, law = release_all(budget, _LABEL, mechanism, densities, term, containers, n_records)
+    scale, report = 2.0**term.log_square_scale, budget.report()
     is_public = any(
         c.simulator is not None and c.simulator.has_public_covariates for c in candidates
     )
@@ -259,7 +247,7 @@ def _of(argument: Any, name: str) -> Any:
 
 def _compiled(
     name: str, model: Any, options: dict[str, Any], has_bound: bool
-) -> tuple[pm.Model, Reductions, Simulator | None]:
+) -> tuple[pm.Model, Likelihood, Simulator | None]:
     """Model, likelihood, and simulator if records can and must be simulated."""
     if isinstance(model, Simulator):
         if given := [

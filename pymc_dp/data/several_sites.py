@@ -118,14 +118,14 @@ class Sites:
         return "The coordinator of the sites, who knows sums over all of them without noise, does not tell them."
 
     def total(self, word: str, *arguments: Any) -> Any:
-        """Sum over all sites of a reduction.
+        """Sum of a term over all sites.
 
         Parameters
         ----------
         word : str
-            Name of the reduction, see :class:`~pymc_dp.sites.Site`.
+            Class of the term, by name: see :mod:`pymc_dp.model.terms`.
         *arguments
-            Arrays of numbers, numbers or None.
+            Its fields: arrays of numbers, numbers or None.
 
         Returns
         -------
@@ -142,7 +142,7 @@ class Sites:
                 f"The model raised {failed[0]} at a site; its message is withheld, because it may show private values.", failed[0]
             )  # fmt: skip
         total = np.sum([share for share, _ in answers], axis=0, dtype=np.uint64).view(np.int64)
-        if self._scale is not None and word == "_norm_counts":
+        if self._scale is not None and word == "ScoreNorms":
             return np.rint(total / COUNT_STEPS).astype(np.int64)
         return total
 

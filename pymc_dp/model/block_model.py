@@ -16,6 +16,7 @@ from pymc_dp.model.graphs.data_variables import stored, upstream
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.made_up_block import Take, column_of
 from pymc_dp.model.rows_alone import DEPENDS_ON_ROWS, ROUNDING, refuse_other_rows
+from pymc_dp.model.sums.gradients import Block
 
 __all__ = ["BlockModel"]
 
@@ -76,13 +77,7 @@ class BlockModel(RecordLikelihood):
         for groups in (self._batch, self._gradients):
             groups.load(arrays, n_rows)
 
-    def logp_of(self, points: Sequence[np.ndarray]) -> np.ndarray:
-        """Log-likelihoods of the rows at some positions, a row each."""
-        return np.array([self.logp(point) for point in points])
-
-    def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        return self._batch.clipped_change(new, old, scale, limit)
-
-    def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
-        with np.errstate(invalid="ignore"):
-            return float(np.nansum(self.logp(new) - self.logp(old)))
+    @property
+    def block(self) -> Block:
+        """The rows that are loaded."""
+        return Block(self._batch, self._gradients)

@@ -1,52 +1,66 @@
-"""Terms of reductions: what is asked of each block of records, here, on a worker or at a site."""
+"""Terms of records in blocks, which are loaded into one compiled model: here, on a worker or at a site."""
 
 from __future__ import annotations
 
 import threading
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
 from pymc_dp.data import Records
 from pymc_dp.model.block_model import BlockModel
+from pymc_dp.model.sums.gradients import Block
+from pymc_dp.model.terms import Term
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["Term", "of_blocks", "of_shard"]
+__all__ = ["LogLikelihoods", "of_blocks", "of_shard"]
 
 #: The model of a block has one block at a time, also on a worker with several threads.
 _ONE_AT_A_TIME = threading.Lock()
 
 
-class Term(NamedTuple):
-    """A method of the model of a block, by name, and its arguments."""
+@dataclass(frozen=True)
+class LogLikelihoods:
+    """Log-likelihoods of records at some positions, a row each: not a term, as they are not summed."""
 
-    name: str
-    arguments: tuple[Any, ...] = ()
+    points: Sequence[np.ndarray]
 
-    def of(self, model: BlockModel) -> Any:
-        """The value for the block that is loaded."""
-        return getattr(model, self.name)(*self.arguments)
+    def of(self, block: Block) -> np.ndarray:
+        """Those of a block, shape ``(n_points, n_rows)``."""
+        return np.array([block.logp(point) for point in self.points])
 
 
 def of_blocks(
-    records: Records, index: np.ndarray | None, model: BlockModel, private: bool, term: Term
-) -> Iterator[Any]:
+    records: Records,
+    index: np.ndarray | None,
+    model: BlockModel,
+    private: bool,
+    term: Term | LogLikelihoods,
+) -> Iterator[np.ndarray]:
     """Value of a term for one block of all records after the other, or of some records by number."""
-    for block in _blocks(records, index):
-        model.load(block)
-        yield evaluate("when its log-likelihood was evaluated", term.of, model, private=private)
+    for rows in _blocks(records, index):
+        model.load(rows)
+        yield evaluate(
+            "when its log-likelihood was evaluated", term.of, model.block, private=private
+        )
 
 
 def of_shard(
-    records: Records, index: np.ndarray | None, model: BlockModel, private: bool, term: Term
-) -> Any:
+    records: Records,
+    index: np.ndarray | None,
+    model: BlockModel,
+    private: bool,
+    term: Term | LogLikelihoods,
+) -> np.ndarray:
     """On a worker: the sum over all records of a shard, or over some; log-likelihoods of records side by side."""
     with _ONE_AT_A_TIME:
         found = [*of_blocks(records, index, model, private, term)]
-    return np.concatenate(found, axis=1) if term.name == "logp_of" else sum(found)
+    return (
+        np.concatenate(found, axis=1) if isinstance(term, LogLikelihoods) else np.sum(found, axis=0)
+    )
 
 
 def _blocks(records: Records, index: np.ndarray | None) -> Iterator[dict[str, np.ndarray]]:

@@ -1,36 +1,39 @@
-"""Reductions over records in blocks, which are read one after the other: on disk, or too many for copies.
+"""Likelihood of records in blocks, which are read one after the other: on disk, or too many for copies.
 
 The model is a function of a block. It is built and compiled once, on made-up columns; then the columns of each
-block are put in their place. Each reduction is a sum of whole numbers, so that it does not depend on the blocks.
+block are put in their place. Each term is summed in whole numbers, so that sums do not depend on the blocks.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
 from pymc_dp.data import Records, Shards, Sites
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.block_model import BlockModel
-from pymc_dp.model.block_terms import Term, of_blocks, of_shard
+from pymc_dp.model.block_terms import LogLikelihoods, of_blocks, of_shard
 from pymc_dp.model.data_keys import new_digest
 from pymc_dp.model.made_up_block import example_block, made_up_block, model_of
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.rows_alone import check_rows_alone
 from pymc_dp.model.sums.batch_likelihood import checked_index
+from pymc_dp.model.terms import Term
 
 __all__ = ["BlockedLikelihood"]
 
 _NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
 
 
-class BlockedLikelihood(Reductions):
-    """Reductions over records that are read in blocks, and the prior of their model.
+class BlockedLikelihood(Likelihood):
+    """Likelihood of records that are read in blocks, and the prior of their model.
 
     Nothing is held in memory but a block, those that are read ahead, and what is computed from one block. No
     log-likelihoods are kept between calls: a decision evaluates both of its positions, while it reads the data once.
@@ -170,18 +173,15 @@ class BlockedLikelihood(Reductions):
             rows |= {name: read[name] for name in rows.keys() - observed}
         return model_of(self._function, rows)
 
-    def noisy(
-        self, law: Any, bits: Any, reduction: str, *arguments: Any, **options: Any
-    ) -> np.ndarray:
-        """See :class:`~pymc_dp.model.Reductions`; sites may add the noise themselves."""
+    def noisy(self, term: Term, law: Any, bits: Any) -> np.ndarray:
+        """See :class:`~pymc_dp.model.Likelihood`; sites may add the noise themselves."""
         if not (isinstance(self.records, Sites) and self.records.adds_noise):
-            return super().noisy(law, bits, reduction, *arguments, **options)
+            return super().noisy(term, law, bits)
         with self.records.adding(law):
-            steps, exponent = self._steps(reduction, arguments, options)
-        return np.ldexp(steps.astype(np.float64), exponent)
+            return np.ldexp(self.total(term).astype(np.float64), term.exponent)
 
     def check_reachable(self, *, with_noise: bool = False) -> None:
-        """See :class:`~pymc_dp.model.Reductions`."""
+        """See :class:`~pymc_dp.model.Likelihood`."""
         if isinstance(self.records, Sites) and self.records.adds_noise and not with_noise:
             raise ValueError(
                 "These sites tell sums with their own noise only, as DPScore needs them: use dp.sample(epsilon=, delta=). Nothing was accessed."
@@ -214,7 +214,7 @@ class BlockedLikelihood(Reductions):
             raise ValueError(_NOT_BY_SITES)
         found = np.empty((len(points), 0))
         if len(index):
-            parts = self._each(Term("logp_of", (points,)), index)
+            parts = self.map(LogLikelihoods(points), index)
             found = np.concatenate([*parts], axis=1)
             if isinstance(self.records, Shards):
                 found = found[:, self.records.places(index)]
@@ -223,57 +223,14 @@ class BlockedLikelihood(Reductions):
     def _checked(self, theta: np.ndarray) -> np.ndarray:
         return self._block._checked(theta)
 
-    def _each(self, term: Term, index: np.ndarray | None = None) -> Iterable[Any]:
-        """What a term gives for each block of all records or of some by number, or for each shard."""
+    def map(
+        self, term: Term | LogLikelihoods, index: np.ndarray | None = None
+    ) -> Iterable[np.ndarray]:
+        """What a term gives for each block, for each shard, or for all sites."""
         if isinstance(self.records, Sites):
-            return [_total(self.records, term, index)]
+            if index is not None or getattr(term, "bound", 0.0) == math.inf:
+                raise ValueError(_NOT_BY_SITES)
+            return [self.records.total(type(term).__name__, *(getattr(term, f.name) for f in fields(term)))]  # fmt: skip
         if isinstance(self.records, Shards):
             return self.records.map(of_shard, self._on_workers, self._private, term, index=index)
         return of_blocks(self.records, index, self._block, self._private, term)
-
-    def _sum(self, term: Term, index: np.ndarray | None = None, zero: Any = 0) -> Any:
-        return sum(self._each(term, index), zero)
-
-    def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        return int(np.sum(self._sum(Term("_change_steps", (new, old, scale, limit)))))
-
-    def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
-        return self._sum(Term("_plain_change", (new, old)))
-
-    def _grad_steps(
-        self,
-        bound: float,
-        theta: np.ndarray,
-        index: np.ndarray | None,
-        directions: np.ndarray | None,
-        keeps_logp: bool = False,
-        unbiased: bool = False,
-    ) -> np.ndarray:
-        zero = np.zeros(_width(theta, directions), dtype=np.int64)
-        arguments = bound, theta, None, directions, False, unbiased
-        return self._sum(Term("_grad_steps", arguments), index, zero)
-
-    def _plain_grad(
-        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
-    ) -> np.ndarray:
-        zero = np.zeros(_width(theta, directions))
-        return self._sum(Term("_plain_grad", (theta, None, directions)), index, zero)
-
-    def _norm_counts(
-        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
-    ) -> np.ndarray:
-        return self._sum(Term("_norm_counts", (theta, directions, edges)))
-
-    def _product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
-        return self._sum(Term("_product_steps", (theta, directions, bound)))
-
-
-def _total(sites: Sites, term: Term, index: np.ndarray | None) -> np.ndarray:
-    """Whole numbers of all records of all sites."""
-    if index is not None or term.name in ("_plain_change", "_plain_grad"):
-        raise ValueError(_NOT_BY_SITES)
-    return sites.total(term.name, *term.arguments)
-
-
-def _width(theta: np.ndarray, directions: np.ndarray | None) -> int:
-    return len(theta) if directions is None else directions.shape[-1]

@@ -121,7 +121,7 @@ class CompiledModel:
         options = {"mode": "NUMBA", "on_unused_input": "ignore"} | dict(compile_kwargs or {})
         graphs = RowGraphs(theta, rows, labels, self.n_records, options)
         self._batch = BatchLikelihood(logp, graphs)
-        self._gradients = RecordGradients(self._batch, log_prior, graphs)
+        self._gradients = RecordGradients(log_prior, graphs)
         self._log_prior = compile_frozen([theta], log_prior, options)
 
     @property

@@ -6,7 +6,7 @@ import copy
 import os
 import warnings
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp.errors import UnsupportedModel
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.compiled_model import CompiledModel, ModelGraphs
 from pymc_dp.model.data_keys import row_keys
 from pymc_dp.model.fingerprint import fingerprint
@@ -33,11 +34,12 @@ from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.index_entries import with_bounded_indices
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.independence import check_ranges, prove_independence
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.sums.exact_sums import sum_of_steps
+from pymc_dp.model.sums.gradients import Block
 from pymc_dp.model.sums.latest_values import LatestValues
 from pymc_dp.model.sums.row_functions import rehearsing
+from pymc_dp.model.terms import Term
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["RecordLikelihood"]
@@ -47,7 +49,7 @@ __all__ = ["RecordLikelihood"]
 FEW_BYTES = 2**24
 
 
-class RecordLikelihood(CompiledModel, Reductions):
+class RecordLikelihood(CompiledModel, Likelihood):
     """Log-likelihood of each record, and log-prior, of a PyMC model, and their gradients.
 
     Frozen once built: later changes of the model or of its ``pm.Data`` have no effect. Can be pickled
@@ -214,7 +216,7 @@ class RecordLikelihood(CompiledModel, Reductions):
         return self._evaluate(self._batch.all_records, self._checked(theta))
 
     def logp_at(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """See `Reductions`: ``logp(theta)[index]``."""
+        """See `Likelihood`: ``logp(theta)[index]``."""
         index = checked_index(index, self.n_records)
         if np.ndim(theta) == 2:
             points = [self._checked(point) for point in theta]
@@ -223,13 +225,13 @@ class RecordLikelihood(CompiledModel, Reductions):
 
     @property
     def rehearsal(self) -> RecordLikelihood:
-        """See `Reductions`: the same with zeros in the place of the records."""
+        """See `Likelihood`: the same with zeros in the place of the records."""
         other = copy.copy(self)
         other.__dict__.update(_rehearses=True, _latest=LatestValues())
         return other
 
     def forget(self, but: np.ndarray | None = None) -> None:
-        """See `Reductions`."""
+        """See `Likelihood`."""
         self._latest.forget(but)
 
     def gradients(self, theta: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
@@ -246,48 +248,13 @@ class RecordLikelihood(CompiledModel, Reductions):
         -------
         array of float64, shape (n, n_dim)
         """
-        theta, index, _ = self._arguments(theta, index, None)
-        return self._evaluate(self._gradients.each, theta, index)
+        index = None if index is None else checked_index(index, self.n_records)
+        return self._evaluate(self._gradients.each, self._checked(theta), index)
 
-    def _change_steps(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
-        if not self._keeps_vectors:
-            return self._evaluate(self._batch.clipped_change, new, old, scale, limit)
-        before, after = (self._latest.at(theta, self.logp) for theta in (old, new))
-        return sum_of_steps(after, before, scale, limit)
-
-    def _plain_change(self, new: np.ndarray, old: np.ndarray) -> float:
-        before, after = (self._latest.at(theta, self.logp) for theta in (old, new))
-        with np.errstate(invalid="ignore"):
-            return float(np.nansum(after - before))
-
-    def _grad_steps(
-        self,
-        bound: float,
-        theta: np.ndarray,
-        index: np.ndarray | None,
-        directions: np.ndarray | None,
-        keeps_logp: bool = False,
-        unbiased: bool = False,
-    ) -> np.ndarray:
-        logp = np.empty(self.n_records) if keeps_logp and self._keeps_vectors else None
-        arguments = bound, theta, index, directions, logp, unbiased
-        found = self._evaluate(self._gradients.clipped_steps, *arguments)
-        if logp is not None:
-            self._latest.keep(theta, logp)
-        return found
-
-    def _plain_grad(
-        self, theta: np.ndarray, index: np.ndarray | None, directions: np.ndarray | None
-    ) -> np.ndarray:
-        return self._evaluate(self._gradients.plain_sum, theta, index, directions)
-
-    def _norm_counts(
-        self, theta: np.ndarray, directions: np.ndarray, edges: np.ndarray
-    ) -> np.ndarray:
-        return self._evaluate(self._gradients.norm_counts, theta, directions, edges)
-
-    def _product_steps(self, theta: np.ndarray, directions: np.ndarray, bound: float) -> np.ndarray:
-        return self._evaluate(self._gradients.product_steps, theta, directions, bound)
+    def map(self, term: Term, index: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """See `Source`: one block."""
+        latest = self._latest if self._keeps_vectors else None
+        yield self._evaluate(term.of, Block(self._batch, self._gradients, index, latest))
 
     def _evaluate(
         self,
@@ -295,7 +262,9 @@ class RecordLikelihood(CompiledModel, Reductions):
         *arguments: Any,
         where: str = "when its log-likelihood was evaluated",
     ) -> Any:
-        called = os.getpid(), getattr(function, "__name__", type(function).__name__)
+        owner = getattr(function, "__self__", None)
+        name = getattr(function, "__name__", type(function).__name__)
+        called = os.getpid(), f"{type(owner).__name__}.{name}"
         if called in self._called:
             with rehearsing(self._rehearses):
                 return evaluate(where, function, *arguments, private=self._private)

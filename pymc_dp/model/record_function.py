@@ -1,4 +1,4 @@
-"""A vector for each record, as a function of this record's data alone, and exact sums of such vectors."""
+"""A vector for each record, as a function of this record's data alone: the source of sums and counts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from pymc_dp.model.checks import is_random
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
 from pymc_dp.model.graphs.graph_arrays import refuse_hidden
 from pymc_dp.model.privacy_unit import assign_rows
-from pymc_dp.model.sums.clipped_vectors import add_rows
-from pymc_dp.model.sums.exact_sums import GRID_BITS
+from pymc_dp.model.terms import Source, Term
 from pymc_dp.model.withheld import evaluate
 
 __all__ = ["RecordFunction"]
@@ -32,8 +31,8 @@ _BLOCK = 2**12
 _WHERE = "when the function was evaluated on the data"
 
 
-class RecordFunction:
-    """A vector for each record, as a function of this record's data alone, and exact sums of such vectors.
+class RecordFunction(Source):
+    """A vector for each record, as a function of this record's data alone.
 
     The function is called once, with symbols that stand for the data of one row, and its graph is then applied to
     all rows: it cannot see two rows at once.
@@ -104,62 +103,9 @@ class RecordFunction:
         """Length of a record's vector."""
         return math.prod(self.shape)
 
-    def ball_steps(self, centre: np.ndarray, bound: float) -> tuple[np.ndarray, int]:
-        """Sum of ``(v - centre) / bound``, clipped to the unit ball, in whole steps of a grid.
-
-        Parameters
-        ----------
-        centre : array of shape (n_dim,)
-        bound : float
-
-        Returns
-        -------
-        steps : array of int64, shape (n_dim,)
-            Each record's steps have a Euclidean norm of at most ``2**-exponent``; a vector that is not finite
-            counts as the centre.
-        exponent : int
-            The sum is ``steps * 2.0**exponent``.
-        """
-        # The margin is that of clipped gradients: no vector of integers is longer than the bound.
-        unit = 2.0**GRID_BITS
-        length = unit * (1 - (self.n_dim + 16) * 2.0**-52)
-        steps = np.zeros(self.n_dim, dtype=np.int64)
-        for vectors in self._scaled(centre, bound):
-            total = np.zeros(self.n_dim)
-            add_rows(vectors, unit, length, np.empty(len(vectors)), total)
-            steps += total.astype(np.int64)
-        return steps, -GRID_BITS
-
-    def box_steps(self, centre: np.ndarray, half_widths: np.ndarray) -> tuple[np.ndarray, int]:
-        """Sum of ``(v - centre) / half_widths``, clipped to [-1, 1] in each coordinate, in whole steps of a grid.
-
-        As :meth:`ball_steps`; what is not a number counts as the centre.
-        """
-        steps = np.zeros(self.n_dim, dtype=np.int64)
-        for vectors in self._scaled(centre, half_widths):
-            clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
-            steps += np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
-        return steps, -GRID_BITS
-
-    def counts(self, edges: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Numbers of records in bins, for each coordinate of their vectors.
-
-        Parameters
-        ----------
-        edges : sequence of arrays
-            Ascending edges for each coordinate, between ``len(edges) + 1`` bins. A value on an edge is in the bin
-            above it; what is not a number is in the last bin.
-
-        Returns
-        -------
-        list of arrays of int64
-        """
-        counts = [np.zeros(len(inner) + 1, dtype=np.int64) for inner in edges]
-        for vectors in self._vectors():
-            for column, inner, count in zip(vectors.T, edges, counts, strict=True):
-                places = np.searchsorted(inner, column, side="right")  # last for NaN
-                count += np.bincount(places, minlength=len(count))
-        return counts
+    def map(self, term: Term, index: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """See `Source`: a block has the vectors of some records as rows of a matrix."""
+        yield from map(term.of, self._vectors())
 
     def of(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
         """Vectors of public, simulated rows, not clipped, shape ``(n_rows, n_dim)``."""
@@ -171,11 +117,6 @@ class RecordFunction:
             len(rows[0]), self.n_dim
         )
 
-    def _scaled(self, centre: np.ndarray, scale: float | np.ndarray) -> Iterator[np.ndarray]:
-        for vectors in self._vectors():
-            with np.errstate(invalid="ignore", over="ignore"):
-                yield (vectors - centre) / scale
-
     def _vectors(self) -> Iterator[np.ndarray]:
         """Vectors of all records, as rows of matrices, one for each block."""
         if self._one_each:
@@ -186,7 +127,7 @@ class RecordFunction:
             for begin, block in enumerate(self._blocks()):
                 labels = self._labels[begin * _BLOCK : begin * _BLOCK + len(block)]
                 np.add.at(total, labels, block)
-        yield total
+        yield from (total[begin : begin + _BLOCK] for begin in range(0, self.n_records, _BLOCK))
 
     def _blocks(self) -> Iterator[np.ndarray]:
         n_rows = len(self._columns[0])

@@ -12,6 +12,7 @@ Arrays with a row for each record move with their records. A column that NumPy m
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Any
 
 import numpy as np
 
@@ -19,12 +20,11 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, upstream, value_inputs
-from pymc_dp.model.reductions import Reductions
 
 __all__ = ["check_neighbours", "depends_on_position", "has_row_numbers"]
 
 
-def check_neighbours(likelihood: Reductions, adjacency: str) -> None:
+def check_neighbours(likelihood: Any, adjacency: str) -> None:
     """Raise UnsupportedModel if under add/remove one record would change the terms of the others."""
     if adjacency == "add_remove" and (found := getattr(likelihood, "by_position", ())):
         raise UnsupportedModel(

@@ -34,7 +34,7 @@ from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.privacy_unit import per_record
 from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered
-from pymc_dp.model.sums.gradients import RecordGradients
+from pymc_dp.model.sums.gradients import Block, RecordGradients
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
 __all__ = ["PooledRecords", "SimulatedRecords", "differences"]
@@ -264,9 +264,8 @@ class SimulatedRecords(CompiledModel):
     def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
         """Minus the Hessian of the log-likelihood of all records, by differences of gradients, shape ``(n_dim, n_dim)``."""
         self._load(data)
-        return -differences(
-            lambda t: self._gradients.plain_sum(t, None, None), self._checked(theta)
-        )
+        block = Block(self._batch, self._gradients)
+        return -differences(lambda t: block.plain_gradients(t, None), self._checked(theta))
 
 
 class PooledRecords:

@@ -11,6 +11,7 @@ from scipy.linalg import eigh, hadamard
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.simulation import differences
+from pymc_dp.model.sums.clipped_vectors import clip_factors
 from pymc_dp.planning.simulator import Simulator
 
 __all__ = [
@@ -188,6 +189,6 @@ def _clip(bound: float, white: np.ndarray, norms: np.ndarray) -> tuple[np.ndarra
     The bread matrix is minus the derivative of the mean clipped score with respect to the parameters of
     the records' law, which is the covariance of the clipped score with the score.
     """
-    removed = (1 - np.minimum(1, bound / np.maximum(norms, bound)))[:, None] * white
+    removed = (1 - clip_factors(norms, bound))[:, None] * white
     bread = np.eye(white.shape[1]) - (removed.T @ white + white.T @ removed) / (2 * len(white))
     return removed, bread

@@ -16,6 +16,7 @@ from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.display import Shown, in_short
 from pymc_dp.host_arguments import as_model, initial_point
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import (
     is_array_root,
@@ -24,7 +25,6 @@ from pymc_dp.model.graphs.data_variables import (
     upstream,
 )
 from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -142,7 +142,7 @@ class Simulator(Shown):
         self.ranges = covariates if isinstance(covariates, Ranges) else None
         self.stand_in: StandIn | None = None
         self._latest: Simulator | None = None
-        self.likelihood: Reductions
+        self.likelihood: Likelihood
         note("compiling the likelihood of the records")
         if data is not None:
             function = _function_of_block(model, records, self.ranges)

@@ -12,6 +12,7 @@ import numpy as np
 
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.display import Shown
+from pymc_dp.model.terms import ClippedScores
 from pymc_dp.planning.local_information import (
     NewtonStep,
     local_information,
@@ -24,9 +25,9 @@ from pymc_dp.privacy.accounting.calibration import calibrate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.progress import note, showing
-from pymc_dp.steps.noisy_gradients import Coordinates, check_gradient_noise, noisy_scores
+from pymc_dp.queries.noisy_total import noisy_total
+from pymc_dp.steps.noisy_gradients import Coordinates, check_gradient_noise
 
 __all__ = ["NoisyNewton", "PrivateStart", "private_start", "start_accesses"]
 
@@ -207,13 +208,13 @@ class NoisyNewton:
     ) -> None:
         self._simulator, self._theta, self._rng = simulator, theta, rng
         self._mechanism, self._n_steps = mechanism, n_steps
-        self._factor = adjacency.sensitivity_factor
+        self._adjacency = adjacency
         #: Standard deviation of the noise on a record's mean gradient, for a clip bound of 1.
-        self._noise = self._factor * mechanism.noise_sd / simulator.n_records
+        self._noise = adjacency.sensitivity_factor * mechanism.noise_sd / simulator.n_records
         self._settings = self._settings_at(theta)
         directions = self._coordinates(self._settings).directions
         simulator.likelihood.grad_log_prior(theta)
-        simulator.likelihood.rehearsal.clipped_grad_steps(theta, 1.0, directions=directions)
+        simulator.likelihood.rehearsal.total(ClippedScores(theta, 1.0, directions))
 
     def _settings_at(self, theta: np.ndarray) -> NewtonStep:
         simulator, n_records = self._simulator, self._simulator.n_records
@@ -229,13 +230,12 @@ class NoisyNewton:
         """Make the steps, which a budget has paid for."""
         simulator, theta, settings = self._simulator, self._theta, self._settings
         weight, d = simulator.temperature * simulator.n_records, len(theta)
-        bits, path = OperatingSystemBits(), [theta]
+        path = [theta]
         average, step_size = PolyakAverage(d), ExpandThenBisect(d)
         for _ in range(self._n_steps):
             coordinates = self._coordinates(settings)
-            total = noisy_scores(
-                simulator.likelihood, theta, coordinates.directions, settings.bound, self._mechanism, self._factor, bits
-            )  # fmt: skip
+            term = ClippedScores(theta, settings.bound, coordinates.directions)
+            total, _ = noisy_total(simulator.likelihood, term, self._mechanism, self._adjacency)
             prior = coordinates.pull(settings.grad_log_prior(theta))
             mean_gradient = (simulator.temperature * total + prior) / weight
             move = settings.newton @ (mean_gradient + settings.clipped_off)

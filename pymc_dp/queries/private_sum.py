@@ -1,20 +1,4 @@
-r"""private_sum() and private_counts(): a function of each record, clipped or binned, summed exactly, with noise.
-
-**Sensitivity.** Let :math:`f_i` be the vector of record ``i``, a function of this record alone.
-
-*Ball.* :math:`g_i = \operatorname{clip}_1((f_i - c)/b)` has Euclidean norm at most 1. The sum
-:math:`\sum_i g_i` changes by :math:`|g_i - g_i'| \le 2` if record ``i`` is replaced, by :math:`|g_i| \le 1` if it is
-removed.
-
-*Box.* Each coordinate of :math:`g_i` is clipped to [-1, 1], so that :math:`|g_i| \le \sqrt d`: twice and once that.
-
-*Counts.* The indicators of the bins of one coordinate are a unit vector. If the record is replaced, one count falls by
-1 and another one rises by 1, which is a vector of length :math:`\sqrt 2`; if it is removed, one count falls by 1. Over
-``m`` coordinates squared lengths add up: :math:`\sqrt{2 m}` and :math:`\sqrt m`.
-
-Terms are whole numbers of grid steps, of the same norms, and are added without rounding
-(:class:`~pymc_dp.model.record_function.RecordFunction`).
-"""
+"""private_sum() and private_counts(): a function of each record, clipped or binned, summed exactly, with noise."""
 
 from __future__ import annotations
 
@@ -30,12 +14,12 @@ import numpy.typing as npt
 from pymc_dp.arguments import as_floats, check_labels
 from pymc_dp.display import Shown
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.terms import Ball, Bins, Box
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.queries.whole_budget import claim_all, noise_of_all
+from pymc_dp.queries.noisy_total import noise_of_all, release_all
 
 __all__ = [
     "PrivateCounts",
@@ -226,7 +210,8 @@ def private_sum(
     Notes
     -----
     The L2 sensitivity, in units of the bound, is 2 (ball) or twice the root of the dimension (box) if a record is
-    replaced, half of that if it is added or removed; the proof is at the top of this module's source. A vector that
+    replaced, half of that if it is added or removed; the proof is
+    in :mod:`pymc_dp.model.terms`. A vector that
     is not finite counts as the centre.
 
     Examples
@@ -253,16 +238,12 @@ def private_sum(
         raise ValueError(f"centre must be finite, and bound positive and finite, got {centre!r} and {bound!r}.")  # fmt: skip
     is_ball = np.ndim(bound) == 0
     mechanism = noise_of_all(budget, "private sum", d, noise)
-    sensitivity = budget.adjacency.sensitivity_factor * (1.0 if is_ball else math.sqrt(d))
-    law = NoiseLaw.of(mechanism, sensitivity, d)
-    claim_all(budget, "private sum", mechanism, law, of_records.containers, of_records.n_records)
-    if is_ball:
-        steps, exponent = of_records.ball_steps(middle, float(widths[0]))
-    else:
-        steps, exponent = of_records.box_steps(middle, widths)
-    noisy = law.add(steps, exponent, OperatingSystemBits()) * widths
+    term = Ball(middle, float(widths[0])) if is_ball else Box(middle, widths)
+    total, law = release_all(
+        budget, "private sum", mechanism, of_records, term, of_records.containers, of_records.n_records
+    )  # fmt: skip
     return PrivateSum(
-        noisy.reshape(shape), middle.reshape(shape), float(widths[0]) if is_ball else widths.reshape(shape), law,
+        (total * widths).reshape(shape), middle.reshape(shape), float(widths[0]) if is_ball else widths.reshape(shape), law,
         _public_number(budget, of_records), budget.report(),
     )  # fmt: skip
 
@@ -311,7 +292,7 @@ def private_counts(
     Notes
     -----
     The L2 sensitivity of ``m`` histograms is ``sqrt(2 m)`` if a record is replaced, ``sqrt(m)`` if it is added or
-    removed; the proof is at the top of this module's source.
+    removed; the proof is in :mod:`pymc_dp.model.terms`.
 
     Examples
     --------
@@ -326,16 +307,13 @@ def private_counts(
     """
     of_records = _of_records(function, data, public, records)
     inner = _as_edges(edges, of_records)
-    n_bins = sum(len(e) + 1 for e in inner)
-    mechanism = noise_of_all(budget, "private counts", n_bins, noise)
-    sensitivity = math.sqrt(budget.adjacency.sensitivity_factor * len(inner))
-    law = NoiseLaw.of(mechanism, sensitivity, n_bins)
-    claim_all(budget, "private counts", mechanism, law, of_records.containers, of_records.n_records)
-    counts = of_records.counts(inner)
-    noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
-    ends = np.cumsum([len(count) for count in counts])[:-1]
+    term = Bins(inner)
+    mechanism = noise_of_all(budget, "private counts", term.n_dim, noise)
+    counts, law = release_all(
+        budget, "private counts", mechanism, of_records, term, of_records.containers, of_records.n_records
+    )  # fmt: skip
     return PrivateCounts(
-        inner, tuple(np.split(noisy, ends)), law, _public_number(budget, of_records), budget.report()
+        inner, tuple(term.split(counts)), law, _public_number(budget, of_records), budget.report()
     )  # fmt: skip
 
 

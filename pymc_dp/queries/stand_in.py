@@ -42,11 +42,10 @@ from pymc_dp.arguments import as_integer
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.stand_in_error import StandInError, indicators
+from pymc_dp.model.terms import Ball, Bins
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.queries.cells import (
     cell_correlations,
     cell_covariance,
@@ -57,9 +56,9 @@ from pymc_dp.queries.cells import (
 )
 from pymc_dp.queries.copula import Margin, bin_edges, correlations_of, limit_probabilities
 from pymc_dp.queries.copula_error import copula_error
+from pymc_dp.queries.noisy_total import check_can_be_made, check_unused, noisy_total
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stand_in
-from pymc_dp.queries.whole_budget import check_can_be_made, check_unused
 
 #: Allowance for the truncation of products to a grid.
 _TRUNCATION = 1 + 2.0**-20
@@ -229,22 +228,20 @@ def release_stand_in(
     seed: int = 0,
 ) -> StandIn:
     """Release counts and products, and make a stand-in from them; paid for by the caller."""
-    columns, factor = ranges.columns, adjacency.sensitivity_factor
+    columns = ranges.columns
     if design.is_joint:
         return _release_cells(places, ranges, design, adjacency, n_rows, seed)
     edges = [bin_edges(len(c.categories), design.n_bins) for c in columns]
-    counts = RecordFunction(lambda place: place, {"place": places}).counts(edges)
-    law = NoiseLaw.of(design.counts, math.sqrt(factor * len(columns)), sum(map(len, counts)))
-    noisy = law.add(np.concatenate(counts), 0, OperatingSystemBits())
+    source, term = RecordFunction(lambda place: place, {"place": places}), Bins(edges)
+    noisy, law = noisy_total(source, term, design.counts, adjacency)
     is_public = adjacency is Adjacency.SUBSTITUTE
-    total = len(places) if is_public else max(noisy.sum() / len(counts), 1.0)
-    ends = np.cumsum([len(count) for count in counts])[:-1]
+    total = len(places) if is_public else max(noisy.sum() / len(columns), 1.0)
     noise_sd = law.sd / total
     probabilities = tuple(
         cell_probabilities(count / total, [len(count)], [False], noise_sd)
         if column.categories
         else limit_probabilities(count, total, law.sd)
-        for column, count in zip(columns, np.split(noisy, ends), strict=True)
+        for column, count in zip(columns, term.split(noisy), strict=True)
     )
     independent = np.eye(len(columns))
     found = StandIn(
@@ -255,12 +252,10 @@ def release_stand_in(
     margins = found._margins
     pairs = zip(margins, places.T, strict=True)
     scores = np.column_stack([margin.scores(place) for margin, place in pairs])
-    radius, sensitivity = _product_bounds([m.largest_score for m in margins], adjacency)
     products = RecordFunction(_products, {"scores": scores})
-    steps, exponent = products.ball_steps(np.zeros(products.n_dim), radius)
-    law = NoiseLaw.of(design.products, sensitivity / radius, products.n_dim)
-    means = law.add(steps, exponent, OperatingSystemBits()) * radius / total
-    product_noise_sd = law.sd * radius / total
+    product = _products_of([m.largest_score for m in margins])
+    sums, law = noisy_total(products, product, design.products, adjacency)
+    means, product_noise_sd = sums * product.bound / total, law.sd * product.bound / total
     correlations = correlations_of(margins, means, product_noise_sd)
     return replace(found, correlations=correlations, product_noise_sd=product_noise_sd)
 
@@ -358,9 +353,8 @@ def _release_cells(
         for column, place, n in zip(ranges.columns, places.T, sizes, strict=True)
     ]
     function = RecordFunction(lambda x: [x], {"x": np.ravel_multi_index(bins, sizes)})
-    (counts,) = function.counts([np.arange(0.5, math.prod(sizes) - 1)])
-    law = NoiseLaw.of(design.counts, math.sqrt(adjacency.sensitivity_factor), len(counts))
-    noisy = law.add(counts, 0, OperatingSystemBits())
+    term = Bins([np.arange(0.5, math.prod(sizes) - 1)])
+    noisy, law = noisy_total(function, term, design.counts, adjacency)
     is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum(), 1.0)
     ordered = [not column.categories for column in ranges.columns]
@@ -377,10 +371,21 @@ def _products(scores: Any) -> Any:
     return pt.stack([scores[j] * scores[k] for j, k in zip(first, second, strict=True)])
 
 
-def _product_bounds(largest: Sequence[float], adjacency: Adjacency) -> tuple[float, float]:
-    """Largest norm of the products of scores with these largest absolute values, and the sensitivity of their sum."""
-    squares = np.square(largest)
+@dataclass(frozen=True, eq=False)
+class _Products(Ball):
+    """Products of pairs of a record's scores, in units of their largest norm; `square` is that of the scores' norm."""
+
+    square: float
+
+    def sensitivity(self, adjacency: str) -> float:
+        r"""If a record is replaced, at most :math:`\min(2 r, \sum_j c_j^2)`, in units of `r`: the proof is above, at 2."""
+        if adjacency == Adjacency.ADD_REMOVE:
+            return 1.0
+        return min(2 * self.bound, self.square * _TRUNCATION) / self.bound
+
+
+def _products_of(largest: Sequence[float]) -> _Products:
+    """For scores with these largest absolute values."""
+    squares, d = np.square(largest), len(largest)
     radius = math.sqrt((squares.sum() ** 2 - np.square(squares).sum()) / 2) * ROUNDING
-    if adjacency is Adjacency.ADD_REMOVE:
-        return radius, radius
-    return radius, min(2 * radius, squares.sum() * _TRUNCATION)
+    return _Products(np.zeros(d * (d - 1) // 2), radius, squares.sum())

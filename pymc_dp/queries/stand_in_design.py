@@ -11,8 +11,8 @@ from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
+from pymc_dp.queries.noisy_total import NO_PROTECTION
 from pymc_dp.queries.ranges import Ranges
-from pymc_dp.queries.whole_budget import NO_PROTECTION
 
 __all__ = ["ROUNDING", "StandInDesign", "design_stand_in"]
 

@@ -11,6 +11,7 @@ import numpy as np
 from scipy.stats import chi2, ncx2
 
 from pymc_dp.display import Shown
+from pymc_dp.model.terms import Bins
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -22,7 +23,6 @@ __all__ = [
     "REJECTION_LEVEL",
     "CheckDesign",
     "TailMisfit",
-    "count_sensitivity",
     "design_check",
     "edges_of",
     "tail_misfit",
@@ -91,11 +91,6 @@ def tail_misfit(
     return TailMisfit(histogram.edges, clear / np.maximum(expected, 1 / total))
 
 
-def count_sensitivity(factor: float) -> float:
-    """L2 sensitivity of counts in disjoint bins: a replaced record (factor 2) lowers one count by 1 and raises another, a removed one (1) lowers one."""
-    return math.sqrt(factor)
-
-
 def edges_of(norms: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
     """Edges near quantiles of norms, between different values; equal edges make empty bins."""
     values = np.sort(norms)
@@ -122,8 +117,9 @@ def design_check(
         mechanism = least_noise(
             n_bins, budget.epsilon, budget.delta, before=before, noise=noise, accountant=budget.accountant
         )  # fmt: skip
-        sd = count_sensitivity(budget.adjacency.sensitivity_factor) * mechanism.noise_sd
-        found.append((_power(norms, edges_of(norms, levels), n_records, sd), levels, mechanism))
+        edges = edges_of(norms, levels)
+        sd = Bins([edges]).sensitivity(budget.adjacency) * mechanism.noise_sd
+        found.append((_power(norms, edges, n_records, sd), levels, mechanism))
     _, levels, mechanism = max(found, key=lambda candidate: candidate[0])
     return CheckDesign(mechanism, levels)
 

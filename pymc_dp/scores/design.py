@@ -11,9 +11,9 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
+from pymc_dp.queries.noisy_total import check_can_be_made
 from pymc_dp.queries.stand_in_design import StandInDesign
-from pymc_dp.queries.whole_budget import check_can_be_made
 from pymc_dp.scores.check_design import CheckDesign, design_check
 from pymc_dp.scores.second_moments import n_products
 from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
@@ -103,7 +103,7 @@ def best_design(
     the part that these take of what the stand-in leaves is taken from the epsilon of l2 noise, or from the squared ``mu``
     of Gaussian noise. So is `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
     """
-    d, factor = simulated.n_features, budget.adjacency.sensitivity_factor
+    d = simulated.n_features
     epsilon, delta = budget.epsilon, budget.delta
     if epsilon == math.inf:
         alone: Gaussian | L2Laplace = Gaussian(_MIN_NOISE)
@@ -132,7 +132,9 @@ def best_design(
                 break
             for numbers in starts if share else ((0, 0),):
                 shares = moments, share
-                found.append(_start_design(simulated, alone, shares, numbers, factor, n_records))
+                found.append(
+                    _start_design(simulated, alone, shares, numbers, budget.adjacency, n_records)
+                )
     best = replace(min(found, key=lambda candidate: candidate.cost), stand_in=stand_in)
     if epsilon == math.inf:
         return best
@@ -144,14 +146,15 @@ def _start_design(
     alone: Gaussian | L2Laplace,
     shares: tuple[float, float],
     numbers: tuple[int, int],
-    factor: float,
+    adjacency: Adjacency,
     n_records: int,
 ) -> StartDesign:
     """Moments, a start of so many steps and sums, and the main release with the rest; without a fit check."""
+    factor = adjacency.sensitivity_factor
     d, wrong, moments = simulated.n_features, simulated.information_error, None
     if shares[0]:
         part = _part(alone, shares[0], n_products(d))
-        moments = simulated.moment_design(part, factor)
+        moments = simulated.moment_design(part, adjacency)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
     design = simulated.design(factor * _part(alone, 1 - sum(shares), d).noise_sd)
     share = shares[1] * (_STEPS_PART if all(numbers) else 1.0)

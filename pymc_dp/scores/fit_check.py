@@ -22,17 +22,17 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.display import Shown
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.sums.vector_sums import norm_bins
+from pymc_dp.model.terms import ScoreNorms
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, count_sensitivity, edges_of
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.queries.noisy_total import noisy_total
+from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, edges_of
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.simulated_scores import SimulatedScores
 
@@ -95,18 +95,12 @@ class FitCheck(Shown):
 
 
 def release_histogram(
-    likelihood: Reductions,
-    simulated: SimulatedScores,
-    design: CheckDesign,
-    factor: float,
-    bits: BitSource,
+    likelihood: Likelihood, simulated: SimulatedScores, design: CheckDesign, adjacency: Adjacency
 ) -> ScoreHistogram:
     """Release the histogram of the norms at the reference of simulated scores; paid for by the caller."""
     edges = edges_of(simulated.norms, design.levels)
-    law = NoiseLaw.of(design.mechanism, count_sensitivity(factor), len(edges) + 1)
-    counts = likelihood.noisy(
-        law, bits, "norm_counts", simulated.theta, simulated.directions, edges
-    )
+    term = ScoreNorms(simulated.theta, simulated.directions, edges)
+    counts, law = noisy_total(likelihood, term, design.mechanism, adjacency)
     return ScoreHistogram(edges, counts, law.kind, law.scale)
 
 
@@ -152,7 +146,7 @@ def check_fit(
     simulator = corrected_by(simulator, scores)
     rng = np.random.default_rng(random_seed)
     if draws is None:
-        features = ClippedScores(scores, simulator.simulated)
+        features = ScoreFeatures(scores, simulator.simulated)
         found = normal_posterior(simulator, features, release.theta, scores.n_records, rng)
         draws = rng.multivariate_normal(found.mean, found.covariance, _N_REPLICATES)
     draws = np.asarray(draws)[rng.integers(len(draws), size=_N_REPLICATES)]

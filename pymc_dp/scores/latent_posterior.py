@@ -19,7 +19,7 @@ Each of three moves leaves it invariant:
 
 Clipping is part of the model of the release, so it costs information and causes no bias.
 
-If covariates are those of a stand-in with errors that are known (:meth:`ClippedScores.stand_in_error`, a covariance
+If covariates are those of a stand-in with errors that are known (:meth:`ScoreFeatures.stand_in_error`, a covariance
 :math:`R R'`), the sum is :math:`\sum_i f_i + R z` with a standard normal ``z``: drawn afresh in move 3, and moved by
 itself by preconditioned Crank-Nicolson moves.
 
@@ -39,10 +39,10 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_dp.display import Shown
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.simulation import SimulatedRecords
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.record_sweep import sweep
+from pymc_dp.scores.score_features import ScoreFeatures
 
 __all__ = ["LatentPosterior", "LatentState", "Walk"]
 
@@ -67,9 +67,9 @@ class LatentPosterior(Shown):
 
     def __init__(
         self,
-        features: ClippedScores,
+        features: ScoreFeatures,
         simulated: SimulatedRecords,
-        prior: Reductions,
+        prior: Likelihood,
         n_records: int,
         error_root: np.ndarray | None = None,
     ) -> None:

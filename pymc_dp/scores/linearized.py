@@ -9,7 +9,7 @@ import numpy as np
 from pymc_dp.display import one_line
 from pymc_dp.planning.local_information import local_information, metrics_agree
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.score_features import ScoreFeatures
 
 __all__ = ["NormalPosterior", "information_of", "normal_posterior"]
 
@@ -45,7 +45,7 @@ class NormalPosterior(NamedTuple):
 
 def normal_posterior(
     simulator: Simulator,
-    features: ClippedScores,
+    features: ScoreFeatures,
     theta: np.ndarray,
     n_records: int,
     rng: np.random.Generator,
@@ -72,7 +72,7 @@ def normal_posterior(
 
 
 def _try_linearized(
-    simulator: Simulator, features: ClippedScores, theta: np.ndarray, *rest: Any
+    simulator: Simulator, features: ScoreFeatures, theta: np.ndarray, *rest: Any
 ) -> NormalPosterior | None:
     """The approximation at a position; None where the prior is zero, or records cannot be drawn."""
     if not np.isfinite(simulator.likelihood.log_prior(theta)):
@@ -85,7 +85,7 @@ def _try_linearized(
 
 def _linearized(
     simulator: Simulator,
-    features: ClippedScores,
+    features: ScoreFeatures,
     theta: np.ndarray,
     n_records: int,
     rng: np.random.Generator,

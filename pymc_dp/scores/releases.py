@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.display import Shown, Table, in_short
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
@@ -180,7 +180,7 @@ class PrivateScores(Shown):
         """Number of parameters."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
-    def check_model(self, model: Reductions | PrivateScores) -> None:
+    def check_model(self, model: Likelihood | PrivateScores) -> None:
         """Raise ValueError unless a model, or other scores, have these parameters in this order, and this likelihood."""
         shapes = model.shapes
         if list(shapes.items()) != list(self.shapes.items()):

@@ -11,19 +11,18 @@ import numpy as np
 
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError
+from pymc_dp.model.terms import ClippedScores, ScoreNorms, ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.progress import note, shown
+from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.design import StartDesign
 from pymc_dp.scores.fit_check import release_histogram
 from pymc_dp.scores.linearized import normal_posterior
@@ -33,9 +32,9 @@ from pymc_dp.scores.releases import (
     ScoreMoments,
     ScoreRelease,
 )
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected, release_moments
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
-from pymc_dp.steps.noisy_gradients import noisy_scores
 
 __all__ = ["ScorePlan"]
 
@@ -120,13 +119,12 @@ class ScorePlan(Shown):
         note("compiling the releases")
         likelihood, simulated = self.simulator.likelihood.rehearsal, self.simulated
         # Compiled before anything is paid for.
-        likelihood.clipped_grad_steps(
-            simulated.theta, 1.0, directions=simulated.directions, unbiased=simulated.unbiased
-        )
+        theta, directions = simulated.theta, simulated.directions
+        likelihood.total(ClippedScores(theta, 1.0, directions, simulated.unbiased))
         if self.design.check is not None:
-            likelihood.norm_counts(simulated.theta, simulated.directions, np.ones(1))
+            likelihood.total(ScoreNorms(theta, directions, np.ones(1)))
         if self.design.moments is not None:
-            likelihood.product_steps(simulated.theta, simulated.directions, 1.0)
+            likelihood.total(ScoreProducts(theta, directions, 1.0))
         plan, releases = self, list[ScoreRelease]()
         try:
             if self.design.stand_in is not None:
@@ -193,13 +191,10 @@ class ScorePlan(Shown):
         """
         self._spend("moments", ((design.mechanism, 1),))
         simulator, guess = self.simulator, self.simulated
-        bound = guess.moment_design(
-            design.mechanism, self.budget.adjacency.sensitivity_factor
-        ).bound
-        moments = release_moments(
-            simulator.likelihood, guess.theta, guess.directions, bound, design.mechanism,
-            self.budget.adjacency.sensitivity_factor, OperatingSystemBits(),
-        )  # fmt: skip
+        mechanism, adjacency = design.mechanism, self.budget.adjacency
+        bound = guess.moment_design(mechanism, adjacency).bound
+        term = ScoreProducts(guess.theta, guess.directions, bound)
+        moments = release_moments(simulator.likelihood, term, mechanism, adjacency)
         try:
             simulator = corrected(
                 simulator, moments, simulator.n_records, guess.theta, guess.spread
@@ -235,7 +230,7 @@ class ScorePlan(Shown):
         If records cannot be simulated there, the next release is made here, too: these are paid for.
         """
         simulator = self.simulator
-        features = ClippedScores(self._scores(releases), simulator.simulated)
+        features = ScoreFeatures(self._scores(releases), simulator.simulated)
         try:
             found = normal_posterior(
                 simulator, features, simulated.theta, simulator.n_records, self.rng
@@ -251,24 +246,18 @@ class ScorePlan(Shown):
         misfit: TailMisfit = TailMisfit(),
     ) -> ScoreRelease:
         """Release one sum, which is paid for, with the best clip bound at its reference."""
-        factor = self.budget.adjacency.sensitivity_factor
-        bound = simulated.design(factor * mechanism.noise_sd, misfit).bound
-        total = noisy_scores(
-            self.simulator.likelihood, simulated.theta, simulated.directions, bound, mechanism, factor,
-            OperatingSystemBits(), simulated.unbiased,
-        )  # fmt: skip
-        law = NoiseLaw.of(mechanism, factor * bound, len(total))
+        adjacency = self.budget.adjacency
+        bound = simulated.design(adjacency.sensitivity_factor * mechanism.noise_sd, misfit).bound
+        term = ClippedScores(simulated.theta, bound, simulated.directions, simulated.unbiased)
+        total, law = noisy_total(self.simulator.likelihood, term, mechanism, adjacency)
         return ScoreRelease(
-            simulated.theta, simulated.directions, bound, law.kind, law.scale, total, unbiased=simulated.unbiased
+            term.theta, simulated.directions, bound, law.kind, law.scale, total, unbiased=term.unbiased
         )  # fmt: skip
 
     def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> ScoreHistogram:
         """Release the norms at the reference of the main sum."""
         self._spend("fit check", ((check.mechanism, 1),))
-        return release_histogram(
-            self.simulator.likelihood, simulated, check, self.budget.adjacency.sensitivity_factor,
-            OperatingSystemBits(),
-        )  # fmt: skip
+        return release_histogram(self.simulator.likelihood, simulated, check, self.budget.adjacency)
 
     def _spend(self, label: str, accesses: Accesses) -> None:
         likelihood = self.simulator.likelihood

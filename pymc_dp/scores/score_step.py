@@ -18,11 +18,11 @@ from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
 from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
 from pymc_dp.scores.nuts import Nuts
 from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.sum_law import NormalSums, SumState
 
@@ -160,7 +160,7 @@ class DPScore(Shown, BlockedStep):
         self.simulator, self.scores = simulator, scores
         self.method = _chosen(method, scores.n_records, simulator)
         note("compiling the posterior given the scores")
-        self._features = ClippedScores(scores, simulator.simulated)
+        self._features = ScoreFeatures(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
         reference = scores.releases[-1].theta
         self.approximation = normal_posterior(
@@ -226,7 +226,7 @@ class DPScore(Shown, BlockedStep):
         return self._target
 
     @property
-    def features(self) -> ClippedScores:
+    def features(self) -> ScoreFeatures:
         """Of the records, at the references of the scores."""
         return self._features
 

@@ -32,28 +32,25 @@ Hainmueller (2012), Entropy balancing for causal effects, https://doi.org/10.109
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from scipy import optimize
 
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.sums.vector_sums import products
+from pymc_dp.model.terms import ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import BitSource
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores, ScoreMoments
+from pymc_dp.scores.score_features import ScoreFeatures
 
 __all__ = [
     "MOST_PRODUCTS",
     "corrected",
     "corrected_by",
-    "moment_sensitivity",
     "n_products",
     "release_moments",
     "row_weights",
@@ -61,8 +58,6 @@ __all__ = [
 
 #: Largest number of products that is released.
 MOST_PRODUCTS = 4096
-#: Allowance for the truncation of products.
-_TRUNCATION = 1 + 2.0**-20
 #: Standard deviation of the true moments around those of the stand-in, in units of one record's: ``tau``.
 _PRIOR_SD = 0.5
 #: Data sets that are simulated for the moments of each row.
@@ -80,25 +75,15 @@ def n_products(d: int) -> int:
     return d * (d + 1) // 2
 
 
-def moment_sensitivity(factor: float, bound: float) -> float:
-    """L2 sensitivity of the sum of products, for scores of at most this norm: the factor is 2 if a record is replaced, 1 if it is removed."""
-    return math.sqrt(factor) * bound**2 * _TRUNCATION
-
-
 def release_moments(
-    likelihood: Reductions,
-    theta: np.ndarray,
-    directions: np.ndarray,
-    bound: float,
+    likelihood: Likelihood,
+    term: ScoreProducts,
     mechanism: Gaussian | L2Laplace,
-    factor: float,
-    bits: BitSource,
+    adjacency: Adjacency,
 ) -> ScoreMoments:
     """Release the noisy sum; paid for by the caller."""
-    d = directions.shape[1]
-    law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), d * (d + 1) // 2)
-    total = likelihood.noisy(law, bits, "product_steps", theta, directions, bound)
-    return ScoreMoments(theta, directions, bound, law.kind, law.scale, total)
+    total, law = noisy_total(likelihood, term, mechanism, adjacency)
+    return ScoreMoments(term.theta, term.directions, term.bound, law.kind, law.scale, total)
 
 
 def row_weights(
@@ -169,7 +154,7 @@ def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
     if latest is None or latest[0] is not scores.releases or latest[1] is not moments:
         theta, found = scores.releases[-1].theta, simulator
         for _ in range(_N_TURNS):
-            features, rng = ClippedScores(scores, found.simulated), np.random.default_rng(0)
+            features, rng = ScoreFeatures(scores, found.simulated), np.random.default_rng(0)
             posterior = normal_posterior(found, features, theta, scores.n_records, rng)
             theta, covariance = posterior.mean, posterior.covariance
             found = corrected(simulator, moments, scores.n_records, theta, covariance)

@@ -11,16 +11,16 @@ import pymc as pm
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from pymc_dp.model.sums.clipped_vectors import clip_rows, larger_over_own, unbiased_rows
+from pymc_dp.model.terms import ScoreProducts
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.scores.check_design import TailMisfit, tail_misfit
-from pymc_dp.scores.clipped_scores import clip_rows, unbiased_rows
 from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.scores.releases import ScoreHistogram
-from pymc_dp.scores.second_moments import MOST_PRODUCTS, moment_sensitivity, n_products
+from pymc_dp.scores.second_moments import MOST_PRODUCTS, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
 __all__ = ["NEAR", "MomentDesign", "ScoreDesign", "SimulatedScores"]
@@ -101,10 +101,11 @@ class SimulatedScores(Shown):
         """Dimension of a release."""
         return self._vectors.shape[1]
 
-    def moment_design(self, mechanism: Gaussian | L2Laplace, factor: float) -> MomentDesign:
+    def moment_design(self, mechanism: Gaussian | L2Laplace, adjacency: Adjacency) -> MomentDesign:
         """Clip bound of the moments that correct a stand-in, and the error of the information that is left."""
         bound = float(np.median(self.norms[self.norms > 0]))
-        noise_sd = moment_sensitivity(factor, bound) * mechanism.noise_sd / self._n
+        term = ScoreProducts(self.theta, self.directions, bound)
+        noise_sd = term.sensitivity(adjacency) * mechanism.noise_sd / self._n
         # Mean of a squared coordinate that clipping leaves; noise on the image of a unit vector.
         left = np.minimum(self.norms, bound) ** 2
         error = noise_sd / (left.mean() / self.n_features) * math.sqrt((self.n_features + 1) / 2)

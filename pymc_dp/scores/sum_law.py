@@ -5,7 +5,7 @@ For a sum ``S`` of the features of ``N`` records, with ``m`` and ``V`` mean and 
 .. math:: S \mid \theta \sim N\{N m(\theta),\; N V + N^2 V_m + E + \Sigma\},
 
 where :math:`\Sigma` is the covariance of the noise, :math:`V_m` that of the simulation error of ``m``, and ``E``
-that of the error of a stand-in (:meth:`ClippedScores.stand_in_error`). The
+that of the error of a stand-in (:meth:`ScoreFeatures.stand_in_error`). The
 mean at a centre :math:`\theta_c` is that of many simulated records, with their scores, whose mean is known
 to be zero, as control variates; elsewhere
 
@@ -38,10 +38,10 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pymc_dp.display import Shown, one_line
-from pymc_dp.model.reductions import Reductions
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.simulation import SimulatedRecords, differences
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.moments import simulated_moments
+from pymc_dp.scores.score_features import ScoreFeatures
 
 __all__ = ["NormalSums", "SumState"]
 
@@ -73,9 +73,9 @@ class NormalSums(Shown):
 
     def __init__(
         self,
-        features: ClippedScores,
+        features: ScoreFeatures,
         simulated: SimulatedRecords,
-        prior: Reductions,
+        prior: Likelihood,
         n_records: int,
         temperature: float,
         centre: np.ndarray,

@@ -17,9 +17,9 @@ from pymc_dp.arguments import check_labels
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted
 from pymc_dp.host_arguments import as_model
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.withheld import without_words
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess
@@ -149,7 +149,7 @@ class DPStep(HostedStep):
         public: Sequence[Any] = (),
         reproducible: bool = False,
         model: Any = None,
-        likelihood: Reductions | None = None,
+        likelihood: Likelihood | None = None,
         blocked: bool = True,
         rng: Any = None,
         compile_kwargs: dict | None = None,
@@ -177,7 +177,7 @@ class DPStep(HostedStep):
         self.rng = get_random_generator(rng)
         self.budget = budget
         self.reproducible = bool(reproducible)
-        self.likelihood: Reductions = likelihood or RecordLikelihood(
+        self.likelihood: Likelihood = likelihood or RecordLikelihood(
             model, records=records, public=public, private=budget is not None, compile_kwargs=compile_kwargs,
         )  # fmt: skip
         if budget is not None:

@@ -1,4 +1,4 @@
-"""What gradient samplers share: coordinates, and the noisy sum of clipped gradients."""
+"""What gradient samplers share: coordinates, and the gradient of the posterior from a noisy sum of clipped scores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ import numpy.typing as npt
 from scipy.linalg import solve_triangular
 
 from pymc_dp.arguments import as_clip_bound, as_float, as_floats, cholesky
-from pymc_dp.model.reductions import Reductions
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.model.base_likelihood import Likelihood
+from pymc_dp.model.terms import ClippedScores
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
 
@@ -25,7 +23,6 @@ __all__ = [
     "NoisyGradient",
     "as_gradient_bound",
     "check_gradient_noise",
-    "noisy_scores",
 ]
 
 #: Largest noise multiplier: noise is counted in steps of the grid, 2**31 of which make a clip bound.
@@ -111,7 +108,7 @@ class NoisyGradient:
 
     Parameters
     ----------
-    likelihood : Reductions
+    likelihood : Likelihood
         Source of the gradients.
     coordinates : Coordinates
         Coordinates in which they are clipped.
@@ -125,7 +122,7 @@ class NoisyGradient:
 
     def __init__(
         self,
-        likelihood: Reductions,
+        likelihood: Likelihood,
         coordinates: Coordinates,
         clip_bound: float,
         temperature: float,
@@ -139,10 +136,11 @@ class NoisyGradient:
         """Compile, for all records or batches, what would otherwise be compiled in every worker."""
         theta = np.zeros(self._likelihood.n_dim)
         self._grad_log_prior(theta)
-        directions = self._coordinates.directions
-        self._likelihood.rehearsal.clipped_grad_steps(
-            theta, 1.0, index, directions=directions, keeps_logp=index is None
-        )
+        term = self._term(theta, 1.0, keeps_logp=index is None)
+        self._likelihood.rehearsal.total(term, index)
+
+    def _term(self, theta: np.ndarray, bound: float, keeps_logp: bool) -> ClippedScores:
+        return ClippedScores(theta, bound, self._coordinates.directions, keeps_logp=keeps_logp)
 
     def __call__(
         self,
@@ -155,39 +153,18 @@ class NoisyGradient:
         keeps_logp: bool = False,
     ) -> np.ndarray:
         """Draw one, after the access has been charged."""
-        directions = self._coordinates.directions
+        term = self._term(theta, self._clip_bound, keeps_logp)
+        steps = self._likelihood.total(term, index)
+        total = np.zeros(term.n_dim)
         if math.isinf(self._clip_bound):
-            total = self._likelihood.clipped_grad(theta, math.inf, index, directions=directions)
-            steps, exponent = np.zeros(len(total), dtype=np.int64), math.frexp(noise_sd)[1] - 40
-        else:
-            total = np.zeros(len(self._coordinates.part))
-            steps, exponent = self._likelihood.clipped_grad_steps(
-                theta, self._clip_bound, index, directions=directions, keeps_logp=keeps_logp
-            )
+            total, steps = steps, np.zeros(term.n_dim, dtype=np.int64)
+        exponent = term.exponent if self._clip_bound < math.inf else math.frexp(noise_sd)[1] - 40
         if noise_sd:
             total += noisy_sum(steps, exponent, noise_sd, bits)
         else:
             total += np.ldexp(steps.astype(float), exponent)
         prior = self._coordinates.pull(self._grad_log_prior(theta))
         return self._temperature / part * total + prior
-
-
-def noisy_scores(
-    likelihood: Reductions,
-    theta: np.ndarray,
-    directions: np.ndarray | None,
-    bound: float,
-    mechanism: Gaussian | L2Laplace,
-    sensitivity_factor: float,
-    bits: BitSource,
-    unbiased: bool = False,
-) -> np.ndarray:
-    """Sum of clipped gradients with Gaussian or l2 noise, rounded exactly to the grid; paid for by the caller."""
-    n_dim = len(theta) if directions is None else directions.shape[-1]
-    law = NoiseLaw.of(mechanism, sensitivity_factor * bound, n_dim)
-    return likelihood.noisy(
-        law, bits, "clipped_grad_steps", theta, bound, directions=directions, unbiased=unbiased
-    )
 
 
 def as_gradient_bound(bound: float, private: bool) -> float:

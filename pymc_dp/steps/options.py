@@ -10,8 +10,8 @@ from typing import Any, Required, TypedDict
 
 from pymc.util import get_value_vars_from_user_vars
 
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.identity import model_token
-from pymc_dp.model.reductions import Reductions
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.steps.proposals import Proposal
 
@@ -42,7 +42,7 @@ class StepOptions(TypedDict, total=False):
     public: Sequence[Any]
     reproducible: bool
     model: Any
-    likelihood: Reductions | None
+    likelihood: Likelihood | None
     blocked: bool
     rng: Any
     compile_kwargs: dict | None

@@ -23,6 +23,7 @@ import pymc_dp as dp
 
 from pymc_dp import ledger_file
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.terms import Bins
 from tests.audit import audited_samplers as samplers
 from tests.audit.audited_samplers import EXTREMES, SAMPLERS, expanded
 from tests.audit.replay import Leak, check_equal, recorded, replayed
@@ -466,7 +467,7 @@ def leaking(how):
         largest = float(np.max(y))
         if how == "read before the claim":
             function = RecordFunction(lambda y: y, {"y": y})
-            function.counts([np.zeros(1)])
+            function.total(Bins([np.zeros(1)]))
         elif how == "error" and largest > 1e9:
             raise ValueError("far")
         elif how == "size of the claim":

@@ -11,6 +11,7 @@ Single decisions are audited exactly, for smaller faults, in ``test_decisions`` 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -323,10 +324,12 @@ def gradients_with_a_tenth_of_the_noise(patch, run, likelihood):
 
 
 def gradients_are_not_clipped(patch, run, likelihood):
-    real = type(likelihood).clipped_grad_steps
-    patch.setitem(
-        likelihood.__dict__, "clipped_grad_steps", lambda theta, bound, *a, **k: real(likelihood, theta, 1e2 * bound, *a, **k)
-    )  # fmt: skip
+    real = type(likelihood).total
+
+    def wide(term, index=None):
+        return real(likelihood, dataclasses.replace(term, bound=1e2 * term.bound), index)
+
+    patch.setitem(likelihood.__dict__, "total", wide)
 
 
 def where_it_starts(run, case):

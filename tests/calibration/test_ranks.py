@@ -31,7 +31,7 @@ from pymc_dp import (
 from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import ScoreRelease, linearized, score_step
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.steps import base
 from tests.scores.score_models import noise_of
 
@@ -208,7 +208,7 @@ class Case:
         """Chains of DPScore, given noisy sums; the noise may be larger than is known."""
 
         def chain(truth, rng):
-            total = ClippedScores(self.private(), self.simulated).of(self.data).sum(axis=0)
+            total = ScoreFeatures(self.private(), self.simulated).of(self.data).sum(axis=0)
             totals = [
                 part + noise_of(r.noise, louder * r.scale, (1, len(part)), rng)[0]
                 for r, part in zip(self.releases, np.split(total, 2), strict=True)

@@ -17,6 +17,7 @@ from pymc_dp.checks.predictive_law import replicated_sums
 from pymc_dp.checks.statistics_of_records import NAMED, Block, block_of, block_of_function
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.terms import Box
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.scores.releases import PrivateScores, ScoreRelease
@@ -55,7 +56,7 @@ def steps_of(blocks, adjacency, rows):
     found = []
     for i in range(len(rows)):
         of._columns = [table[name][i : i + 1] for name in names]
-        found.append(of.box_steps(np.zeros(of.n_dim), np.ones(of.n_dim))[0])
+        found.append(of.total(Box(np.zeros(of.n_dim), np.ones(of.n_dim))))
     return found
 
 
@@ -139,13 +140,12 @@ def test_the_noise_is_that_of_the_claim(simulator, adjacency):
 def test_line_12_the_allowance_covers_all_coordinates(simulator, scores, monkeypatch):
     """Vectors at a distance of 1, of which each coordinate is truncated: 7 grid steps further apart with 47 coordinates."""
     d, laws, real = 47, [], NoiseLaw.of
-    monkeypatch.setattr(predictive_check.NoiseLaw, "of", lambda *a: laws.append(a[1]) or real(*a))
+    monkeypatch.setattr(NoiseLaw, "of", lambda *a: laws.append(a[1]) or real(*a))
     check(scores, simulator, budget_of(), statistics={"own": lambda y: [y * k for k in range(1, d + 1)]})  # fmt: skip
     one = np.full((1, d), 0.75)
     rows = one, one - 1 / math.sqrt(d)
-    steps = [
-        RecordFunction(lambda z: z, {"z": z}).box_steps(np.zeros(d), np.ones(d))[0] for z in rows
-    ]
+    term = Box(np.zeros(d), np.ones(d))
+    steps = [RecordFunction(lambda z: z, {"z": z}).total(term) for z in rows]
     change = math.sqrt(sum(int(x) ** 2 for x in steps[0] - steps[1])) * 2.0**-30
     assert 1 + 2.0**-30 < change <= laws[-1]
 
@@ -167,13 +167,13 @@ def test_without_protection_the_statistics_are_those_of_the_data(simulator, scor
 def test_nothing_is_accessed_before_the_claim(simulator, scores, monkeypatch):
     """If the ledger refuses, no sum was computed; the refusal names no value."""
     accessed = []
-    real = RecordFunction.box_steps
-    monkeypatch.setattr(RecordFunction, "box_steps", lambda *a: accessed.append(1) or real(*a))
+    real = RecordFunction.total
+    monkeypatch.setattr(RecordFunction, "total", lambda *a: accessed.append(1) or real(*a))
 
     def refused(*args):
         raise PrivacyBudgetExhausted("no")
 
-    monkeypatch.setattr(predictive_check, "claim_all", refused)
+    monkeypatch.setattr(PrivacyBudget, "spend", refused)
     with pytest.raises(PrivacyBudgetExhausted):
         check(scores, simulator, budget_of())
     assert not accessed

@@ -17,9 +17,10 @@ from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, Unsupport
 from pymc_dp.model import RecordLikelihood, predictive_difference
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_difference import PredictiveDifference, log_predictive
+from pymc_dp.model.predictive_densities import PredictiveDensities, log_predictive
 from pymc_dp.model.sums import batch_likelihood
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
+from pymc_dp.model.terms import Differences
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.ledger import Ledger
@@ -226,11 +227,14 @@ def test_neighbours():
         other = y.copy()
         other[7] = new
         sums = [
-            PredictiveDifference(RecordLikelihood(normal(r)), RecordLikelihood(scaled(r)), *draws)
+            PredictiveDensities(
+                *zip(map(RecordLikelihood, (normal(r), scaled(r))), draws, strict=True)
+            )
             for r in (y, other, np.delete(y, 7))
         ]
-        replaced = [s.steps(0.01, 0)[0].astype(object) for s in sums[:2]]
-        removed = [s.steps(0.01, 2)[0].astype(object) for s in (sums[0], sums[2])]
+        terms = [Differences((0.01,), adjacency) for adjacency in ("substitute", "add_remove")]
+        replaced = [s.total(terms[0]).astype(object) for s in sums[:2]]
+        removed = [s.total(terms[1]).astype(object) for s in (sums[0], sums[2])]
         assert 0 < sum((replaced[0] - replaced[1]) ** 2) <= 4 * UNIT**2
         assert 0 < 16 * sum((removed[0] - removed[1]) ** 2) <= 17 * UNIT**2
 

@@ -18,6 +18,7 @@ import pymc_dp as dp
 from pymc_dp.data import Records, Shards
 from pymc_dp.model import BlockedLikelihood
 from tests.data.mixed_columns import columns, model
+from tests.terms import clipped_grad_steps, norm_counts, product_steps
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -48,11 +49,11 @@ def reductions(likelihood):
     index = np.random.default_rng(3).integers(0, N, 400)
     return [
         likelihood.clipped_change(2 * theta, theta, 0.3),
-        *likelihood.clipped_grad_steps(theta, 0.7),
-        *likelihood.clipped_grad_steps(theta, 0.7, index, directions=directions),
-        *likelihood.clipped_grad_steps(theta, 0.7, index[:0]),
-        likelihood.norm_counts(theta, directions, np.array([0.1, 0.5])),
-        *likelihood.product_steps(theta, directions, 1.1),
+        *clipped_grad_steps(likelihood, theta, 0.7),
+        *clipped_grad_steps(likelihood, theta, 0.7, index, directions=directions),
+        *clipped_grad_steps(likelihood, theta, 0.7, index[:0]),
+        norm_counts(likelihood, theta, directions, np.array([0.1, 0.5])),
+        *product_steps(likelihood, theta, directions, 1.1),
         likelihood.logp_at(np.array([theta, 2 * theta]), index),
         likelihood.logp_at(theta, index[:0]),
     ]

@@ -25,9 +25,7 @@ FORK = multiprocessing.get_context("fork")
 #: Seconds that a slow machine may take to start a process and compile in it.
 PATIENCE = 600.0
 #: Ways to read the data.
-READS = (
-    "logp", "logp_at", "clipped_grad", "clipped_grad_steps", "gradients", "norm_counts", "product_steps",
-)  # fmt: skip
+READS = "logp", "logp_at", "clipped_grad", "gradients", "total"
 
 
 class Watched:

@@ -18,6 +18,7 @@ from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.made_up_block import made_up_block
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
+from tests.terms import clipped_grad_steps, norm_counts, product_steps
 
 N, D = 1003, 4
 MODE = {"mode": "FAST_COMPILE"}
@@ -58,11 +59,11 @@ def reduced(likelihood):
     index = rng.integers(0, likelihood.n_records, 150)
     exact = [
         likelihood.clipped_change(new, old, 0.4),
-        *likelihood.clipped_grad_steps(old, 1.5),
-        *likelihood.clipped_grad_steps(old, 0.7, directions=directions, keeps_logp=True),
-        *likelihood.clipped_grad_steps(old, 0.7, index, directions=np.full(n_dim, 0.5)),
-        likelihood.norm_counts(old, directions, EDGES),
-        *likelihood.product_steps(old, directions, 1.1),
+        *clipped_grad_steps(likelihood, old, 1.5),
+        *clipped_grad_steps(likelihood, old, 0.7, directions=directions, keeps_logp=True),
+        *clipped_grad_steps(likelihood, old, 0.7, index, directions=np.full(n_dim, 0.5)),
+        norm_counts(likelihood, old, directions, EDGES),
+        *product_steps(likelihood, old, directions, 1.1),
         likelihood.logp_at(np.array([old, new]), index),
         likelihood.logp_at(old, index[:0]),
         likelihood.log_prior(new),
@@ -112,11 +113,11 @@ def test_shards_in_any_order_have_the_same_sum(n_shards):
     shards = Records(columns()).split(n_shards)
     order = np.random.default_rng(n_shards).permutation(n_shards)
     likelihood, theta = BlockedLikelihood(regression, Records(columns())), np.full(whole().n_dim, 0.1)  # fmt: skip
-    expected = likelihood.clipped_grad_steps(theta, 0.7)[0], likelihood.clipped_change(theta, 2 * theta, 0.25)  # fmt: skip
+    expected = clipped_grad_steps(likelihood, theta, 0.7)[0], likelihood.clipped_change(theta, 2 * theta, 0.25)  # fmt: skip
     steps, change = 0, 0.0
     for k in order:
         likelihood.records, likelihood.n_records = shards[k], shards[k].n_records
-        steps = steps + likelihood.clipped_grad_steps(theta, 0.7)[0]
+        steps = steps + clipped_grad_steps(likelihood, theta, 0.7)[0]
         change += likelihood.clipped_change(theta, 2 * theta, 0.25)
     assert np.array_equal(steps, expected[0]) and change == expected[1]
 
@@ -232,8 +233,8 @@ def test_other_shapes_of_columns():
         pm.Normal("y", pm.math.dot(b, data["x"].T)[:, None], 1.0, observed=data["y"][:, None])
     theta = np.linspace(-0.3, 0.5, D)
     found = BlockedLikelihood(model, Records(data, block_rows=128))
-    expected = RecordLikelihood(direct).clipped_grad_steps(theta, 1.0)[0]
-    assert np.array_equal(found.clipped_grad_steps(theta, 1.0)[0], expected)
+    expected = clipped_grad_steps(RecordLikelihood(direct), theta, 1.0)[0]
+    assert np.array_equal(clipped_grad_steps(found, theta, 1.0)[0], expected)
 
 
 def test_columns_that_look_the_same_need_an_example():
@@ -318,7 +319,7 @@ def test_scores_of_blocks():
     with pm.Model() as model:
         logistic(columns()["x"], columns()["y"])
     likelihood, release = RecordLikelihood(model), scores.releases[-1]
-    steps, exponent = likelihood.clipped_grad_steps(release.theta, release.bound, directions=release.directions)  # fmt: skip
+    steps, exponent = clipped_grad_steps(likelihood, release.theta, release.bound, directions=release.directions)  # fmt: skip
     assert np.abs(release.total - np.ldexp(steps.astype(float), exponent)).max() < 8 * release.scale
     assert scores.n_records == N
 

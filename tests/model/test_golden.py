@@ -15,12 +15,14 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp.data import Records, Shards, Sites
-from pymc_dp.model import BlockedLikelihood, RecordLikelihood
-from pymc_dp.model.predictive_difference import PredictiveDifference
+from pymc_dp.model import BlockedLikelihood, ClippedScores, RecordLikelihood
+from pymc_dp.model.predictive_densities import PredictiveDensities
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.terms import Ball, Bins, Box, Differences
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from tests.seeded_bits import seeded_for
+from tests.terms import clipped_grad_steps, norm_counts, product_steps
 from tests.test_sites import served
 
 N, D = 203, 2
@@ -51,20 +53,26 @@ def in_memory(function):
 
 def sums(likelihood, name):
     """Whole numbers of each kind of term."""
-    old, new, w = np.array([0.25, -0.5]), np.array([0.5, -0.125]), np.array([[1.0, 0.5], [0.25, -1.0]])
+    old, new, w = (
+        np.array([0.25, -0.5]),
+        np.array([0.5, -0.125]),
+        np.array([[1.0, 0.5], [0.25, -1.0]]),
+    )
     found = {
         "change": np.ldexp(likelihood.clipped_change(new, old, 0.375), 32),
-        "scores": likelihood.clipped_grad_steps(old, 1.5)[0],
-        "scores along directions": likelihood.clipped_grad_steps(old, 0.7, directions=w)[0],
-        "scores in scales": likelihood.clipped_grad_steps(old, 0.7, directions=w[0])[0],
-        "norms": likelihood.norm_counts(old, w, np.array([0.5, 1.0, 3.0])),
-        "products": likelihood.product_steps(old, w, 1.1)[0],
+        "scores": clipped_grad_steps(likelihood, old, 1.5)[0],
+        "scores along directions": clipped_grad_steps(likelihood, old, 0.7, directions=w)[0],
+        "scores in scales": clipped_grad_steps(likelihood, old, 0.7, directions=w[0])[0],
+        "norms": norm_counts(likelihood, old, w, np.array([0.5, 1.0, 3.0])),
+        "products": product_steps(likelihood, old, w, 1.1)[0],
     }
     if name == "logistic":
-        found["unbiased scores"] = likelihood.clipped_grad_steps(old, 0.7, directions=w, unbiased=True)[0]
+        found["unbiased scores"] = clipped_grad_steps(
+            likelihood, old, 0.7, directions=w, unbiased=True
+        )[0]
     if not isinstance(getattr(likelihood, "records", None), Sites):
         index = np.array([3, 5, 3, N - 1, 0])
-        found["scores of some"] = likelihood.clipped_grad_steps(old, 0.7, index, directions=w)[0]
+        found["scores of some"] = clipped_grad_steps(likelihood, old, 0.7, index, directions=w)[0]
     return {kind: np.atleast_1d(steps).astype(int).tolist() for kind, steps in found.items()}
 
 
@@ -73,7 +81,9 @@ def noisy(likelihood):
     found = {}
     for kind in "gaussian", "l2":
         law, bits = NoiseLaw(kind, 3.0, 2), SeededBits(np.random.default_rng(7))
-        found[kind] = likelihood.noisy(law, bits, "clipped_grad_steps", np.array([0.25, -0.5]), 1.5).tolist()
+        found[kind] = likelihood.noisy(
+            ClippedScores(np.array([0.25, -0.5]), 1.5), law, bits
+        ).tolist()
     return found
 
 
@@ -84,12 +94,13 @@ def functions():
     edges = [np.array([-1.0, 0.0, 1.0]), np.array([0.5])]
     one, two = in_memory(regression), in_memory(lambda x, y, z: regression(2 * x, y, z))
     draws = np.array([[0.25, -0.5], [0.125, 0.0]])
+    densities = PredictiveDensities((one, draws), (two, draws))
     return {
-        "ball": f.ball_steps(np.array([0.5, 1.0]), 3.0)[0].tolist(),
-        "ball of persons": persons.ball_steps(np.array([0.5]), 3.0)[0].tolist(),
-        "box": f.box_steps(np.array([0.5, 1.0]), np.array([1.0, 6.0]))[0].tolist(),
-        "bins": np.concatenate(f.counts(edges)).tolist(),
-        "differences": PredictiveDifference(one, two, draws, draws).steps(0.75, 2)[0].tolist(),
+        "ball": f.total(Ball(np.array([0.5, 1.0]), 3.0)).tolist(),
+        "ball of persons": persons.total(Ball(np.array([0.5]), 3.0)).tolist(),
+        "box": f.total(Box(np.array([0.5, 1.0]), np.array([1.0, 6.0]))).tolist(),
+        "bins": f.total(Bins(edges)).tolist(),
+        "differences": densities.total(Differences((0.75,), "add_remove")).tolist(),
     }
 
 
@@ -97,9 +108,17 @@ def releases():
     """What users get, with seeded bits of the operating system (`seeded_bits`)."""
     data, account = columns(), {"epsilon": 1.0, "delta": 1e-6, "chains": 1}
     total = dp.private_sum(lambda y: [y, y**2], data, bound=9.0, budget=dp.PrivacyBudget(**account))
-    box = dp.private_sum(lambda y: [y, y**2], data, bound=[3.0, 9.0], budget=dp.PrivacyBudget(**account))
-    counts = dp.private_counts(lambda y: y, data, edges=[0.0, 1.0], budget=dp.PrivacyBudget(**account))
-    return {"sum": total.total.tolist(), "box": box.total.tolist(), "counts": counts.counts[0].tolist()}
+    box = dp.private_sum(
+        lambda y: [y, y**2], data, bound=[3.0, 9.0], budget=dp.PrivacyBudget(**account)
+    )
+    counts = dp.private_counts(
+        lambda y: y, data, edges=[0.0, 1.0], budget=dp.PrivacyBudget(**account)
+    )
+    return {
+        "sum": total.total.tolist(),
+        "box": box.total.tolist(),
+        "counts": counts.counts[0].tolist(),
+    }
 
 
 def table():
@@ -126,7 +145,9 @@ def test_in_memory_and_in_blocks(golden, function):
 
 def test_with_noise(golden):
     assert noisy(in_memory(regression)) == golden["noisy"]
-    assert noisy(BlockedLikelihood(regression, Records(columns(), block_rows=50))) == golden["noisy"]
+    assert (
+        noisy(BlockedLikelihood(regression, Records(columns(), block_rows=50))) == golden["noisy"]
+    )
 
 
 def test_functions_and_differences(golden):

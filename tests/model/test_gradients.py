@@ -30,6 +30,7 @@ from pymc_dp.model.sums.exact_sums import grid
 from tests.model import test_row_subsets as test_indexing
 from tests.model.example_models import FAMILIES, N
 from tests.model.test_likelihood import PYTHON, linear, thetas
+from tests.terms import clipped_grad_steps
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -100,8 +101,8 @@ def check(likelihood, theta, expected, rtol=1e-7, indices=((), (3, 0, 3, 3), (2,
                 scale = np.abs(vectors).max()
                 np.testing.assert_allclose(found, clipped(rows, bound), rtol, rtol * scale)
                 if bound < math.inf:
-                    steps, exponent = likelihood.clipped_grad_steps(
-                        theta, bound, index, directions=directions
+                    steps, exponent = clipped_grad_steps(
+                        likelihood, theta, bound, index, directions=directions
                     )
                     assert (steps.dtype, exponent) == (np.int64, grid(bound)[0])
                     assert np.array_equal(steps * 2.0**exponent, found)
@@ -290,7 +291,7 @@ def shared() -> RecordLikelihood:
 def steps_of(vectors: np.ndarray, bound: float, index=None) -> tuple[np.ndarray, int]:
     """Through all that comes after compiled code, which is the same for any data."""
     overwrite(shared(), vectors)
-    return shared().clipped_grad_steps(np.zeros(5), bound, index)
+    return clipped_grad_steps(shared(), np.zeros(5), bound, index)
 
 
 def squared(steps: np.ndarray, exponent: int) -> Fraction:
@@ -320,7 +321,7 @@ def test_no_record_is_longer_than_the_bound_if_just_clipped(d):
     for bound in (1.0, 1 + 2.0**-52, 1 - 2.0**-53, 0.3):
         lengths = []
         for i in range(200):
-            steps, exponent = likelihood.clipped_grad_steps(np.zeros(d), bound, [i])
+            steps, exponent = clipped_grad_steps(likelihood, np.zeros(d), bound, [i])
             lengths.append(squared(steps, exponent) / Fraction(bound) ** 2)
         assert max(lengths) <= 1
         # And hardly shorter: within a step per coordinate.
@@ -368,12 +369,12 @@ def test_chunks_do_not_matter(monkeypatch, chunk):
     vectors = np.random.default_rng(3).standard_cauchy(size=(1000, 4))
     vectors[::77] = np.nan
     likelihood = free(vectors)
-    expected = likelihood.clipped_grad_steps(np.zeros(4), 0.7)[0]
+    expected = clipped_grad_steps(likelihood, np.zeros(4), 0.7)[0]
     monkeypatch.setattr(gradients, "CHUNK", chunk)
-    assert np.array_equal(likelihood.clipped_grad_steps(np.zeros(4), 0.7)[0], expected)
+    assert np.array_equal(clipped_grad_steps(likelihood, np.zeros(4), 0.7)[0], expected)
     order = np.random.default_rng(4).permutation(1000)
-    assert np.array_equal(likelihood.clipped_grad_steps(np.zeros(4), 0.7, order)[0], expected)
-    assert np.array_equal(free(vectors[order]).clipped_grad_steps(np.zeros(4), 0.7)[0], expected)
+    assert np.array_equal(clipped_grad_steps(likelihood, np.zeros(4), 0.7, order)[0], expected)
+    assert np.array_equal(clipped_grad_steps(free(vectors[order]), np.zeros(4), 0.7)[0], expected)
 
 
 @pytest.mark.slow
@@ -381,8 +382,8 @@ def test_more_records_than_a_float_can_add_up():
     # Sums of int64 beyond 2**53, where floats would leave out every other step.
     likelihood = free(np.ones((20, 1)))
     index = np.zeros(2**23 + 1, dtype=int)
-    steps, _ = likelihood.clipped_grad_steps(np.zeros(1), 0.75, index)
-    one, _ = likelihood.clipped_grad_steps(np.zeros(1), 0.75, [0])
+    steps, _ = clipped_grad_steps(likelihood, np.zeros(1), 0.75, index)
+    one, _ = clipped_grad_steps(likelihood, np.zeros(1), 0.75, [0])
     assert int(steps[0]) == int(one[0]) * (2**23 + 1) > 2**53
 
 
@@ -391,7 +392,7 @@ def test_without_the_margin_some_records_would_be_too_long():
     vectors = np.random.default_rng(3).normal(size=(500, 3))
     likelihood, too_long = free(vectors), 0
     for i in range(500):
-        steps, exponent = likelihood.clipped_grad_steps(np.zeros(3), 0.1 * (1 + 2.0**-28), [i])
+        steps, exponent = clipped_grad_steps(likelihood, np.zeros(3), 0.1 * (1 + 2.0**-28), [i])
         too_long += squared(steps, exponent) > Fraction(0.1) ** 2
     assert too_long > 400
 
@@ -421,7 +422,7 @@ def test_a_model_whose_gradients_cannot_be_computed_by_row_is_refused(monkeypatc
     likelihood = regression()
     for _ in range(2):
         with pytest.raises(UnsupportedModel, match="the operation Twist,"):
-            likelihood.clipped_grad_steps(np.full(5, 0.2), 1.0)
+            clipped_grad_steps(likelihood, np.full(5, 0.2), 1.0)
 
 
 def test_a_missing_part_is_found_by_the_comparison(monkeypatch):
@@ -480,7 +481,7 @@ def test_edges_of_the_bound():
     likelihood = regression()
     theta = np.full(5, 0.2)
     for bound in (0.0, 1e-310):
-        steps, exponent = likelihood.clipped_grad_steps(theta, bound)
+        steps, exponent = clipped_grad_steps(likelihood, theta, bound)
         assert (steps.tolist(), exponent, steps.dtype) == ([0] * 5, 0, np.int64)
         assert likelihood.clipped_grad(theta, bound).tolist() == [0.0] * 5
     plain = likelihood.clipped_grad(theta, math.inf)
@@ -490,7 +491,7 @@ def test_edges_of_the_bound():
             with pytest.raises(ValueError, match="bound must be 0 or more"):
                 method(theta, bound)
     with pytest.raises(ValueError, match="finite, not inf"):
-        likelihood.clipped_grad_steps(theta, math.inf)
+        clipped_grad_steps(likelihood, theta, math.inf)
 
 
 def test_wrong_arguments():

@@ -24,6 +24,7 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.sums.exact_sums import clipped_changes
 from tests.model.example_models import FAMILIES
+from tests.terms import clipped_grad_steps
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
@@ -300,8 +301,8 @@ def test_many_records_with_few_numbers_are_evaluated_in_blocks(monkeypatch):
     likelihood, new, old = linear(5000, mode="NUMBA"), np.full(1, 0.3), np.full(1, 0.1)
     monkeypatch.setattr(likelihood._batch, "all_records", None)
     assert likelihood.clipped_change(new, old, 0.2) == kept.clipped_change(new, old, 0.2) != 0
-    steps = likelihood.clipped_grad_steps(new, 0.5, keeps_logp=True)[0]
-    assert np.array_equal(steps, kept.clipped_grad_steps(new, 0.5)[0])
+    steps = clipped_grad_steps(likelihood, new, 0.5, keeps_logp=True)[0]
+    assert np.array_equal(steps, clipped_grad_steps(kept, new, 0.5)[0])
     assert kept._latest._found and not likelihood._latest._found
 
 

@@ -18,6 +18,7 @@ from pymc_dp.model.sums import batch_likelihood as batches
 from pymc_dp.model.sums import row_functions as blocks
 from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
 from tests.model.test_likelihood import PYTHON
+from tests.terms import clipped_grad_steps
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = [
@@ -95,10 +96,10 @@ def test_sums_are_those_of_single_records(likelihood):
         overwrite(likelihood, some(n, d))
         assert likelihood._gradients._groups[0].has_loop
         for bound in (0.7, 1e5):
-            each = [likelihood.clipped_grad_steps(np.zeros(d), bound, [i])[0] for i in range(n)]
+            each = [clipped_grad_steps(likelihood, np.zeros(d), bound, [i])[0] for i in range(n)]
             for n_threads in (1, 2, 3, 50):
                 with patched("blas_threads", lambda n_threads=n_threads: n_threads):
-                    steps, _ = likelihood.clipped_grad_steps(np.zeros(d), bound)
+                    steps, _ = clipped_grad_steps(likelihood, np.zeros(d), bound)
                 assert steps.dtype == np.int64
                 assert np.array_equal(steps, np.sum(each, axis=0))
 
@@ -110,8 +111,8 @@ def test_directions(likelihood):
     rng, theta = np.random.default_rng(1), np.zeros(likelihood.n_dim)
     before = [data.copy() for data, _ in likelihood._gradients._groups[0]._function.data]
     for directions in (rng.normal(size=d), rng.normal(size=(d, 2)), np.zeros((d, 0))):
-        found, exponent = likelihood.clipped_grad_steps(theta, 0.7, directions=directions)
-        expected, _ = likelihood.clipped_grad_steps(theta, 0.7, range(200), directions=directions)
+        found, exponent = clipped_grad_steps(likelihood, theta, 0.7, directions=directions)
+        expected, _ = clipped_grad_steps(likelihood, theta, 0.7, range(200), directions=directions)
         assert exponent == -31 and np.array_equal(found, expected)
     for (data, _), copy in zip(
         likelihood._gradients._groups[0]._function.data, before, strict=True
@@ -145,18 +146,18 @@ def test_log_likelihoods_beside_gradients(likelihood):
     for n in LENGTHS:
         overwrite(likelihood, some(n, d))
         theta, logp = rng.normal(size=d), np.empty(n)
-        (expected, _), alone = likelihood.clipped_grad_steps(theta, 0.7), likelihood.logp(theta)
+        (expected, _), alone = clipped_grad_steps(likelihood, theta, 0.7), likelihood.logp(theta)
         for n_threads in (1, 2, 50):
             logp[:] = np.nan
             with patched("blas_threads", lambda n_threads=n_threads: n_threads):
-                found, _ = likelihood.clipped_grad_steps(theta, 0.7, keeps_logp=True)
+                found, _ = clipped_grad_steps(likelihood, theta, 0.7, keeps_logp=True)
             logp[:] = kept(likelihood, theta)
             assert np.array_equal(found, expected)
             assert np.array_equal(logp, alone)
         others = {"bound": 0.0}, {"bound": 1e-300}, {"index": [0]}, {"directions": np.zeros((d, 0))}
         for arguments in others:
             likelihood.forget()
-            likelihood.clipped_grad_steps(theta, **{"bound": 0.7} | arguments, keeps_logp=True)
+            clipped_grad_steps(likelihood, theta, **{"bound": 0.7} | arguments, keeps_logp=True)
             assert np.array_equal(kept(likelihood, theta), alone)
 
 
@@ -168,7 +169,7 @@ def test_a_copy(likelihood):
     assert copy._gradients._groups[0].has_loop and copy._batch.has_blocks
     with patched("blas_threads", lambda: 2):
         for bound in (0.7, 1e5):
-            found, expected = (x.clipped_grad_steps(theta, bound)[0] for x in (copy, likelihood))
+            found, expected = (clipped_grad_steps(x, theta, bound)[0] for x in (copy, likelihood))
             assert np.array_equal(found, expected)
         assert np.array_equal(copy.logp(theta), likelihood.logp(theta))
 
@@ -186,12 +187,12 @@ def regression(mode="NUMBA", **kwargs) -> RecordLikelihood:
 @pytest.mark.slow
 def test_a_model():
     likelihood, theta = regression(), np.linspace(-0.5, 0.5, 10)
-    steps, exponent = likelihood.clipped_grad_steps(theta, 1.0)
-    expected, _ = likelihood.clipped_grad_steps(theta, 1.0, range(150))
+    steps, exponent = clipped_grad_steps(likelihood, theta, 1.0)
+    expected, _ = clipped_grad_steps(likelihood, theta, 1.0, range(150))
     assert exponent == -30 and np.array_equal(steps, expected)
     assert likelihood._gradients._groups[0].has_loop
     np.testing.assert_allclose(likelihood.logp(theta), likelihood._batch.full(theta), rtol=1e-12)
-    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
+    assert np.array_equal(clipped_grad_steps(likelihood, theta, 1.0, keeps_logp=True)[0], steps)
     np.testing.assert_allclose(kept(likelihood, theta), likelihood._batch.full(theta), rtol=1e-12)
 
 
@@ -201,11 +202,11 @@ def test_a_model():
 def test_without_numba_or_with_records_of_several_rows_there_is_no_loop(records):
     mode = PYTHON if records is None else "NUMBA"
     likelihood, theta = regression(mode, records=records), np.full(10, 0.2)
-    steps, _ = likelihood.clipped_grad_steps(theta, 1.0)
+    steps, _ = clipped_grad_steps(likelihood, theta, 1.0)
     n = likelihood.n_records
-    each = [likelihood.clipped_grad_steps(theta, 1.0, [i])[0] for i in range(n)]
+    each = [clipped_grad_steps(likelihood, theta, 1.0, [i])[0] for i in range(n)]
     assert np.all(np.abs(steps - np.sum(each, axis=0)) <= 3 * n)
-    assert np.array_equal(likelihood.clipped_grad_steps(theta, 1.0, keeps_logp=True)[0], steps)
+    assert np.array_equal(clipped_grad_steps(likelihood, theta, 1.0, keeps_logp=True)[0], steps)
     assert np.array_equal(kept(likelihood, theta), likelihood.logp(theta))
     assert not likelihood._gradients._groups[0].has_loop and not likelihood._batch.has_blocks
     new, old = theta + 0.1, theta - 0.1

@@ -22,6 +22,7 @@ from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums import row_functions as blocks
 from tests.model import accepted_models, refused_places  # noqa: F401 (they fill the table)
 from tests.model.table_entries import TABLE, Entry, N
+from tests.terms import clipped_grad_steps
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
@@ -107,12 +108,12 @@ def check_same_bits(
         for part in (*parts, order):
             same(likelihood._gradients.each(theta, part, matrix), each[part])
     bound = float(np.median(np.linalg.norm(every[0], axis=1))) or 1.0
-    sums = [likelihood.clipped_grad_steps(theta, bound, directions=m)[0] for m in directions]
+    sums = [clipped_grad_steps(likelihood, theta, bound, directions=m)[0] for m in directions]
     for matrix in directions:
         for unbiased in (False, True) if likelihood.is_binary else (False,):
             options = {"directions": matrix, "unbiased": unbiased}
             total, *steps = (
-                likelihood.clipped_grad_steps(theta, bound, part, **options)[0]
+                clipped_grad_steps(likelihood, theta, bound, part, **options)[0]
                 for part in (None, *parts)
             )
             assert np.array_equal(np.sum(steps, axis=0), total)
@@ -130,8 +131,8 @@ def check_same_bits(
                     continue
                 for matrix, total in zip(directions, sums, strict=True):
                     likelihood.forget()
-                    found, _ = likelihood.clipped_grad_steps(
-                        theta, bound, directions=matrix, keeps_logp=True
+                    found, _ = clipped_grad_steps(
+                        likelihood, theta, bound, directions=matrix, keeps_logp=True
                     )
                     assert np.array_equal(found, total)
                     (filled,) = likelihood._latest._found.values()

@@ -10,6 +10,7 @@ from pymc_dp.data import Records
 from pymc_dp.model import BlockedLikelihood, RecordLikelihood
 from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from tests.terms import clipped_grad_steps
 
 N, D = 203, 3
 MODE = {"mode": "FAST_COMPILE"}
@@ -31,8 +32,8 @@ def likelihood_of(x=X, y=Y, **options):
 
 
 def sums(likelihood, theta=THETA, bound=BOUND, index=None, directions=DIRECTIONS, unbiased=True):
-    steps, exponent = likelihood.clipped_grad_steps(
-        theta, bound, index, directions=directions, unbiased=unbiased
+    steps, exponent = clipped_grad_steps(
+        likelihood, theta, bound, index, directions=directions, unbiased=unbiased
     )
     return np.ldexp(steps.astype(float), exponent)
 
@@ -106,5 +107,5 @@ def test_what_is_not_one_binary_outcome_is_refused():
     for likelihood in [*found, likelihood_of(records=labels)]:
         assert not likelihood.is_binary
         with pytest.raises(ValueError, match="one Bernoulli outcome"):
-            likelihood.clipped_grad_steps(np.zeros(likelihood.n_dim), 1.0, unbiased=True)
+            clipped_grad_steps(likelihood, np.zeros(likelihood.n_dim), 1.0, unbiased=True)
     assert likelihood_of(records=np.arange(N)).is_binary

@@ -15,6 +15,7 @@ from scipy.special import expit
 
 from pymc_dp import PrivacyBudget
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.model import ClippedScores
 from pymc_dp.planning import Simulator, private_start, simulator
 from pymc_dp.planning import local_information as newton
 from pymc_dp.planning import start as starts
@@ -123,10 +124,10 @@ def watched(**options):
             spend(self, label, accesses, *data)
             events.append(("claim", accesses))
 
-        def total(theta, bound, index=None, *, directions=None, unbiased=False):
-            assert index is None and not unbiased
-            events.append(("sum", bound))
-            return type(likelihood).clipped_grad_steps(likelihood, theta, bound, directions=directions)  # fmt: skip
+        def total(term, index=None):
+            assert isinstance(term, ClippedScores) and index is None and not term.unbiased
+            events.append(("sum", term.bound))
+            return type(likelihood).total(likelihood, term)
 
         def noise(steps, exponent, scale, *rest):
             events.append(("noise", scale))
@@ -139,7 +140,7 @@ def watched(**options):
         patch.setattr(noise_law, "noisy_sum", noise)
         for name in ("logp", "logp_at", "clipped_change", "clipped_grad"):
             patch.setitem(likelihood.__dict__, name, other)
-        patch.setitem(likelihood.__dict__, "clipped_grad_steps", total)
+        patch.setitem(likelihood.__dict__, "total", total)
         try:
             return begin("normal", **options), events
         except PrivacyBudgetExhausted as error:

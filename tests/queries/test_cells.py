@@ -25,9 +25,9 @@ from pymc_dp.queries.cells import (
 )
 from pymc_dp.queries.stand_in import release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
-from pymc_dp.scores import clipped_scores
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores import score_features
 from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.score_step import _chosen
 
 SIZES, ORDERED, N = (4, 3, 2), (False, True, False), 5000
@@ -219,14 +219,14 @@ def test_the_error_of_the_sum_has_its_closed_form():
     release = ScoreRelease(np.zeros(1), np.eye(1), 1e6, "gaussian", 1.0, np.zeros(1))
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
     rng, b = np.random.default_rng(7), 2.0
-    without = ClippedScores(scores, simulator.simulated)
+    without = ScoreFeatures(scores, simulator.simulated)
     simulator = simulator.standing_in(stand_in)
-    found = ClippedScores(scores, simulator.simulated)
+    found = ScoreFeatures(scores, simulator.simulated)
     means = b * np.array([0, 1, 9.0])
     wanted = n**2 * means @ cell_covariance(shares, [3], [False], noise_sd) @ means
     assert found.stand_in_error(np.array([b]), n, rng)[0, 0] == pytest.approx(wanted, rel=0.05)
     # Kept rows keep their combinations; made-up rows before a release have no errors that are known.
-    few = ClippedScores(scores, simulator.keeping(np.arange(0, n, 2)).simulated)
+    few = ScoreFeatures(scores, simulator.keeping(np.arange(0, n, 2)).simulated)
     assert few.stand_in_error(np.array([b]), n, rng)[0, 0] == pytest.approx(wanted, rel=0.1)
     # With them, the sums of 301 records are normal.
     assert [_chosen("auto", n, simulator) for n in (300, 301)] == ["records", "normal"]
@@ -245,7 +245,7 @@ def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
     simulator = Simulator(categories(rng.standard_normal(n), np.zeros(n)), covariates="public")
     release = ScoreRelease(np.zeros(1), np.eye(1), 0.5, "gaussian", 1.0, np.zeros(1))
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
-    features = ClippedScores(scores, simulator.simulated)
+    features = ScoreFeatures(scores, simulator.simulated)
     simulator.simulated.error = StandInError(rng.standard_normal((n, 60)), 2**2 * np.eye(60))
     monkeypatch.setattr(stand_in_error, "_MOST_VARIANCE", math.inf)
     spread = n * features.of(simulator.simulated.draw(np.zeros(1), rng)).var()
@@ -254,7 +254,7 @@ def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
         return np.mean([features.stand_in_error(np.zeros(1), n, rng) for _ in range(8)]) / spread
 
     assert found() < 0.05
-    monkeypatch.setattr(clipped_scores, "_MOST_PER_HALF", 0)
+    monkeypatch.setattr(score_features, "_MOST_PER_HALF", 0)
     assert found() > 0.05
 
 

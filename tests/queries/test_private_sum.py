@@ -18,6 +18,7 @@ from scipy import stats
 from pymc_dp import PrivacyBudget, private_counts, private_sum
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.terms import Ball, Bins, Box
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.ledger import Ledger
 
@@ -104,7 +105,8 @@ def test_neighbours_change_a_sum_by_the_sensitivity(shape, d):
     """Whole steps, so the norms are exact; the bound is attained, and never exceeded."""
     rng, largest = np.random.default_rng(d), {}
     limit = 1.0 if shape == "ball" else math.sqrt(d)
-    far = np.full(d, 1e6)
+    far, centre = np.full(d, 1e6), np.zeros(d)
+    term = Ball(centre, 2.0) if shape == "ball" else Box(centre, np.full(d, 2.0))
     for trial in range(40):
         data = rng.normal(size=(30, d)) * 10.0 ** rng.uniform(-1, 2)
         other = data.copy()
@@ -114,12 +116,11 @@ def test_neighbours_change_a_sum_by_the_sensitivity(shape, d):
         steps = []
         for rows in (data, other, data[1:]):
             function = RecordFunction(lambda z: z, {"z": rows})
-            of = function.ball_steps if shape == "ball" else function.box_steps
-            found, exponent = of(np.zeros(d), 2.0 if shape == "ball" else np.full(d, 2.0))
-            steps.append(found.astype(object))  # Python's integers
+            steps.append(function.total(term).astype(object))  # Python's integers
         for name, (a, b) in {"substitute": (0, 1), "add_remove": (0, 2)}.items():
-            change = math.sqrt(sum((steps[a] - steps[b]) ** 2)) * 2.0**exponent
+            change = math.sqrt(sum((steps[a] - steps[b]) ** 2)) * 2.0**term.exponent
             largest[name] = max(largest.get(name, 0.0), change)
+    assert limit == term.sensitivity("add_remove") and 2 * limit == term.sensitivity("substitute")
     assert largest["substitute"] <= 2 * limit and largest["add_remove"] <= limit
     assert largest["substitute"] == pytest.approx(2 * limit, rel=1e-8)
     assert largest["add_remove"] == pytest.approx(limit, rel=1e-8)
@@ -127,17 +128,17 @@ def test_neighbours_change_a_sum_by_the_sensitivity(shape, d):
 
 def test_neighbours_change_counts_by_the_sensitivity():
     rng, largest = np.random.default_rng(5), {1: 0.0, 2: 0.0}
+    term = Bins([[0.0], [-1.0, 1.0], [0.5]])
     for _ in range(50):
         rows = rng.normal(size=(20, 3))
         other = rows.copy()
         other[4] = rng.choice(BAD, 3)
-        counts = [
-            np.concatenate(RecordFunction(lambda z: z, {"z": r}).counts([[0.0], [-1.0, 1.0], [0.5]]))
-            for r in (rows, other, np.delete(rows, 4, axis=0))
-        ]  # fmt: skip
+        three = rows, other, np.delete(rows, 4, axis=0)
+        counts = [RecordFunction(lambda z: z, {"z": r}).total(term) for r in three]
         for factor, k in ((2, 1), (1, 2)):
             largest[factor] = max(largest[factor], np.linalg.norm(counts[0] - counts[k]))
     assert largest == {1: math.sqrt(3), 2: math.sqrt(6)}
+    assert (term.sensitivity("add_remove"), term.sensitivity("substitute")) == (*largest.values(),)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +285,7 @@ def test_line_3_functions_that_hold_other_records_are_refused(kind, release):
 
 def test_line_3_a_shared_number_does_not_change_between_blocks():
     function = RecordFunction(lambda x: holding_all_data(x, "counter"), {"x": DATA["x"]})
-    assert function.box_steps(np.zeros(1), np.ones(1))[0] == 0
+    assert function.total(Box(np.zeros(1), np.ones(1))) == 0
 
 
 def test_errors_on_the_data_have_no_words():

@@ -31,7 +31,7 @@ from pymc_dp.queries.copula import (
     nearest_probabilities,
     smooth_probabilities,
 )
-from pymc_dp.queries.stand_in import StandIn, _product_bounds, release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in import StandIn, _products_of, release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.releases import PrivateScores
 
@@ -248,11 +248,12 @@ def test_no_neighbours_change_the_products_by_more():
     j, k = np.triu_indices(5, 1)
     products = corners[:, j] * corners[:, k]
     found = np.linalg.norm(products[:, None] - products, axis=2).max()
-    radius, sensitivity = _product_bounds(largest, Adjacency.SUBSTITUTE)
+    term = _products_of(largest)
+    radius, sensitivity = term.bound, term.bound * term.sensitivity("substitute")
     assert 0.97 * sensitivity < found <= sensitivity < 2 * radius
     norms = np.linalg.norm(products, axis=1)
     assert norms.max() == pytest.approx(radius)
-    assert _product_bounds(largest, Adjacency.ADD_REMOVE) == (radius, radius)
+    assert term.sensitivity("add_remove") == 1.0
 
 
 @pytest.mark.parametrize("is_joint", [True, False])

@@ -9,19 +9,17 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.model.reductions import Reductions
-from pymc_dp.model.sums.vector_sums import count_norms, norm_bins
+from pymc_dp.model.sums.clipped_vectors import clip_rows
+from pymc_dp.model.sums.vector_sums import norm_bins
+from pymc_dp.model.terms import ScoreNorms, Source
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.privacy.randomness.bits import SeededBits
-from pymc_dp.scores import check_design
 from pymc_dp.scores.check_design import CheckDesign, edges_of
-from pymc_dp.scores.clipped_scores import clip_rows
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.fit_check import _tested, check_fit, release_histogram
 from pymc_dp.scores.private_scores import plan_scores
@@ -31,17 +29,18 @@ from pymc_dp.scores.simulated_scores import SimulatedScores
 N_ROWS = 3000
 
 
-class Rows:
+class Rows(Source):
     """Gradients of records, in place of a likelihood."""
-
-    noisy, _steps = Reductions.noisy, Reductions._steps
 
     def __init__(self, gradients):
         self._gradients = gradients
 
-    def norm_counts(self, theta, directions, edges):
+    def map(self, term, index=None):
+        yield term.of(self)
+
+    def vectors(self, theta, directions):
         with np.errstate(invalid="ignore"):
-            return count_norms([self._gradients @ directions], edges)
+            yield self._gradients @ directions, None
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def released(simulator, theta, y, epsilon, rng):
         simulator.simulated.gradients(simulated.theta, [block]) for block in y.reshape(-1, N_ROWS)
     ]
     gradients, factor = np.vstack(blocks), 2.0
-    histogram = release_histogram(Rows(gradients), simulated, design.check, factor, SeededBits(rng))
+    histogram = release_histogram(Rows(gradients), simulated, design.check, Adjacency.SUBSTITUTE)
     bound = simulated.design(factor * design.main.noise_sd).bound
     sd = factor * bound * design.main.noise_sd
     total = clip_rows(gradients @ simulated.directions, bound).sum(axis=0)
@@ -97,23 +96,24 @@ def check_sensitivity():
     """Compare the largest change by neighbours with the sensitivity that noise is scaled by."""
     rng = np.random.default_rng(1)
     directions, edges = rng.normal(size=(3, 2)), np.array([0.5, 1.0, 1.0, 2.0])
-    changes = {1.0: 0.0, 2.0: 0.0}
+    changes = {"add_remove": 0.0, "substitute": 0.0}
+    term = ScoreNorms(np.zeros(3), directions, edges)
     for _ in range(200):
         rows = rng.normal(size=(20, 3))
         other = rows.copy()
         other[rng.integers(20)] = rng.choice([0.1, 1, 100, np.nan, np.inf]) * rng.normal(size=3)
-        for factor, neighbour in ((1.0, rows[1:]), (2.0, other)):
-            counts = [Rows(r).norm_counts(None, directions, edges) for r in (rows, neighbour)]
+        for adjacency, neighbour in (("add_remove", rows[1:]), ("substitute", other)):
+            counts = [Rows(r).total(term) for r in (rows, neighbour)]
             assert all(c.dtype == np.int64 and c.sum() in (19, 20) for c in counts)
-            changes[factor] = max(changes[factor], np.linalg.norm(counts[0] - counts[1]))
-    for factor, change in changes.items():
-        assert change == pytest.approx(check_design.count_sensitivity(factor), rel=1e-12)
+            changes[adjacency] = max(changes[adjacency], np.linalg.norm(counts[0] - counts[1]))
+    for adjacency, change in changes.items():
+        assert change == pytest.approx(term.sensitivity(adjacency), rel=1e-12)
         for mechanism in (Gaussian(3.0), L2Laplace(0.5, 5)):
             law, per_sensitivity = (
                 ("gaussian", 3.0) if isinstance(mechanism, Gaussian) else ("l2", 2.0)
             )
             wanted = law, pytest.approx(change * per_sensitivity)
-            found = NoiseLaw.of(mechanism, check_design.count_sensitivity(factor), 5)
+            found = NoiseLaw.of(mechanism, term.sensitivity(adjacency), 5)
             assert (found.kind, found.scale) == wanted
 
 
@@ -122,7 +122,7 @@ def test_neighbours_change_counts_by_the_sensitivity():
 
 
 def test_a_wrong_sensitivity_is_found(monkeypatch):
-    monkeypatch.setattr(check_design, "count_sensitivity", lambda factor: 1.0)
+    monkeypatch.setattr(ScoreNorms, "sensitivity", lambda self, adjacency: 1.0)
     with pytest.raises(AssertionError):
         check_sensitivity()
 
@@ -135,7 +135,8 @@ def test_a_bin_depends_on_its_record_alone():
     edges = edges_of(norms[5:], (0.2, 0.5, 0.9))
     with np.errstate(invalid="ignore"):
         vectors = rows @ directions
-    places, counts = norm_bins(vectors, edges), count_norms([vectors[:7], vectors[7:]], edges)
+    places = norm_bins(vectors, edges)
+    counts = Rows(rows).total(ScoreNorms(np.zeros(7), directions, edges))
     assert (places[3:5] == 3).all()
     assert np.array_equal(places[5:], np.searchsorted(edges, norms[5:], side="right"))
     single = [norm_bins(row[None], edges)[0] for row in vectors]
@@ -154,8 +155,8 @@ def test_noise_has_the_claimed_scale(normal, mechanism):
     rng = np.random.default_rng(3)
     simulated = SimulatedScores(normal, np.zeros(2), rng)
     rows, design = Rows(rng.normal(size=(300, 2))), CheckDesign(mechanism, (0.5, 0.9, 0.99))
-    found = [release_histogram(rows, simulated, design, 2.0, SeededBits(rng)) for _ in range(300)]
-    exact = rows.norm_counts(None, simulated.directions, found[0].edges)
+    found = [release_histogram(rows, simulated, design, Adjacency.SUBSTITUTE) for _ in range(300)]
+    exact = rows.total(ScoreNorms(simulated.theta, simulated.directions, found[0].edges))
     errors = np.array([h.counts for h in found]) - exact
     claimed = math.sqrt(2) * mechanism.noise_sd
     assert found[0].noise_sd == pytest.approx(claimed)

@@ -15,8 +15,8 @@ from pymc_dp import DPScore, PrivateScores
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import ScoreRelease
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
+from pymc_dp.scores.score_features import ScoreFeatures
 from tests.scores.score_models import clipped
 
 UNITS = 12
@@ -42,7 +42,7 @@ def scores_of(n_records):
 
 def target_of(n_records) -> LatentPosterior:
     simulated = users()
-    found = ClippedScores(scores_of(n_records), simulated)
+    found = ScoreFeatures(scores_of(n_records), simulated)
     return LatentPosterior(found, simulated, simulated, n_records)
 
 

@@ -16,10 +16,10 @@ import pytest
 from scipy import stats
 
 from pymc_dp.scores import latent_posterior
-from pymc_dp.scores.clipped_scores import ClippedScores
 from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
 from pymc_dp.scores.nuts import Nuts
 from pymc_dp.scores.record_sweep import sweep
+from pymc_dp.scores.score_features import ScoreFeatures
 from tests.scores.score_models import CASES, noise_of, public, simulator_of, template
 
 #: By model: releases (noise, its standard deviation over the root of the number of records, reference, clipped fraction).
@@ -38,7 +38,7 @@ def compiled(name, has_error):
     case = CASES[name]
     releases = [template(case, *r) for r in RELEASES[name]]
     simulated = simulator_of(name).simulated
-    found = ClippedScores(public(case, releases), simulated)
+    found = ScoreFeatures(public(case, releases), simulated)
     error = releases[0].noise_sd * np.eye(len(found.total))[:, : int(has_error)]
     return case, LatentPosterior(found, simulated, simulated, case.n, error), found
 
@@ -188,7 +188,7 @@ def no_clipping(target, found):
         found.__class__ = Unclipped
 
 
-class Unclipped(ClippedScores):
+class Unclipped(ScoreFeatures):
     def of(self, data):
         return np.hstack(
             [self._simulated.gradients(r.theta, data, None, r.directions) for r in self._releases]

@@ -225,15 +225,15 @@ def test_nothing_is_released_before_its_claim(monkeypatch):
 
         monkeypatch.setattr(module, name, watched)
 
-    watch(start, "noisy_scores")
-    watch(score_plan, "noisy_scores")
+    watch(start, "noisy_total")
+    watch(score_plan, "noisy_total")
     watch(score_plan, "release_histogram")
     plan.release()
     assert found == [
-        *[("noisy_scores", "start")] * 2,
-        ("noisy_scores", "first scores"),
+        *[("noisy_total", "start")] * 2,
+        ("noisy_total", "first scores"),
         ("release_histogram", "fit check"),
-        ("noisy_scores", "scores"),
+        ("noisy_total", "scores"),
     ]
 
 

@@ -13,13 +13,14 @@ import pytest
 from scipy import stats
 
 from pymc_dp import PrivacyBudget
+from pymc_dp.model import ClippedScores
+from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.randomness.bits import OperatingSystemBits
-from pymc_dp.scores import plan_scores, score_plan
-from pymc_dp.scores.clipped_scores import clip_rows
-from pymc_dp.steps import noisy_gradients
+from pymc_dp.queries.noisy_total import noisy_total
+from pymc_dp.scores import plan_scores
+from tests.terms import clipped_grad_steps
 
 #: Records of both data sets, and the one that differs.
 COMMON = 8
@@ -43,8 +44,8 @@ def largest_difference(release) -> tuple[float, float]:
     records = [[], *([COMMON + i] for i in range(len(EXTREMES)))]
     for more in records:
         index = np.array([*range(COMMON), *more])
-        steps, exponent = likelihood.clipped_grad_steps(
-            release.theta, release.bound, index, directions=release.directions
+        steps, exponent = clipped_grad_steps(
+            likelihood, release.theta, release.bound, index, directions=release.directions
         )
         sums.append([int(s) for s in steps])
     unit = Fraction(2) ** exponent / Fraction(release.bound)
@@ -96,12 +97,7 @@ def test_noise_covers_every_neighbour(noise):
 
 def test_noise_for_adding_and_removing_alone_is_found(monkeypatch):
     """Control: the noise of a sum that changes by one bound, where records are replaced."""
-    right = score_plan.noisy_scores
-
-    def less(likelihood, theta, directions, bound, mechanism, factor, *more):
-        return right(likelihood, theta, directions, bound, mechanism, 1.0, *more)
-
-    monkeypatch.setattr(score_plan, "noisy_scores", less)
+    monkeypatch.setattr(ClippedScores, "sensitivity", lambda self, adjacency: self.bound)
     release, mechanism, scale = audited("l2")
     assert largest_difference(release)[0] * release.bound > 1.5 * sensitivity_of(mechanism, scale)
 
@@ -111,15 +107,9 @@ def test_the_noise_has_the_law_that_the_posterior_assumes(noise):
     """Many sums as the release made them, minus the exact one."""
     likelihood = simulator().likelihood
     release, mechanism, _ = audited(noise)
-    arguments = likelihood, release.theta, release.directions, release.bound
-    steps, exponent = likelihood.clipped_grad_steps(
-        release.theta, release.bound, directions=release.directions
-    )
-    exact = np.ldexp(steps.astype(float), exponent)
-    sums = [
-        noisy_gradients.noisy_scores(*arguments, mechanism, 2, OperatingSystemBits())
-        for _ in range(1500)
-    ]
+    term = ClippedScores(release.theta, release.bound, release.directions)
+    exact = np.ldexp(likelihood.total(term).astype(float), term.exponent)
+    sums = [noisy_total(likelihood, term, mechanism, Adjacency.SUBSTITUTE)[0] for _ in range(1500)]
     noise_ = (np.array(sums) - exact) / release.scale
     length, angle = np.hypot(*noise_.T), np.arctan2(*noise_.T)
     law = stats.gamma(2) if noise == "l2" else stats.rayleigh()
@@ -131,8 +121,8 @@ def test_the_noise_has_the_law_that_the_posterior_assumes(noise):
 def test_features_of_simulated_records_are_those_of_private_ones():
     """The posterior clips as the release does: the same sum, up to its grid, of the same data."""
     release = audited("l2")[0]
-    steps, exponent = simulator().likelihood.clipped_grad_steps(
-        release.theta, release.bound, directions=release.directions
+    steps, exponent = clipped_grad_steps(
+        simulator().likelihood, release.theta, release.bound, directions=release.directions
     )
     vectors = simulator().simulated.gradients(release.theta, [Y], None, release.directions)
     total = clip_rows(vectors, release.bound)

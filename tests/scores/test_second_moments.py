@@ -13,19 +13,19 @@ import pytest
 
 from pymc_dp import DPScore, PrivacyBudget, PrivateScores
 from pymc_dp.model.sums.vector_sums import product_exponent, products, sum_products
+from pymc_dp.model.terms import ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.scores import check_fit, plan_scores, score_plan
 from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.scores.second_moments import (
     corrected,
     corrected_by,
-    moment_sensitivity,
     release_moments,
     row_weights,
 )
+from tests.terms import product_steps
 
 N, RHO = 1500, 0.6
 
@@ -78,8 +78,9 @@ def test_no_record_changes_the_sum_by_more_than_is_said(bound):
     sums = np.array(sums) / bound**2
     removed = np.linalg.norm(sums[1:] - sums[0], axis=1).max()
     replaced = max(np.linalg.norm(sums[1:] - one, axis=1).max() for one in sums[1:])
-    assert 0.999 < removed <= moment_sensitivity(1, 1.0)
-    assert 1.41 < replaced <= moment_sensitivity(2, 1.0) < 1.4143
+    term = ScoreProducts(np.zeros(1), np.eye(1), 1.0)
+    assert 0.999 < removed <= term.sensitivity("add_remove")
+    assert 1.41 < replaced <= term.sensitivity("substitute") < 1.4143
 
 
 @functools.cache
@@ -104,7 +105,7 @@ DIRECTIONS = 2 * np.eye(3)
 
 
 def moments_of(noise_sd=0.0, bound=1.8, seed=6) -> ScoreMoments:
-    steps, exponent = simulator().likelihood.product_steps(np.zeros(3), DIRECTIONS, bound)
+    steps, exponent = product_steps(simulator().likelihood, np.zeros(3), DIRECTIONS, bound)
     noise = noise_sd * np.random.default_rng(seed).standard_normal(len(steps))
     total = np.ldexp(steps.astype(float), exponent) + noise
     return ScoreMoments(np.zeros(3), DIRECTIONS, bound, "gaussian", noise_sd, total)
@@ -255,17 +256,14 @@ def test_no_moments_with_public_covariates():
 @pytest.mark.parametrize("noise", ["l2", "gaussian"])
 def test_the_noise_is_the_claimed_one(noise):
     """Many releases, minus the exact sum: standard deviation in units of the largest change by a record."""
-    steps, exponent = simulator().likelihood.product_steps(np.zeros(3), DIRECTIONS, 1.8)
+    steps, exponent = product_steps(simulator().likelihood, np.zeros(3), DIRECTIONS, 1.8)
     exact, mechanism = np.ldexp(steps.astype(float), exponent), L2Laplace(0.5, 6)
     if noise == "gaussian":
         mechanism = Gaussian(3.0)
-    bits = SeededBits(np.random.default_rng(12))
-    found = [
-        release_moments(simulator().likelihood, np.zeros(3), DIRECTIONS, 1.8, mechanism, 2, bits)
-        for _ in range(200)
-    ]
+    term, likelihood = ScoreProducts(np.zeros(3), DIRECTIONS, 1.8), simulator().likelihood
+    found = [release_moments(likelihood, term, mechanism, Adjacency.SUBSTITUTE) for _ in range(200)]
     errors = np.array([m.total for m in found]) - exact
-    wanted = moment_sensitivity(2, 1.8) * mechanism.noise_sd
+    wanted = term.sensitivity("substitute") * mechanism.noise_sd
     assert errors.std() == pytest.approx(wanted, rel=5 / np.sqrt(2 * errors.size))
     assert found[0].noise_sd == pytest.approx(wanted)
 
@@ -312,7 +310,7 @@ def test_most_scores_may_be_zero():
         simulator(), PrivacyBudget(2.0, 1e-6, chains=1), random_seed=1
     ).simulated
     found = replace_norms(simulated, np.where(np.arange(len(simulated.norms)) % 4, 0, simulated.norms))  # fmt: skip
-    assert found.moment_design(L2Laplace(0.5, 6), 2).bound > 0.5
+    assert found.moment_design(L2Laplace(0.5, 6), Adjacency.SUBSTITUTE).bound > 0.5
 
 
 def regressions(spread, seed):
@@ -332,7 +330,7 @@ def test_moments_far_from_the_data_are_those_of_the_parameters_found():
     """At the guess, products of scores are those of residuals: rows must not make up for them."""
     away = Simulator(regressions(1.0, 13), covariates=regressions(1.3, 14))
     theta, truth, bound = np.array([0.0, 0.0, 0.7]), np.array([1.0, 2.0, 0.0]), 3.0
-    steps, exponent = away.likelihood.product_steps(theta, np.eye(3), bound)
+    steps, exponent = product_steps(away.likelihood, theta, np.eye(3), bound)
     total = np.ldexp(steps.astype(float), exponent)
     moments = ScoreMoments(theta, np.eye(3), bound, "gaussian", 1.0, total)
     kept = []

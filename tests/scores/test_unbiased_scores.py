@@ -14,9 +14,10 @@ from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
 from pymc_dp.scores import ScoreRelease, plan_scores, simulated_scores
-from pymc_dp.scores.clipped_scores import ClippedScores
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.queries.test_cells import cell_covariance
+from tests.terms import clipped_grad_steps
 
 N, LEVEL, BOUND = 4000, -2.0, 0.4
 RANGES = Ranges(g=[0, 1, 3])
@@ -47,7 +48,7 @@ def simulator():
 def features(unbiased):
     release = ScoreRelease(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), unbiased=unbiased)  # fmt: skip
     scores = PrivateScores((release,), {"b": ()}, N, "substitute", ())
-    return ClippedScores(scores, simulator().simulated)
+    return ScoreFeatures(scores, simulator().simulated)
 
 
 def means(b, unbiased):
@@ -96,7 +97,8 @@ def test_releases_with_private_covariates(monkeypatch):
         release = scores.releases[-1]
         sums = []
         for is_unbiased in (unbiased, not unbiased):
-            steps, exponent = simulator.likelihood.clipped_grad_steps(
+            steps, exponent = clipped_grad_steps(
+                simulator.likelihood,
                 release.theta,
                 release.bound,
                 directions=release.directions,
@@ -123,9 +125,9 @@ def test_features_of_simulated_records_are_those_of_private_ones():
     simulator, scores = released("public")
     (release, *_) = scores.releases
     release = ScoreRelease(release.theta, release.directions, BOUND, "gaussian", 1.0, release.total, unbiased=True)  # fmt: skip
-    of = ClippedScores(PrivateScores((release,), {"b": ()}, N, "substitute", ()), simulator.simulated)  # fmt: skip
-    steps, exponent = simulator.likelihood.clipped_grad_steps(
-        release.theta, BOUND, directions=release.directions, unbiased=True
+    of = ScoreFeatures(PrivateScores((release,), {"b": ()}, N, "substitute", ()), simulator.simulated)  # fmt: skip
+    steps, exponent = clipped_grad_steps(
+        simulator.likelihood, release.theta, BOUND, directions=release.directions, unbiased=True
     )
     found = of.of([data()[1]]).sum(axis=0)
     np.testing.assert_allclose(found, np.ldexp(steps.astype(float), exponent), atol=1e-5)

@@ -201,9 +201,9 @@ class Watched:
     def __getattr__(self, name):
         return getattr(self._likelihood, name)
 
-    def clipped_grad_steps(self, *args, **kwargs):
+    def total(self, *args):
         self._events.append(("gradient", None))
-        return self._likelihood.clipped_grad_steps(*args, **kwargs)
+        return self._likelihood.total(*args)
 
     def clipped_grad(self, *args, **kwargs):
         raise Leak("an exact sum of gradients")

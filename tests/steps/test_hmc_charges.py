@@ -34,6 +34,7 @@ from tests.steps.hmc_building import (
     start,
     watching,
 )
+from tests.terms import clipped_grad_steps
 
 # ---------------------------------------------------------------- 4. what is accessed is what is paid for
 
@@ -250,8 +251,8 @@ def plain_step(y, adjacency, step=DPHMC, **options):
 
 
 def exact_sum(step, theta):
-    steps, exponent = step.likelihood.clipped_grad_steps(
-        theta, step.gradient_clip_bound, directions=step.coordinates.directions
+    steps, exponent = clipped_grad_steps(
+        step.likelihood, theta, step.gradient_clip_bound, directions=step.coordinates.directions
     )
     return np.ldexp(steps.astype(float), exponent)
 

@@ -43,10 +43,10 @@ class Instrumented:
             raise AssertionError(f"{name} looks at the records, and is not accounted for")
         return getattr(self.likelihood, name)
 
-    def clipped_grad_steps(self, theta, bound, index=None, *, directions=None, keeps_logp=False):
-        assert not keeps_logp  # log-likelihoods are not accounted for
-        self.accesses.append((bound, None if index is None else len(index)))
-        return self.likelihood.clipped_grad_steps(theta, bound, index, directions=directions)
+    def total(self, term, index=None):
+        assert not term.keeps_logp  # log-likelihoods are not accounted for
+        self.accesses.append((term.bound, None if index is None else len(index)))
+        return self.likelihood.total(term, index)
 
 
 def instrument(step):

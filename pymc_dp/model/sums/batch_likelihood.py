@@ -83,12 +83,13 @@ class RecordGroups:
     """
 
     def __init__(self, graphs: RowGraphs) -> None:
-        self._n_records = graphs.n_records
+        self.n_records = graphs.n_records
         self._graphs: RowGraphs | None = graphs
         self._compiled_groups: list[Any] = []
 
     @property
-    def _groups(self) -> list[Any]:
+    def groups(self) -> list[Any]:
+        """Of observed variables; compiled by the first call."""
         if self._graphs is not None:
             with quiet_compilers(), refuse_blocked():
                 self._compiled_groups = [self._compile(group) for group in _by_label(self._graphs)]
@@ -100,17 +101,17 @@ class RecordGroups:
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """Compute with these arrays, by variable, of so many records with one row each."""
-        self._n_records = n_records
-        for group in self._groups:
+        self.n_records = n_records
+        for group in self.groups:
             group.load(arrays, n_records)
 
     def gather(self, index: np.ndarray) -> list[Gathered]:
         """Copies of the rows of some records, for each group."""
-        return [group.gather(index) for group in self._groups]
+        return [group.gather(index) for group in self.groups]
 
     def join(self, parts: Sequence[list[Gathered]]) -> list[Gathered]:
         """What was gathered several times, of different data even, as if it were gathered at once."""
-        return [group.join(of) for group, of in zip(self._groups, zip(*parts, strict=True), strict=True)]  # fmt: skip
+        return [group.join(of) for group, of in zip(self.groups, zip(*parts, strict=True), strict=True)]  # fmt: skip
 
     def refresh(self) -> None:
         """Read the stored data again, after those of simulated records have changed."""
@@ -138,20 +139,20 @@ class BatchLikelihood(RecordGroups):
 
     def __call__(self, thetas: Sequence[np.ndarray], index: np.ndarray) -> list[np.ndarray]:
         """Log-likelihoods at each of some points, ``-inf`` where they are not numbers; arguments are not checked."""
-        groups = self._groups  # without records, too: this raises if rows cannot be computed alone
+        groups = self.groups  # without records, too: this raises if rows cannot be computed alone
         if len(index) == 0:
             return [np.empty(0) for _ in thetas]
         return _totals([group.of(thetas, group.gather(index)) for group in groups])
 
     def of(self, thetas: Sequence[np.ndarray], gathered: list[Gathered]) -> list[np.ndarray]:
         """The same for records that were gathered."""
-        return _totals([group.of(thetas, g) for group, g in zip(self._groups, gathered, strict=True)])  # fmt: skip
+        return _totals([group.of(thetas, g) for group, g in zip(self.groups, gathered, strict=True)])  # fmt: skip
 
     def all_records(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihoods of all records, the same numbers as those of a batch."""
         if not self._by_rows:
-            return np.zeros(self._n_records) if is_rehearsal() else self.full(theta)
-        return _totals([[group.all_records(theta)] for group in self._groups])[0]
+            return np.zeros(self.n_records) if is_rehearsal() else self.full(theta)
+        return _totals([[group.all_records(theta)] for group in self.groups])[0]
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         """`sum_of_steps` of the log-likelihoods of all records at two points, without an array of them."""
@@ -160,11 +161,11 @@ class BatchLikelihood(RecordGroups):
                 return 0
             return sum_of_steps(self.full(new), self.full(old), scale, limit)
         if self.has_blocks:
-            return self._groups[0].clipped_change(new, old, scale, limit)
-        length = block_length(max(group.width for group in self._groups))
+            return self.groups[0].clipped_change(new, old, scale, limit)
+        length = block_length(max(group.width for group in self.groups))
         total = 0
-        for begin in range(0, self._n_records, length):
-            records = np.arange(begin, min(begin + length, self._n_records))
+        for begin in range(0, self.n_records, length):
+            records = np.arange(begin, min(begin + length, self.n_records))
             total += sum_of_steps(*self([new, old], records), scale, limit)
         return total
 
@@ -180,7 +181,7 @@ class BatchLikelihood(RecordGroups):
     @cached_property
     def _by_rows(self) -> bool:
         try:
-            return len(self._groups) > 0
+            return len(self.groups) > 0
         except UnsupportedModel:
             return False
 
@@ -190,12 +191,12 @@ class BatchLikelihood(RecordGroups):
         For another loop over blocks of all records, which has just read their data. None if there
         are no blocks.
         """
-        return self._groups[0].block_callback(theta, logp) if self.has_blocks else None
+        return self.groups[0].block_callback(theta, logp) if self.has_blocks else None
 
     @property
     def has_blocks(self) -> bool:
         """Whether log-likelihoods of all records can be computed in blocks by a compiled loop."""
-        return self._by_rows and len(self._groups) == 1 and self._groups[0].has_loop
+        return self._by_rows and len(self.groups) == 1 and self.groups[0].has_loop
 
     def _compile(self, group: RowGraphs) -> RecordGroup:
         return RecordGroup(group)
@@ -237,7 +238,7 @@ class RowsOfGroup:
     _function: RowFunction
 
     def __init__(self, label: np.ndarray, n_records: int) -> None:
-        self._n_records = n_records
+        self.n_records = n_records
         self._one_each = np.array_equal(label, np.arange(n_records))  # and in this order
         if not self._one_each:
             self._order = np.argsort(label, kind="stable")  # rows, sorted by record
@@ -281,7 +282,7 @@ class RecordGroup(RowsOfGroup):
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._n_rows = self._n_records = n_records
+        self._n_rows = self.n_records = n_records
         self._function.load(arrays, n_records)
 
     def of(self, thetas: Sequence[np.ndarray], gathered: Gathered) -> list[np.ndarray]:
@@ -312,7 +313,7 @@ class RecordGroup(RowsOfGroup):
         if self._label is None:
             return values
         # The rows of a record are added in their order, as in a batch.
-        return np.bincount(self._label, weights=values, minlength=self._n_records)
+        return np.bincount(self._label, weights=values, minlength=self.n_records)
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         """`sum_of_steps` for all records: both points block by block, while the data are in the cache."""

@@ -1,4 +1,4 @@
-"""Sums of vectors, each clipped and truncated to whole units: the inner loops of `gradients`."""
+"""The clip rule, and sums of vectors that are clipped by it and truncated to whole units: the inner loops of terms."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from pymc_dp.model.sums.row_functions import compiled_loop
 __all__ = [
     "add_columns",
     "add_rows",
+    "clip_factor",
+    "clip_factors",
+    "clip_rows",
     "columns_times_matrix",
     "larger_over_own",
     "no_callback",
     "sum_of_blocks",
     "sum_of_unbiased",
     "times_scales",
+    "unbiased_rows",
     "unchanged",
 ]
 
@@ -33,11 +37,25 @@ _FEW = 8  # vectors per pass: a multiple of the length of a vector instruction
 
 
 @_compiled
+def clip_factor(norm: float, bound: float) -> float:
+    """The clip rule, of the release, the features of simulated records, plans and checks.
+
+    A vector is multiplied by ``min(1, bound / norm)``, and by 0 if it is not finite, or zero.
+    """
+    return bound / max(norm, bound) if 0.0 < norm < math.inf else 0.0
+
+
+@numba.vectorize
+def clip_factors(norm: float, bound: float) -> float:
+    """The rule for arrays of norms."""
+    return clip_factor(norm, bound)
+
+
+@_compiled
 def _to_factors(squares: np.ndarray, unit: float, length: float) -> None:
     """Replace squared norms by factors that convert vectors to units, of norm `length` at most; 0 if not finite."""
     for i in range(len(squares)):
-        norm = math.sqrt(squares[i])
-        squares[i] = unit * (length / max(norm, length)) if norm < math.inf else 0.0
+        squares[i] = unit * clip_factor(math.sqrt(squares[i]), length)
 
 
 @_compiled
@@ -102,11 +120,34 @@ def sum_of_unbiased(
         squares = np.zeros(len(vectors))
         for column in vectors.T:
             squares += column**2
-        norms = ratios * np.sqrt(squares)
-        factors = length / np.maximum(norms, length)
+        factors = clip_factors(ratios * np.sqrt(squares), length)
         vectors *= factors[:, None]
-    vectors[~(norms < np.inf)] = 0.0
+    vectors[factors == 0.0] = 0.0
     return np.trunc(vectors).sum(axis=0)
+
+
+def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
+    """The rows of a matrix, shortened in place to a norm of at most `bound`; those that are not finite become zero."""
+    vectors = np.ascontiguousarray(vectors)
+    _clip_rows(vectors, min(bound, np.finfo(float).max))
+    return vectors
+
+
+@numba.njit(error_model="numpy")
+def _clip_rows(vectors: np.ndarray, bound: float) -> None:
+    for i in range(len(vectors)):
+        square = 0.0
+        for j in range(vectors.shape[1]):
+            square += vectors[i, j] ** 2
+        factor = clip_factor(math.sqrt(square), bound)
+        for j in range(vectors.shape[1]):
+            vectors[i, j] = vectors[i, j] * factor if factor > 0.0 else 0.0
+
+
+def unbiased_rows(vectors: np.ndarray, logp: np.ndarray, bound: float) -> np.ndarray:
+    """The same by factors that do not depend on outcomes, which are binary, of these log-likelihoods."""
+    ratios = larger_over_own(logp)[:, None]
+    return clip_rows(vectors * ratios, bound) / ratios
 
 
 # `sum_of_blocks` uses one of the next three, or `product`, to convert gradients to vectors.

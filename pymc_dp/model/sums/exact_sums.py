@@ -15,7 +15,7 @@ GRID_BITS = 30
 
 
 def clipped_changes(new: np.ndarray, old: np.ndarray, bound: float) -> np.ndarray:
-    """The term of each record of a batch in :meth:`Reductions.clipped_change`.
+    """The term of each record of a batch in :meth:`Likelihood.clipped_change`.
 
     Arguments are log-likelihoods of a batch, as `RecordLikelihood.logp_at` returns them, and the largest
     term of a record, ``inf`` for no clipping. Returns multiples of the grid: their sum is exact for up to

@@ -52,7 +52,7 @@ class RecordGroupGradients(RowsOfGroup):
 
     def load(self, arrays: Mapping[Variable, np.ndarray], n_records: int) -> None:
         """See `RecordGroups.load`."""
-        self._n_records = n_records
+        self.n_records = n_records
         self._function.load(arrays, n_records)
 
     def at(

@@ -12,19 +12,10 @@ from collections.abc import Iterable
 import numba
 import numpy as np
 
+from pymc_dp.model.sums.clipped_vectors import clip_factor
 from pymc_dp.model.sums.exact_sums import GRID_BITS
 
-__all__ = ["count_norms", "norm_bins", "product_exponent", "products", "sum_products"]
-
-
-def count_norms(blocks: Iterable[np.ndarray], edges: np.ndarray) -> np.ndarray:
-    """Number of rows, of all blocks, in each bin of :func:`norm_bins`."""
-    counts = np.zeros(len(edges) + 1, dtype=np.int64)
-    for vectors in blocks:
-        counts += np.bincount(
-            norm_bins(np.ascontiguousarray(vectors), edges), minlength=len(counts)
-        )
-    return counts
+__all__ = ["norm_bins", "product_exponent", "products", "sum_products"]
 
 
 def product_exponent(bound: float) -> int:
@@ -66,7 +57,7 @@ def products(vectors: np.ndarray, bound: float) -> np.ndarray:
             square += vectors[i, j] ** 2
         if not square < np.inf:
             continue
-        factor = min(1.0, bound / np.sqrt(square)) if square > 0 else 0.0
+        factor = clip_factor(np.sqrt(square), bound)
         place = 0
         for j in range(d):
             for k in range(j, d):

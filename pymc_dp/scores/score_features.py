@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from pymc_dp.display import Shown
 from pymc_dp.model.simulation import SimulatedRecords
-from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from pymc_dp.model.sums.clipped_vectors import clip_rows, unbiased_rows
 from pymc_dp.scores.releases import PrivateScores
 
-__all__ = ["ClippedScores", "clip_rows", "unbiased_rows"]
+__all__ = ["ScoreFeatures"]
 
 #: Records that are simulated for each of two estimates of the mean features of a stand-in's rows: first, and at most.
 _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
@@ -19,38 +18,7 @@ _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
 _SIMULATION_ERROR = 0.5
 
 
-def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
-    """Shorten rows to a Euclidean norm of at most `bound`; rows that are not finite become zero.
-
-    The rule of :meth:`RecordLikelihood.clipped_grad_steps`, up to its rounding to a grid.
-    """
-    vectors = np.ascontiguousarray(vectors)
-    _clip(vectors, bound)
-    return vectors
-
-
-def unbiased_rows(vectors: np.ndarray, logp: np.ndarray, bound: float) -> np.ndarray:
-    """The same with factors that do not depend on the outcomes, which are binary, of these log-likelihoods."""
-    ratios = larger_over_own(logp)[:, None]
-    return clip_rows(vectors * ratios, bound) / ratios
-
-
-@numba.njit(error_model="numpy")
-def _clip(vectors: np.ndarray, bound: float) -> None:
-    n, d = vectors.shape
-    for i in range(n):
-        square = 0.0
-        for j in range(d):
-            square += vectors[i, j] ** 2
-        if not square < np.inf:
-            vectors[i] = 0.0
-            continue
-        factor = min(1.0, bound / np.sqrt(square))
-        for j in range(d):
-            vectors[i, j] *= factor
-
-
-class ClippedScores(Shown):
+class ScoreFeatures(Shown):
     """Features of records: their clipped scores at the references of all releases, side by side."""
 
     def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:

@@ -1,4 +1,4 @@
-"""One release that uses up a budget: the choice of its noise, and its claim."""
+"""Sums of terms with noise: the one place where a release gets it, and releases that use up a budget."""
 
 from __future__ import annotations
 
@@ -7,19 +7,42 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.sums.exact_sums import GRID_BITS
+from pymc_dp.model.terms import Source, Term
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 
-__all__ = ["NO_PROTECTION", "check_can_be_made", "check_unused", "claim_all", "noise_of_all"]
+__all__ = [
+    "NO_PROTECTION",
+    "check_can_be_made",
+    "check_unused",
+    "noise_of_all",
+    "noisy_total",
+    "release_all",
+]
 
 #: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
 NO_PROTECTION = Gaussian(1e-6)
+
+
+def noisy_total(
+    source: Source, term: Term, mechanism: Gaussian | L2Laplace, adjacency: Adjacency
+) -> tuple[np.ndarray, NoiseLaw]:
+    """Sum of a term with the noise of a mechanism, and the law of the noise; paid for by the caller."""
+    law = _law(term, mechanism, adjacency)
+    return source.noisy(term, law, OperatingSystemBits()), law
+
+
+def _law(term: Term, mechanism: Gaussian | L2Laplace, adjacency: Adjacency) -> NoiseLaw:
+    return NoiseLaw.of(mechanism, term.sensitivity(adjacency), term.n_dim)
 
 
 def check_can_be_made(accesses: Accesses, adjacency: Adjacency) -> None:
@@ -58,15 +81,12 @@ def noise_of_all(budget: PrivacyBudget, label: str, n_dim: int, noise: str) -> G
     )
 
 
-def claim_all(
-    budget: PrivacyBudget,
-    label: str,
-    mechanism: Gaussian | L2Laplace,
-    law: NoiseLaw,
-    containers: Iterable[Any],
-    n_records: int,
-) -> None:
-    """Claim the release, before it is made: a sum on the grid of all sums, or of whole numbers, with noise of this law."""
-    law.check(-GRID_BITS)
+def release_all(
+    budget: PrivacyBudget, label: str, mechanism: Gaussian | L2Laplace, source: Source, term: Term,
+    containers: Iterable[Any], n_records: int,
+) -> tuple[np.ndarray, NoiseLaw]:  # fmt: skip
+    """Claim all of a budget for the sum of a term, a vector of whole numbers or on the grid of all sums, and release it."""
+    _law(term, mechanism, budget.adjacency).check(-GRID_BITS)
     accesses = ((mechanism, 1),)
     budget.spend(label, accesses, containers, n_records, plan=accesses)
+    return noisy_total(source, term, mechanism, budget.adjacency)

@@ -1,0 +1,555 @@
+r"""Terms: all that may be asked of private records. One engine sums them, wherever the records are.
+
+A term is a public value: how a block of records becomes whole numbers, the unit of these numbers, and how far one
+record can move their sum, with the proof under the code it is about. Whole numbers add in any order. So the sum over
+records in memory, in files, on a cluster or at several sites is the same to the last bit, and one record changes it by
+its own number and nothing else. (A floating-point sum rounds after every addition: a record can change it by more than
+its own term, and by an amount that depends on the others, Casacuberta et al. 2022, CCS '22,
+https://doi.org/10.1145/3548606.3560708.)
+
+A number of a record is a multiple of a unit :math:`2^e` that depends on public quantities alone: with the number of
+records in it, one more record could change the numbers of all others. A clip bound has 2**30 to 2**31 units, so that
+sums over 2**31 records, the largest number allowed, stay below 2**62.
+"""
+
+from __future__ import annotations
+
+import math
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.model.sums.clipped_vectors import (
+    add_columns,
+    add_rows,
+    larger_over_own,
+    sum_of_unbiased,
+)
+from pymc_dp.model.sums.exact_sums import GRID_BITS, grid, sums_with_squares
+from pymc_dp.model.sums.gradients import Block
+from pymc_dp.model.sums.vector_sums import norm_bins, product_exponent, sum_products
+
+__all__ = [
+    "Ball", "Bins", "Box", "ClippedChange", "ClippedScores", "Differences", "ScoreNorms", "ScoreProducts", "Source",
+    "Term",
+]  # fmt: skip
+
+#: Of a grid whose unit compiled code may square.
+_MAX_EXPONENT = 400
+#: Allowance for the truncation of products.
+_TRUNCATION = 1 + 2.0**-20
+
+
+def _is_replaced(adjacency: str) -> bool:
+    """Whether neighbours differ by a record that is replaced, or else added or removed."""
+    if adjacency not in ("substitute", "add_remove"):
+        raise ValueError(f"Unknown adjacency {adjacency!r}; choose 'substitute' or 'add_remove'.")
+    return adjacency == "substitute"
+
+
+def _copy(term: Any, *names: str) -> None:
+    """Arrays as contiguous, writable copies: Numba compiles again for others. Directions must fit the position."""
+    for name in names:
+        if getattr(term, name) is not None:
+            array = np.array(getattr(term, name), dtype=np.float64, order="C")
+            object.__setattr__(term, name, array)
+    if "directions" in names and term.directions is not None:
+        shape, n = term.directions.shape, term.theta.size
+        if len(shape) not in (1, 2) or shape[0] != n:
+            raise ValueError(f"directions must have shape ({n},) or ({n}, k), not {shape}")
+
+
+@dataclass(frozen=True, eq=False)
+class Term(ABC):
+    """What is asked of private records: whole numbers of each record, whose sum over records is exact.
+
+    Subclasses are frozen dataclasses of public values, which can be sent to workers and sites.
+
+    Examples
+    --------
+    >>> term: dp.model.Term = dp.model.ClippedChange(np.ones(1), np.zeros(1), bound=0.25)
+    >>> term.n_dim, 2.0**-term.exponent, term.sensitivity("substitute")
+    (1, 4294967296.0, 0.5)
+    """
+
+    @property
+    def positions(self) -> list[np.ndarray]:
+        """Positions on the unconstrained scale, which must fit the model."""
+        return [getattr(self, name) for name in ("new", "old", "theta") if hasattr(self, name)]
+
+    @property
+    @abstractmethod
+    def exponent(self) -> int:
+        """The sum is the whole numbers times ``2.0**exponent``."""
+
+    @property
+    @abstractmethod
+    def n_dim(self) -> int:
+        """How many numbers a record has."""
+
+    @abstractmethod
+    def of(self, block: Any) -> np.ndarray:
+        """Sum over the records of a block, in whole numbers, shape ``(n_dim,)``."""
+
+    @abstractmethod
+    def sensitivity(self, adjacency: str) -> float:
+        """Euclidean norm of the largest change of the sum between neighbouring data sets."""
+
+
+class Source(ABC):
+    """Private records, of which sums of terms are asked."""
+
+    @abstractmethod
+    def map(self, term: Any, index: np.ndarray | None = None) -> Iterable[np.ndarray]:
+        """What a term gives for each block of all records, or of some by number: private."""
+
+    def total(self, term: Term, index: np.ndarray | None = None) -> np.ndarray:
+        """Sum of a term over all records, or over some: private, exact, in whole numbers of ``2.0**term.exponent``.
+
+        Parameters
+        ----------
+        term : Term
+            What each record contributes.
+        index : array of int, shape (n,), optional
+            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
+
+        Returns
+        -------
+        array of int64, shape (n_dim,)
+        """
+        return sum(self.map(term, index), np.zeros(term.n_dim, dtype=np.int64))
+
+    def noisy(self, term: Term, law: Any, bits: Any) -> np.ndarray:
+        """The sum with noise, added exactly; paid for by the caller.
+
+        Parameters
+        ----------
+        term : Term
+            What is summed.
+        law : NoiseLaw
+            Of the noise on the sum.
+        bits : BitSource
+            Of the noise: the operating system's secret ones, except in tests.
+
+        Returns
+        -------
+        array of float64, shape (n_dim,)
+        """
+        return law.add(self.total(term), term.exponent, bits)
+
+
+# ------------------------------------------------------------------ of a model: the block is a `Block`
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedChange(Term):
+    """Change of the log-likelihood between two positions: ``clip(l(new) - l(old), -bound, bound)``.
+
+    Differences that are not numbers (of two infinities) count as 0, infinite ones as the bound.
+
+    Parameters
+    ----------
+    new, old : array of float64, shape (n_dim,)
+        The two positions, on the unconstrained scale.
+    bound : float
+        Largest contribution of a record, at least 0; ``inf`` for an ordinary sum of floats, which is not private.
+
+    Raises
+    ------
+    ValueError
+        If `bound` is negative or not a number.
+
+    Examples
+    --------
+    >>> dp.model.ClippedChange(np.ones(1), np.zeros(1), bound=0.25).sensitivity(
+    ...     "add_remove"
+    ... )
+    0.25
+    """
+
+    new: np.ndarray
+    old: np.ndarray
+    bound: float
+    n_dim = 1
+
+    def __post_init__(self) -> None:
+        _copy(self, "new", "old")
+        if not self.bound >= 0:
+            raise ValueError(f"bound must be 0 or more, not {self.bound}")
+
+    @property
+    def exponent(self) -> int:
+        """Of the grid of the bound."""
+        return grid(self.bound)[0] if self.bound < math.inf else 0
+
+    def of(self, block: Block) -> np.ndarray:
+        """Each change is rounded to a multiple of the unit, at most the bound."""
+        if self.bound == math.inf:
+            return block.plain_change(self.new, self.old)
+        exponent, limit = grid(self.bound)
+        if limit == 0:
+            return np.zeros(1, dtype=np.int64)
+        return np.array([block.change(self.new, self.old, math.ldexp(1.0, -exponent), float(limit))])  # fmt: skip
+
+    def sensitivity(self, adjacency: str) -> float:
+        """A record has a number within the bound: replaced, it changes the sum by twice the bound at most.
+
+        Exchanging `new` and `old` changes the sign of the sum only, as detailed balance requires.
+        """
+        return (1 + _is_replaced(adjacency)) * self.bound
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedScores(Term):
+    r"""Gradient of a record's log-likelihood along some directions, shortened to a norm of at most `bound`.
+
+    Parameters
+    ----------
+    theta : array of float64, shape (n_dim,)
+        Position, on the unconstrained scale.
+    bound : float
+        Largest Euclidean norm of a record's vector, at least 0; ``inf`` for an ordinary sum of the finite gradients,
+        which is not private.
+    directions : array of float64, shape (n_dim, k) or (n_dim,), optional
+        A record's vector is ``directions.T @ gradient``: the columns are directions in the space of ``theta``; a
+        vector means a diagonal matrix, None the identity. A function of public quantities and of private releases.
+    unbiased : bool
+        Whether to scale both outcomes of a record, which is binary, by one factor: that of the longer of the vectors
+        of both outcomes, whose norms are in inverse proportion to their probabilities, so that their mean is zero
+        (Künsch, Stefanski, Carroll 1989, https://doi.org/10.1080/01621459.1989.10478791). False by default.
+    keeps_logp : bool
+        Whether to keep log-likelihoods, which read the same data, for the next :class:`ClippedChange`. False by
+        default.
+
+    Raises
+    ------
+    ValueError
+        If `bound` is negative or not a number.
+
+    Examples
+    --------
+    >>> with pm.Model() as model:
+    ...     _ = pm.Normal("y", pm.Normal("mu", 0, 10), 1.0, observed=np.zeros(100))
+    >>> term = dp.model.ClippedScores(np.array([1.0]), bound=0.5)
+    >>> np.ldexp(dp.model.RecordLikelihood(model).total(term), term.exponent).round(6)
+    array([-50.])
+    """
+
+    theta: np.ndarray
+    bound: float
+    directions: np.ndarray | None = None
+    unbiased: bool = False
+    keeps_logp: bool = False
+
+    def __post_init__(self) -> None:
+        _copy(self, "theta", "directions")
+        if not self.bound >= 0:
+            raise ValueError(f"bound must be 0 or more, not {self.bound}")
+
+    @property
+    def exponent(self) -> int:
+        """Of the grid of the bound."""
+        return grid(self.bound)[0] if self.bound < math.inf else 0
+
+    @property
+    def n_dim(self) -> int:
+        """Number of directions."""
+        return len(self.theta) if self.directions is None else self.directions.shape[-1]
+
+    def of(self, block: Block) -> np.ndarray:
+        """Vectors are clipped, and each coordinate is truncated, towards zero, to a multiple of the unit.
+
+        A vector that is not finite, or too long to be squared (1e154, or as many units), counts as zero: a rule that
+        depends on one record alone. The vector of a record is computed with the same roundings in any place, in a
+        block of any length and for any number of threads (`RowFunction`).
+        """
+        if self.bound == math.inf:
+            return block.plain_gradients(self.theta, self.directions)
+        exponent, limit = grid(self.bound)
+        total = np.zeros(self.n_dim, dtype=np.int64)
+        if limit == 0 or self.n_dim == 0:
+            return total
+        # Of the proof below: twice the margin of rounding errors of the norm.
+        length = math.ldexp(self.bound, -exponent) * (1 - (self.n_dim + 16) * 2.0**-52)
+        unit, is_extreme = math.ldexp(1.0, -exponent), abs(exponent) > _MAX_EXPONENT
+        if not (self.unbiased or is_extreme):
+            found = block.clipped_sum(self.theta, self.directions, unit, length, self.keeps_logp)
+            if found is not None:
+                return found
+        if self.keeps_logp:
+            block.logp(self.theta)
+        for vectors, logp in block.vectors(self.theta, self.directions, self.unbiased):
+            if self.unbiased:
+                total += sum_of_unbiased(vectors, larger_over_own(logp), unit, length).astype(np.int64)  # fmt: skip
+            elif is_extreme:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    total += clipped_sum(vectors * unit, 1.0, length, block.by_column)
+            else:
+                total += clipped_sum(vectors, unit, length, block.by_column)
+        return total
+
+    def sensitivity(self, adjacency: str) -> float:
+        """A record's vector of whole numbers is no longer than the bound: replaced, the sum changes by twice that.
+
+        The norm is computed from `n` squares and as many additions, a root, a division and two products, with relative
+        errors of 2**-53 each: less than ``(n / 2 + 5) * 2**-53`` in all. The length to which vectors are clipped is
+        shorter by twice this margin, and truncation makes them shorter still.
+        """
+        return (1 + _is_replaced(adjacency)) * self.bound
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreNorms(Term):
+    """Bin of the norm of a record's score, not clipped; norms that are not finite count in the last bin.
+
+    Parameters
+    ----------
+    theta : array of float64, shape (n_dim,)
+        Position, on the unconstrained scale.
+    directions : array of float64, shape (n_dim, k)
+        Columns along which derivatives are taken.
+    edges : array of float64, shape (n_bins - 1,)
+        Between the bins, ascending.
+
+    Examples
+    --------
+    >>> dp.model.ScoreNorms(np.zeros(1), np.eye(1), np.array([1.0, 2.0])).n_dim
+    3
+    """
+
+    theta: np.ndarray
+    directions: np.ndarray
+    edges: np.ndarray
+    exponent = 0
+
+    def __post_init__(self) -> None:
+        _copy(self, "theta", "directions", "edges")
+
+    @property
+    def n_dim(self) -> int:
+        """Number of bins."""
+        return len(self.edges) + 1
+
+    def of(self, block: Block) -> np.ndarray:
+        """Numbers of records."""
+        counts = np.zeros(self.n_dim, dtype=np.int64)
+        for vectors, _ in block.vectors(self.theta, self.directions):
+            bins = norm_bins(np.ascontiguousarray(vectors), self.edges)
+            counts += np.bincount(bins, minlength=self.n_dim)
+        return counts
+
+    def sensitivity(self, adjacency: str) -> float:
+        """A replaced record lowers one count by 1 and raises another by 1, a removed one lowers one."""
+        return math.sqrt(1 + _is_replaced(adjacency))
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreProducts(Term):
+    """Products of the coordinates of a record's clipped score.
+
+    Of coordinates ``(1, 1), (1, 2), ..., (k, k)``, those of different ones times the root of 2.
+
+    Parameters
+    ----------
+    theta : array of float64, shape (n_dim,)
+        Position, on the unconstrained scale.
+    directions : array of float64, shape (n_dim, k)
+        A record's vector is ``directions.T @ gradient``.
+    bound : float
+        Largest Euclidean norm of a record's vector, finite.
+
+    Raises
+    ------
+    ValueError
+        If `bound` is negative, infinite or not a number.
+
+    Examples
+    --------
+    >>> dp.model.ScoreProducts(np.zeros(2), np.eye(2), bound=1.0).n_dim
+    3
+    """
+
+    theta: np.ndarray
+    directions: np.ndarray
+    bound: float
+
+    def __post_init__(self) -> None:
+        _copy(self, "theta", "directions")
+        if not 0 <= self.bound < math.inf:
+            raise ValueError(f"bound must be 0 or more, and finite, not {self.bound}")
+
+    @property
+    def exponent(self) -> int:
+        """Of the grid of the square of the bound."""
+        return product_exponent(self.bound)
+
+    @property
+    def n_dim(self) -> int:
+        """Number of pairs of directions."""
+        d = self.directions.shape[1]
+        return d * (d + 1) // 2
+
+    def of(self, block: Block) -> np.ndarray:
+        """Products are truncated to multiples of the unit."""
+        vectors = (v for v, _ in block.vectors(self.theta, self.directions))
+        return sum_products(vectors, self.directions.shape[1], self.bound)
+
+    def sensitivity(self, adjacency: str) -> float:
+        """The products of ``s`` have the norm ``|s|**2``, and inner products ``(s't)**2 >= 0`` with those of ``t``.
+
+        So the square of the distance of two such vectors is at most the sum of their squares.
+        """
+        return math.sqrt(1 + _is_replaced(adjacency)) * self.bound**2 * _TRUNCATION
+
+
+# ------------------------------------------------------------------ of a function: the block is a matrix of vectors
+
+
+@dataclass(frozen=True, eq=False)
+class Ball(Term):
+    """``(v - centre) / bound`` of a record's vector, clipped to the unit ball; 0 if it is not finite."""
+
+    centre: np.ndarray
+    bound: float
+    exponent = -GRID_BITS
+
+    @property
+    def n_dim(self) -> int:
+        """Length of a record's vector."""
+        return len(self.centre)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """With the margin of :class:`ClippedScores`."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            vectors = (block - self.centre) / self.bound
+        unit = 2.0**GRID_BITS
+        return clipped_sum(vectors, unit, unit * (1 - (self.n_dim + 16) * 2.0**-52), False)
+
+    def sensitivity(self, adjacency: str) -> float:
+        """Two vectors in the unit ball have a distance of at most 2; a removed one has a norm of at most 1."""
+        return 1.0 + _is_replaced(adjacency)
+
+
+@dataclass(frozen=True, eq=False)
+class Box(Term):
+    """``(v - centre) / half_widths`` of a record's vector, each coordinate clipped to [-1, 1]; 0 if not a number."""
+
+    centre: np.ndarray
+    half_widths: np.ndarray
+    exponent = -GRID_BITS
+
+    @property
+    def n_dim(self) -> int:
+        """Length of a record's vector."""
+        return len(self.centre)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """Coordinates are truncated to multiples of the unit."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            vectors = (block - self.centre) / self.half_widths
+        clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
+        return np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
+
+    def sensitivity(self, adjacency: str) -> float:
+        """A vector with coordinates in [-1, 1] has a norm of at most the root of their number."""
+        return (1 + _is_replaced(adjacency)) * math.sqrt(self.n_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins(Term):
+    """Bins of the coordinates of a record's vector; what is not a number is in the last bin.
+
+    Edges are ascending, for each coordinate; a value on an edge is in the bin above it. Counts of all coordinates are
+    one after the other.
+    """
+
+    edges: Sequence[np.ndarray]
+    exponent = 0
+
+    @property
+    def n_dim(self) -> int:
+        """Number of bins of all coordinates."""
+        return sum(len(inner) + 1 for inner in self.edges)
+
+    def split(self, counts: np.ndarray) -> list[np.ndarray]:
+        """Those of each coordinate."""
+        return np.split(counts, np.cumsum([len(inner) + 1 for inner in self.edges])[:-1], axis=-1)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """Numbers of records."""
+        pairs = zip(block.T, self.edges, strict=True)
+        places = ((np.searchsorted(e, column, side="right"), len(e) + 1) for column, e in pairs)
+        return np.concatenate([np.bincount(bins, minlength=n) for bins, n in places])
+
+    def sensitivity(self, adjacency: str) -> float:
+        """Indicators of the bins of one coordinate are a unit vector: see :class:`ScoreNorms`; squared lengths add up."""
+        return math.sqrt((1 + _is_replaced(adjacency)) * len(self.edges))
+
+
+# ------------------------------------------------------------------ of models that are compared
+
+
+@dataclass(frozen=True, eq=False)
+class Differences(Term):
+    r"""``(t, t**2 / c)`` with ``t = clip(d / bound, -1, 1)``, of differences in log predictive density.
+
+    Of a record, from one model to each of some others, a pair of numbers and a bound for each. The block has the log
+    predictive densities of its records for each model. A difference that is not a number (of two infinities) counts as
+    0. The scale ``c`` of the squares is 1 if records are replaced, 4 if they are added or removed.
+    """
+
+    bounds: tuple[float, ...]
+    adjacency: str
+    exponent = -GRID_BITS
+
+    @property
+    def n_dim(self) -> int:
+        """Two for each pair of models."""
+        return 2 * len(self.bounds)
+
+    @property
+    def log_square_scale(self) -> int:
+        """Base-2 logarithm of ``c``."""
+        return 0 if _is_replaced(self.adjacency) else 2
+
+    def of(self, block: Sequence[np.ndarray]) -> np.ndarray:
+        r"""Numbers of a record are :math:`T = \operatorname{round}(L t)`, :math:`Q = \lfloor T^2 / (c L) \rfloor`, with :math:`L = 2^{30}`."""
+        first, *others = block
+        pairs = zip(others, self.bounds, strict=True)
+        scale = 2.0**GRID_BITS
+        return np.ravel([sums_with_squares(first, other, scale / b, self.log_square_scale) for other, b in pairs])  # fmt: skip
+
+    def sensitivity(self, adjacency: str) -> float:
+        r"""For one pair 2 if a record is replaced, :math:`\sqrt{17}/4` if it is added or removed; squared lengths add up.
+
+        With :math:`v(t) = (t, t^2/c)`, *replacing* a record changes the sum by :math:`v(t) - v(s)`. With
+        :math:`\delta = |t - s|` and :math:`m = |t + s|`, :math:`\delta + m = 2 \max(|t|, |s|) \le 2`, so that
+
+        .. math:: |v(t) - v(s)|^2 = \delta^2 (1 + m^2/c^2) \le (2 - m)^2 (1 + m^2/c^2).
+
+        For :math:`c = 1`, 4 minus the right side is :math:`m (4 - 5m + 4m^2 - m^3) \ge 2m`, as the cubic has its least
+        value on [0, 2], which is 2, at 1 and 2. So the sensitivity is 2, attained by 1 and -1: the squares cost
+        nothing. *Removing* a record changes the sum by :math:`|v(t)| \le \sqrt{1 + 1/c^2}`, attained by 1.
+
+        In whole numbers, removing: :math:`Q \le L/c`, so the norm is at most :math:`L \sqrt{1 + 1/c^2}`. Replacing
+        (:math:`c = 1`): if :math:`m = 0`, :math:`Q` does not change. Otherwise :math:`m L \ge 1`, and rounding down
+        adds at most 1 to the change of :math:`Q`, hence at most :math:`2 L m (2 - m) + 1` to the square of the norm,
+        which is less than the slack :math:`2 m L^2`. So the change is at most :math:`2 L`, exactly.
+        """
+        if adjacency != self.adjacency:
+            raise ValueError(f"The scale of the squares is that of {self.adjacency}, not {adjacency}.")  # fmt: skip
+        one = 2.0 if _is_replaced(adjacency) else math.nextafter(math.sqrt(17) / 4, 2.0)
+        n = len(self.bounds)
+        return one if n == 1 else math.nextafter(one * math.sqrt(n), math.inf)
+
+
+def clipped_sum(vectors: np.ndarray, unit: float, length: float, by_column: bool) -> np.ndarray:
+    """Sum of the rows of a matrix in whole units, each shortened to `length`."""
+    total, factors = np.zeros(vectors.shape[1]), np.empty(len(vectors))
+    add, layout = (add_columns, vectors.T) if by_column else (add_rows, vectors)
+    add(np.ascontiguousarray(layout), unit, length, factors, total)
+    return total.astype(np.int64)

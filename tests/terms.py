@@ -1,0 +1,20 @@
+"""Whole numbers and exponent of the terms of a model, as tests ask for them."""
+
+from pymc_dp.model import ClippedScores, ScoreNorms, ScoreProducts
+
+
+def clipped_grad_steps(likelihood, theta, bound, index=None, **options):
+    """Sum of clipped scores."""
+    term = ClippedScores(theta, bound, **options)
+    return likelihood.total(term, index), term.exponent
+
+
+def norm_counts(likelihood, *arguments):
+    """Numbers of records by the norm of their scores."""
+    return likelihood.total(ScoreNorms(*arguments))
+
+
+def product_steps(likelihood, *arguments):
+    """Sum of products of clipped scores."""
+    term = ScoreProducts(*arguments)
+    return likelihood.total(term), term.exponent
