@@ -281,7 +281,7 @@ class ClippedScores(Term):
             if found is not None:
                 return found
         if self.keeps_logp:
-            block.logp(self.theta)
+            block.keep(self.theta)
         for vectors, logp in block.vectors(self.theta, self.directions, self.unbiased):
             if self.unbiased:
                 total += sum_of_unbiased(vectors, larger_over_own(logp), unit, length).astype(np.int64)  # fmt: skip

@@ -23,7 +23,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model import RecordLikelihood
+from pymc_dp.model import RecordLikelihood, ScoreProducts
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums.exact_sums import grid
@@ -121,7 +121,7 @@ def check_family(family, mode):
     prior = log_prior(likelihood.unravel(theta))
     np.testing.assert_allclose(likelihood.log_prior(theta), prior, rtol=1e-9)
     check(likelihood, theta, expected)
-    assert likelihood._gradients._groups
+    assert likelihood._gradients.groups
     test_indexing.check(likelihood, model, [[3, 0, 6, 6, 1], [2], []])
 
 
@@ -160,7 +160,7 @@ def check_model(fill, mode):
     for theta in thetas(likelihood, model, 2):
         expected = differences(likelihood, theta)
         check(likelihood, theta, expected, rtol=1e-5, indices=[(3, 0, 59, 59)])
-    assert likelihood._gradients._groups
+    assert likelihood._gradients.groups
     # The rows of a panel that is merged are taken within the function.
     is_cheap = fill.__name__ != "merging"
     (test_indexing.check_cheap if is_cheap else test_indexing.check)(likelihood, model)
@@ -237,7 +237,7 @@ def test_persons_with_rows_in_several_tables(mode):
     theta = thetas(likelihood, model, 1)[0]
     indices = [(3, 0, 11, 3, 5), (1, 2), (9,), np.arange(12)[::-1]]
     check(likelihood, theta, differences(likelihood, theta), rtol=1e-6, indices=indices)
-    assert len(likelihood._gradients._groups) == 3
+    assert len(likelihood._gradients.groups) == 3
 
 
 def test_clipping_is_for_records_and_not_for_rows():
@@ -274,7 +274,7 @@ def free(vectors: np.ndarray) -> RecordLikelihood:
 
 
 def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
-    (table,) = likelihood._gradients._groups
+    (table,) = likelihood._gradients.groups
     ((data, _),) = table._function.data
     data[:] = vectors.reshape(data.shape)
 
@@ -487,11 +487,11 @@ def test_edges_of_the_bound():
     plain = likelihood.clipped_grad(theta, math.inf)
     np.testing.assert_allclose(likelihood.clipped_grad(theta, 1e4), plain, rtol=1e-4)
     for bound in (-1.0, math.nan):
-        for method in (likelihood.clipped_grad, likelihood.clipped_grad_steps):
-            with pytest.raises(ValueError, match="bound must be 0 or more"):
-                method(theta, bound)
-    with pytest.raises(ValueError, match="finite, not inf"):
-        clipped_grad_steps(likelihood, theta, math.inf)
+        with pytest.raises(ValueError, match="bound must be 0 or more"):
+            likelihood.clipped_grad(theta, bound)
+    for bound in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="bound must be 0 or more, and finite"):
+            ScoreProducts(theta, np.eye(5), bound)
 
 
 def test_wrong_arguments():
@@ -595,7 +595,7 @@ def test_compiled_code_holds_no_data():
         pm.Normal("y", mu, 1.0, observed=test_indexing.Y)
     likelihood = RecordLikelihood(model)
     likelihood.clipped_grad(np.zeros(1), 1.0)
-    (table,) = likelihood._gradients._groups
+    (table,) = likelihood._gradients.groups
     for function in (table._function.function, table._quantities._function):
         for root in function.maker.fgraph.variables:
             if root.owner is None:
@@ -608,7 +608,7 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
     likelihood = regression(records=persons)
     theta, index = np.full(5, 0.2), [11, 2]
     before = likelihood.clipped_grad(theta, 1.0, index)
-    (table,) = likelihood._gradients._groups
+    (table,) = likelihood._gradients.groups
     for data, axis in table._function.data:
         assert axis == 0
         data[~np.isin(persons, index)] = np.nan

@@ -64,14 +64,14 @@ def free(vectors: np.ndarray, mode: str = "NUMBA") -> RecordLikelihood:
 
 def overwrite(likelihood: RecordLikelihood, vectors: np.ndarray) -> None:
     """Other data, as many as one likes: nothing that is compiled knows their number."""
-    (first,), (second,) = likelihood._gradients._groups, likelihood._batch._groups
+    (first,), (second,) = likelihood._gradients.groups, likelihood._batch.groups
     for function in (first._function, second._function):
         ((_, axis),) = function.data
         assert axis == 0
         function._data = [(vectors.copy(), 0)]
         function._n_rows = len(vectors)
-    second._n_records = second._n_rows = len(vectors)
-    likelihood.__dict__["n_records"] = likelihood._gradients._n_records = len(vectors)
+    second.n_records = second._n_rows = len(vectors)
+    likelihood.__dict__["n_records"] = likelihood._gradients.n_records = len(vectors)
 
 
 def some(n: int, d: int) -> np.ndarray:
@@ -94,7 +94,7 @@ def test_sums_are_those_of_single_records(likelihood):
     d = likelihood.n_dim
     for n in LENGTHS:
         overwrite(likelihood, some(n, d))
-        assert likelihood._gradients._groups[0].has_loop
+        assert likelihood._gradients.groups[0].has_loop
         for bound in (0.7, 1e5):
             each = [clipped_grad_steps(likelihood, np.zeros(d), bound, [i])[0] for i in range(n)]
             for n_threads in (1, 2, 3, 50):
@@ -109,14 +109,12 @@ def test_directions(likelihood):
     d = likelihood.n_dim
     overwrite(likelihood, some(200, d))
     rng, theta = np.random.default_rng(1), np.zeros(likelihood.n_dim)
-    before = [data.copy() for data, _ in likelihood._gradients._groups[0]._function.data]
+    before = [data.copy() for data, _ in likelihood._gradients.groups[0]._function.data]
     for directions in (rng.normal(size=d), rng.normal(size=(d, 2)), np.zeros((d, 0))):
         found, exponent = clipped_grad_steps(likelihood, theta, 0.7, directions=directions)
         expected, _ = clipped_grad_steps(likelihood, theta, 0.7, range(200), directions=directions)
         assert exponent == -31 and np.array_equal(found, expected)
-    for (data, _), copy in zip(
-        likelihood._gradients._groups[0]._function.data, before, strict=True
-    ):
+    for (data, _), copy in zip(likelihood._gradients.groups[0]._function.data, before, strict=True):
         np.testing.assert_array_equal(data, copy)
 
 
@@ -127,7 +125,7 @@ def test_log_likelihoods_are_those_of_single_records(likelihood):
         overwrite(likelihood, some(n, d))
         theta = rng.normal(size=d)
         with np.errstate(invalid="ignore"):
-            expected = likelihood._gradients._groups[0]._function.data[0][0] @ theta
+            expected = likelihood._gradients.groups[0]._function.data[0][0] @ theta
         expected[np.isnan(expected)] = -np.inf
         for n_threads in (1, 2, 50):
             with patched("blas_threads", lambda n_threads=n_threads: n_threads):
@@ -166,7 +164,7 @@ def test_a_copy(likelihood):
     d = likelihood.n_dim
     overwrite(likelihood, some(200, d))
     copy, theta = cloudpickle.loads(cloudpickle.dumps(likelihood)), np.full(d, 0.1)
-    assert copy._gradients._groups[0].has_loop and copy._batch.has_blocks
+    assert copy._gradients.groups[0].has_loop and copy._batch.has_blocks
     with patched("blas_threads", lambda: 2):
         for bound in (0.7, 1e5):
             found, expected = (clipped_grad_steps(x, theta, bound)[0] for x in (copy, likelihood))
@@ -190,7 +188,7 @@ def test_a_model():
     steps, exponent = clipped_grad_steps(likelihood, theta, 1.0)
     expected, _ = clipped_grad_steps(likelihood, theta, 1.0, range(150))
     assert exponent == -30 and np.array_equal(steps, expected)
-    assert likelihood._gradients._groups[0].has_loop
+    assert likelihood._gradients.groups[0].has_loop
     np.testing.assert_allclose(likelihood.logp(theta), likelihood._batch.full(theta), rtol=1e-12)
     assert np.array_equal(clipped_grad_steps(likelihood, theta, 1.0, keeps_logp=True)[0], steps)
     np.testing.assert_allclose(kept(likelihood, theta), likelihood._batch.full(theta), rtol=1e-12)
@@ -208,7 +206,7 @@ def test_without_numba_or_with_records_of_several_rows_there_is_no_loop(records)
     assert np.all(np.abs(steps - np.sum(each, axis=0)) <= 3 * n)
     assert np.array_equal(clipped_grad_steps(likelihood, theta, 1.0, keeps_logp=True)[0], steps)
     assert np.array_equal(kept(likelihood, theta), likelihood.logp(theta))
-    assert not likelihood._gradients._groups[0].has_loop and not likelihood._batch.has_blocks
+    assert not likelihood._gradients.groups[0].has_loop and not likelihood._batch.has_blocks
     new, old = theta + 0.1, theta - 0.1
     arguments = 2.0**28, 2.0**27
     expected = sum_of_steps(likelihood.logp(new), likelihood.logp(old), *arguments)
@@ -233,9 +231,9 @@ def test_few_rows_need_no_loop(likelihood, monkeypatch):
     d = likelihood.n_dim
     overwrite(likelihood, some(200, d))
     monkeypatch.setattr(blocks, "LARGE", 200 * d)
-    assert not likelihood._gradients._groups[0].has_loop
+    assert not likelihood._gradients.groups[0].has_loop
     monkeypatch.setattr(blocks, "LARGE", 200 * d - 1)
-    assert likelihood._gradients._groups[0].has_loop
+    assert likelihood._gradients.groups[0].has_loop
 
 
 def test_an_error_in_a_thread_is_seen(likelihood):
@@ -245,7 +243,7 @@ def test_an_error_in_a_thread_is_seen(likelihood):
         return limits[1]
 
     overwrite(likelihood, some(128, likelihood.n_dim))
-    function = likelihood._gradients._groups[0]._function
+    function = likelihood._gradients.groups[0]._function
     assert function.loop(loop, [], 1) == [128]
     with patched("blas_threads", lambda: 2), pytest.raises(ZeroDivisionError):
         function.loop(loop, [], 1)

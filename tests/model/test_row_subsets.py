@@ -56,8 +56,8 @@ def check(likelihood: RecordLikelihood, model: pm.Model, indices=INDICES) -> Non
 def check_cheap(likelihood: RecordLikelihood, model: pm.Model) -> None:
     """Batches are right, and nothing with a row for each record is computed."""
     check(likelihood, model)
-    assert likelihood._batch._groups
-    for table in likelihood._batch._groups:
+    assert likelihood._batch.groups
+    for table in likelihood._batch.groups:
         for variable in table._function.function.maker.fgraph.variables:
             assert N not in getattr(variable.type, "shape", ()), variable.owner
 
@@ -313,8 +313,8 @@ def test_persons_with_scattered_rows(mode):
     likelihood = RecordLikelihood(model, records=records, compile_kwargs={"mode": mode})
     check(likelihood, model, [[3, 0, 11, 3, 5], [1, 2], [9], [], np.arange(12)[::-1]])
     # Visits and lengths have their rows found once.
-    assert len(likelihood._batch._groups) == 3
-    for table in likelihood._batch._groups:
+    assert len(likelihood._batch.groups) == 3
+    for table in likelihood._batch.groups:
         for variable in table._function.function.maker.fgraph.variables:
             assert n not in getattr(variable.type, "shape", ())
 
@@ -326,7 +326,7 @@ def test_only_the_rows_of_the_records_asked_for_are_read():
     likelihood = RecordLikelihood(model, records=persons, compile_kwargs={"mode": PYTHON})
     theta, index = thetas(likelihood, model, 1)[0], [11, 2]
     before = likelihood.logp_at(theta, index)
-    (table,) = likelihood._batch._groups
+    (table,) = likelihood._batch.groups
     assert len(table._function.data) == 2
     for data, axis in table._function.data:
         assert axis == 0
@@ -381,7 +381,7 @@ def simple(**kwargs) -> tuple[RecordLikelihood, pm.Model]:
 def test_the_comparison_of_these_tests_finds_an_index_off_by_one():
     likelihood, model = simple()
     check(likelihood, model)
-    (table,) = likelihood._batch._groups
+    (table,) = likelihood._batch.groups
     gather = table.gather
     table.gather = lambda records: gather((records + 1) % N)
     with pytest.raises(AssertionError, match="Mismatched elements"):
@@ -426,6 +426,6 @@ def test_data_are_kept_once():
     likelihood, model = simple()
     check(likelihood, model)
     kept = [v.get_value(borrow=True) for v in likelihood._batch.full.get_shared()]
-    for data, _ in likelihood._batch._groups[0]._function.data:
+    for data, _ in likelihood._batch.groups[0]._function.data:
         assert any(np.shares_memory(data, array) for array in kept)
     assert likelihood._batch._graphs is None

@@ -118,6 +118,11 @@ class Block:
             return self._batch.all_records(theta)
         return self._latest.at(theta, self._batch.all_records)
 
+    def keep(self, theta: np.ndarray) -> None:
+        """Keep log-likelihoods at a position, if any are kept."""
+        if self._latest is not None:
+            self.logp(theta)
+
     def change(self, new: np.ndarray, old: np.ndarray, scale: float, limit: float) -> int:
         """Sum over records of the change of their log-likelihoods, in units, each within the limit."""
         if self._latest is None:
@@ -160,7 +165,7 @@ class Block:
             return None
         if self._latest is None or not keeps_logp or not self._batch.has_blocks:
             if keeps_logp:
-                self.logp(theta)
+                self.keep(theta)
             return groups[0].clipped_sum(theta, directions, unit, length, None)
         logp = np.empty(self._batch.n_records)
         callback = self._batch.block_callback(theta, logp)
