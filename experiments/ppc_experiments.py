@@ -31,8 +31,8 @@ from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.scores.releases import ScoreRelease
 from pymc_dp.scores.score_step import DPScore
+from tests.terms import score_release
 
 STATISTICS = {
     "normal": ["mean", "variance", "bins"],
@@ -135,7 +135,7 @@ class Case:
         total = clip_rows(
             simulated.gradients(self.reference, [y.astype(simulated._shared[0].dtype)]) @ w, BOUND
         ).sum(axis=0)
-        release = ScoreRelease(
+        release = score_release(
             self.reference, w, BOUND, law.kind, law.scale, total + law.draw(1, rng)[0]
         )
         scores = PrivateScores((release,), self.shapes, s.n, "substitute", ())

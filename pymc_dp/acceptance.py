@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from scipy.special import erfcx, log_ndtr
 
+from pymc_dp.codec import published
+
 __all__ = ["AcceptanceRule", "Barker", "BaseRule", "Lazy", "Metropolis", "Penalty", "check_rule"]
 
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
@@ -88,6 +90,7 @@ def _is_real_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, Real) and low <= float(value) <= high
 
 
+@published
 @dataclass(frozen=True)
 class Penalty(BaseRule):
     r"""Penalty rule: Metropolis' test on a log-ratio with Gaussian noise, noise integrated out.
@@ -183,6 +186,7 @@ def _log_mills_of_float(x: float) -> float:
     return math.log(_SQRT_HALF_PI * float(erfcx(x / math.sqrt(2))))
 
 
+@published
 @dataclass(frozen=True)
 class Barker(BaseRule):
     r"""Barker's rule, private with no added noise.
@@ -216,6 +220,7 @@ class Barker(BaseRule):
         return -np.logaddexp(0.0, -x), -np.logaddexp(0.0, x)
 
 
+@published
 @dataclass(frozen=True)
 class Metropolis(BaseRule):
     r"""Metropolis' rule, **not private**: only for runs without a budget.
@@ -249,6 +254,7 @@ class Metropolis(BaseRule):
             return log_accept, np.log(-np.expm1(log_accept))
 
 
+@published
 @dataclass(frozen=True)
 class Lazy(BaseRule):
     r"""Lazy version of another rule, which rejects a fixed part of all proposals.

@@ -27,10 +27,10 @@ from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in
 from pymc_dp.queries.stand_in_design import design_stand_in
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit
-from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.scores.simulated_scores import MomentDesign
 from pymc_dp.steps.base import DPStep
 from tests import test_sites
+from tests.terms import score_moments
 from tests.test_public import PLACES
 
 pytestmark = [
@@ -143,7 +143,7 @@ def light(tmp_path_factory):
         forecast, comparison, PrivateComparisons((comparison,) * 5), sums, counts, planned,
         dp.planning.Candidate({"length": 1.0, "proposal": dp.RandomWalk(np.eye(30))}, planned), dp.Records({"y": y}),
         *sums.report.steps, StepReport("step", 2, ("x",) * 5, ("y",) * 5), CheckDesign(privacy.L2Laplace(1.0, n_dim=3), (0.9, 0.99)),
-        MomentDesign(privacy.L2Laplace(1.0, n_dim=3), 1.0, 0.1), ScoreMoments(y, np.eye(300), 1.0, "l2", 1.0, y),
+        MomentDesign(privacy.L2Laplace(1.0, n_dim=3), 1.0, 0.1), score_moments(y, np.eye(300), 1.0, "l2", 1.0, y),
         design_stand_in(ranges, dp.PrivacyBudget(1.0, 1e-6, chains=1), 300, 0.1),
         dp.planning.PrivateStart({"mu": y}, y, np.eye(300), np.eye(300), [y] * 99, 1.0),
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def compiled(quick_scores):
     last = dp.DPBarker(**bounds | own | {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2)})
     return [
         sites, site, shards, simulator, simulator.likelihood, records, plan, plan.design, plan.design.design, plan.simulated, scores, *scores.releases,
-        *[r.histogram for r in scores.releases if r.histogram is not None], stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
+        scores.histogram, stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
         dp.DPPenalty(**bounds | own), last, chain, chain.approximation, augmented,
         dp.scores.check_fit(scores, simulator), last.budget.claim(last.label, last.token),
         chain.target, next(chain.states(1)), chain.features, normal.target, state,

@@ -13,6 +13,7 @@ import xarray as xr
 
 import pymc_dp as dp
 
+from pymc_dp import codec
 from pymc_dp.publishing import warn_of_chains
 from pymc_dp.scores.results import joint_report
 
@@ -110,7 +111,7 @@ class TestScores:
         read = az.from_netcdf(tmp_path / "r.nc")
         assert dp.PrivacyReport.of(read).uncovered == ()
         scores = dp.PrivateScores.of(read)
-        assert scores.to_dict() == dp.PrivateScores.of(result).to_dict()
+        assert codec.dumps(scores) == codec.dumps(dp.PrivateScores.of(result))
         before = len(ledger.claims())
         step = dp.DPScore(scores, simulator=simulator, model=simulator.model)
         again = dp.sample(step=step, **SHORT)

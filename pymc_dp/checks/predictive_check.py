@@ -149,9 +149,10 @@ def private_ppc(
     mechanism = noise_of_all(budget, _LABEL, d, noise)
     note(f"spending epsilon = {budget.epsilon:g} on statistics")
     term = JoinedBlocks(np.zeros(d), np.ones(d), len(blocks))
-    total, law = release_all(
+    found = release_all(
         budget, _LABEL, mechanism, of_records, term, likelihood.containers, likelihood.n_records
     )  # fmt: skip
+    total, law = found.total, found.noise
 
     def vectors(data: list[np.ndarray]) -> np.ndarray:
         return np.nan_to_num(of_records.of(rows.of(data)), nan=0.0)[step.simulator.simulated.rows]

@@ -197,7 +197,7 @@ def private_compare(
     assumptions = _assumptions(names, released)
     note(f"spending epsilon = {budget.epsilon:g} on the comparison")
     term = Differences(tuple(bounds), budget.adjacency)
-    noisy, law = release_all(budget, _LABEL, mechanism, densities, term, containers, n_records)
+    found = release_all(budget, _LABEL, mechanism, densities, term, containers, n_records)
     scale, report = 2.0**term.log_square_scale, budget.report()
     is_public = any(
         c.simulator is not None and c.simulator.has_public_covariates for c in candidates
@@ -205,23 +205,23 @@ def private_compare(
     report = replace(
         report, assumptions=(*report.assumptions, *assumptions), public_covariates=is_public
     )
-    found = tuple(
+    results = tuple(
         PrivateComparison(
             names=(names[0], other),
             difference=float(total) * b,
             squares=float(squares) * scale * b**2,
             bound=b,
-            noise=law,
+            noise=found.noise,
             square_scale=scale,
             clipping=clipping,
             n_records=n_records if budget.adjacency is Adjacency.SUBSTITUTE else None,
             report=report,
         )
         for other, (total, squares), b, clipping in zip(
-            names[1:], noisy.reshape(-1, 2), bounds, clippings, strict=True
+            names[1:], found.total.reshape(-1, 2), bounds, clippings, strict=True
         )
     )
-    return found[0] if len(found) == 1 else PrivateComparisons(found)
+    return results[0] if len(results) == 1 else PrivateComparisons(results)
 
 
 def _names(released: Any, models: Any) -> tuple[str, ...]:

@@ -23,11 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp import codec
 from pymc_dp.model.sums.clipped_vectors import (
     add_columns,
     add_rows,
+    clip_rows,
     larger_over_own,
     sum_of_unbiased,
+    unbiased_rows,
 )
 from pymc_dp.model.sums.exact_sums import GRID_BITS, grid, sums_with_squares
 from pymc_dp.model.sums.gradients import Block
@@ -75,6 +78,11 @@ class Term(ABC):
     >>> term.n_dim, 2.0**-term.exponent, term.sensitivity("substitute")
     (1, 4294967296.0, 0.5)
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Releases name their terms."""
+        super().__init_subclass__(**kwargs)
+        codec.published(cls)
 
     @property
     def positions(self) -> list[np.ndarray]:
@@ -291,6 +299,14 @@ class ClippedScores(Term):
             else:
                 total += clipped_sum(vectors, unit, length, block.by_column)
         return total
+
+    def clipped(self, vectors: np.ndarray, logp: np.ndarray) -> np.ndarray:
+        """Vectors of simulated records, public and in floats, clipped by the same rule; in place where not `unbiased`."""
+        return (
+            unbiased_rows(vectors, logp, self.bound)
+            if self.unbiased
+            else clip_rows(vectors, self.bound)
+        )
 
     def sensitivity(self, adjacency: str) -> float:
         """A record's vector of whole numbers is no longer than the bound: replaced, the sum changes by twice that.

@@ -235,7 +235,7 @@ class NoisyNewton:
         for _ in range(self._n_steps):
             coordinates = self._coordinates(settings)
             term = ClippedScores(theta, settings.bound, coordinates.directions)
-            total, _ = noisy_total(simulator.likelihood, term, self._mechanism, self._adjacency)
+            total = noisy_total(simulator.likelihood, term, self._mechanism, self._adjacency).total
             prior = coordinates.pull(settings.grad_log_prior(theta))
             mean_gradient = (simulator.temperature * total + prior) / weight
             move = settings.newton @ (mean_gradient + settings.clipped_off)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pymc_dp import codec
+from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.sums.exact_sums import GRID_BITS
 from pymc_dp.model.terms import Source, Term
@@ -22,6 +25,7 @@ from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 
 __all__ = [
     "NO_PROTECTION",
+    "Release",
     "check_can_be_made",
     "check_unused",
     "noise_of_all",
@@ -33,12 +37,44 @@ __all__ = [
 NO_PROTECTION = Gaussian(1e-6)
 
 
+@codec.published
+@dataclass(frozen=True, eq=False)
+class Release(Shown):
+    r"""Sum of a term over private records, with noise: public, since a budget paid for it.
+
+    Parameters
+    ----------
+    term : Term
+        What each record contributes, such as :class:`~pymc_dp.model.ClippedScores`.
+    noise : NoiseLaw
+        Of the sum, before it is rounded to the unit of the term.
+    total : array of shape (n_dim of the term,)
+        The noisy sum.
+
+    Examples
+    --------
+    >>> term = dp.model.ClippedScores(np.zeros(1), bound=1.0, directions=np.eye(1))
+    >>> from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+    >>> dp.queries.Release(term, NoiseLaw("gaussian", 20.0, 1), np.array([35.0])).noise_sd
+    20.0
+    """
+
+    term: Any
+    noise: NoiseLaw
+    total: np.ndarray
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of each coordinate of the noise."""
+        return self.noise.sd
+
+
 def noisy_total(
     source: Source, term: Term, mechanism: Gaussian | L2Laplace, adjacency: Adjacency
-) -> tuple[np.ndarray, NoiseLaw]:
-    """Sum of a term with the noise of a mechanism, and the law of the noise; paid for by the caller."""
+) -> Release:
+    """Release the sum of a term with the noise of a mechanism; paid for by the caller."""
     law = _law(term, mechanism, adjacency)
-    return source.noisy(term, law, OperatingSystemBits()), law
+    return Release(term, law, source.noisy(term, law, OperatingSystemBits()))
 
 
 def _law(term: Term, mechanism: Gaussian | L2Laplace, adjacency: Adjacency) -> NoiseLaw:
@@ -84,7 +120,7 @@ def noise_of_all(budget: PrivacyBudget, label: str, n_dim: int, noise: str) -> G
 def release_all(
     budget: PrivacyBudget, label: str, mechanism: Gaussian | L2Laplace, source: Source, term: Term,
     containers: Iterable[Any], n_records: int,
-) -> tuple[np.ndarray, NoiseLaw]:  # fmt: skip
+) -> Release:  # fmt: skip
     """Claim all of a budget for the sum of a term, a vector of whole numbers or on the grid of all sums, and release it."""
     _law(term, mechanism, budget.adjacency).check(-GRID_BITS)
     accesses = ((mechanism, 1),)

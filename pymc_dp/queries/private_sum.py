@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pymc_dp import codec
 from pymc_dp.arguments import as_floats, check_labels
 from pymc_dp.display import Shown
 from pymc_dp.model.record_function import RecordFunction
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 
+@codec.published
 @dataclass(frozen=True, eq=False)
 class PrivateSum(Shown):
     r"""Noisy sum over records of a clipped function of their data: public, since a budget paid for it.
@@ -110,6 +112,7 @@ class PrivateSum(Shown):
         )
 
 
+@codec.published
 @dataclass(frozen=True, eq=False)
 class PrivateCounts(Shown):
     """Noisy numbers of records in bins: public, since a budget paid for them.
@@ -239,11 +242,11 @@ def private_sum(
     is_ball = np.ndim(bound) == 0
     mechanism = noise_of_all(budget, "private sum", d, noise)
     term = Ball(middle, float(widths[0])) if is_ball else Box(middle, widths)
-    total, law = release_all(
+    found = release_all(
         budget, "private sum", mechanism, of_records, term, of_records.containers, of_records.n_records
     )  # fmt: skip
     return PrivateSum(
-        (total * widths).reshape(shape), middle.reshape(shape), float(widths[0]) if is_ball else widths.reshape(shape), law,
+        (found.total * widths).reshape(shape), middle.reshape(shape), float(widths[0]) if is_ball else widths.reshape(shape), found.noise,
         _public_number(budget, of_records), budget.report(),
     )  # fmt: skip
 
@@ -309,11 +312,11 @@ def private_counts(
     inner = _as_edges(edges, of_records)
     term = Bins(inner)
     mechanism = noise_of_all(budget, "private counts", term.n_dim, noise)
-    counts, law = release_all(
+    found = release_all(
         budget, "private counts", mechanism, of_records, term, of_records.containers, of_records.n_records
     )  # fmt: skip
     return PrivateCounts(
-        inner, tuple(term.split(counts)), law, _public_number(budget, of_records), budget.report()
+        inner, tuple(term.split(found.total)), found.noise, _public_number(budget, of_records), budget.report()
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
+from pymc_dp import codec
 from pymc_dp.arguments import as_integer
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.record_function import RecordFunction
@@ -71,6 +72,7 @@ __all__ = [
 ]
 
 
+@codec.published
 @dataclass(frozen=True, eq=False)
 class StandIn(Shown):
     """Laws of covariates, and made-up rows that have them: public, since a budget paid for what they were made from.
@@ -164,37 +166,6 @@ class StandIn(Shown):
         normal = rng.standard_normal((n_rows, len(root))) @ root.T
         return np.column_stack([m.places(z) for m, z in zip(margins, normal.T, strict=True)])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Contents as numbers, strings, lists and dicts."""
-        contents = {
-            "ranges": self.ranges.to_dict(),
-            "probabilities": [p.tolist() for p in self.probabilities],
-            "correlations": self.correlations.tolist(),
-            "n_rows": self.n_rows,
-            "seed": self.seed,
-            "noise_sd": self.noise_sd,
-            "product_noise_sd": self.product_noise_sd,
-            "has_limits": self.has_limits,
-        }
-        return contents if self.cells is None else contents | {"cells": self.cells.tolist()}
-
-    @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> StandIn:
-        """Inverse of :meth:`to_dict`; without the report."""
-        cells = contents.get("cells")
-        noise_sd = contents.get("noise_sd", contents.get("cell_noise", 0.0))  # its first name
-        return cls(
-            Ranges.from_dict(contents["ranges"]),
-            tuple(np.array(p) for p in contents["probabilities"]),
-            np.array(contents["correlations"]),
-            contents["n_rows"],
-            contents["seed"],
-            None if cells is None else np.array(cells),
-            noise_sd,
-            contents.get("product_noise_sd", 0.0),
-            contents.get("has_limits", False),
-        )
-
     def __str__(self) -> str:
         """The columns, with their marginal laws and correlations."""
         lines = (f"  {name:<16} {text}".rstrip() for name, text in self._table().rows)
@@ -233,7 +204,8 @@ def release_stand_in(
         return _release_cells(places, ranges, design, adjacency, n_rows, seed)
     edges = [bin_edges(len(c.categories), design.n_bins) for c in columns]
     source, term = RecordFunction(lambda place: place, {"place": places}), Bins(edges)
-    noisy, law = noisy_total(source, term, design.counts, adjacency)
+    release = noisy_total(source, term, design.counts, adjacency)
+    noisy, law = release.total, release.noise
     is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum() / len(columns), 1.0)
     noise_sd = law.sd / total
@@ -254,8 +226,8 @@ def release_stand_in(
     scores = np.column_stack([margin.scores(place) for margin, place in pairs])
     products = RecordFunction(_products, {"scores": scores})
     product = _products_of([m.largest_score for m in margins])
-    sums, law = noisy_total(products, product, design.products, adjacency)
-    means, product_noise_sd = sums * product.bound / total, law.sd * product.bound / total
+    sums, scale = noisy_total(products, product, design.products, adjacency), product.bound / total
+    means, product_noise_sd = sums.total * scale, sums.noise_sd * scale
     correlations = correlations_of(margins, means, product_noise_sd)
     return replace(found, correlations=correlations, product_noise_sd=product_noise_sd)
 
@@ -354,7 +326,8 @@ def _release_cells(
     ]
     function = RecordFunction(lambda x: [x], {"x": np.ravel_multi_index(bins, sizes)})
     term = Bins([np.arange(0.5, math.prod(sizes) - 1)])
-    noisy, law = noisy_total(function, term, design.counts, adjacency)
+    release = noisy_total(function, term, design.counts, adjacency)
+    noisy, law = release.total, release.noise
     is_public = adjacency is Adjacency.SUBSTITUTE
     total = len(places) if is_public else max(noisy.sum(), 1.0)
     ordered = [not column.categories for column in ranges.columns]

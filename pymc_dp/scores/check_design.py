@@ -17,7 +17,7 @@ from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
-from pymc_dp.scores.releases import ScoreHistogram
+from pymc_dp.queries.noisy_total import Release
 
 __all__ = [
     "REJECTION_LEVEL",
@@ -68,18 +68,18 @@ class TailMisfit(Shown):
 
 
 def tail_misfit(
-    histogram: ScoreHistogram, norms: np.ndarray, vectors: np.ndarray, reference_error: float
+    histogram: Release, norms: np.ndarray, vectors: np.ndarray, reference_error: float
 ) -> TailMisfit:
     """What a released histogram says for certain: differences from the model, less three standard deviations.
 
     These are of the noise, of the numbers of records, and of the expected numbers, as the reference is not where
     the records' law is.
     """
-    n_bins = len(histogram.counts)
-    total = max(histogram.counts.sum(), 1.0)
-    is_beyond = norms[:, None] >= histogram.edges
+    n_bins = len(histogram.total)
+    total = max(histogram.total.sum(), 1.0)
+    is_beyond = norms[:, None] >= histogram.term.edges
     expected = is_beyond.mean(axis=0)
-    found = histogram.counts[::-1].cumsum()[::-1][1:] / total
+    found = histogram.total[::-1].cumsum()[::-1][1:] / total
     # Derivatives of the probabilities are their covariances with the score.
     slopes = np.linalg.norm(is_beyond.T @ vectors / len(vectors), axis=1)
     variances = (
@@ -88,7 +88,7 @@ def tail_misfit(
         + slopes**2 * reference_error
     )
     clear = np.abs(found - expected) - _CLEAR * np.sqrt(variances)
-    return TailMisfit(histogram.edges, clear / np.maximum(expected, 1 / total))
+    return TailMisfit(histogram.term.edges, clear / np.maximum(expected, 1 / total))
 
 
 def edges_of(norms: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:

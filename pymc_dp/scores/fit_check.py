@@ -22,21 +22,19 @@ import numpy as np
 import pymc as pm
 
 from pymc_dp.display import Shown
-from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.model.terms import ScoreNorms
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
-from pymc_dp.queries.noisy_total import noisy_total
-from pymc_dp.scores.check_design import REJECTION_LEVEL, CheckDesign, edges_of
+from pymc_dp.queries.noisy_total import Release
+from pymc_dp.scores.check_design import REJECTION_LEVEL
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.moments import Moments, simulated_moments
-from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
-from pymc_dp.scores.simulated_scores import SimulatedScores
 
-__all__ = ["FitCheck", "check_fit", "release_histogram"]
+__all__ = ["FitCheck", "check_fit"]
 
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
@@ -94,16 +92,6 @@ class FitCheck(Shown):
         return self.message
 
 
-def release_histogram(
-    likelihood: Likelihood, simulated: SimulatedScores, design: CheckDesign, adjacency: Adjacency
-) -> ScoreHistogram:
-    """Release the histogram of the norms at the reference of simulated scores; paid for by the caller."""
-    edges = edges_of(simulated.norms, design.levels)
-    term = ScoreNorms(simulated.theta, simulated.directions, edges)
-    counts, law = noisy_total(likelihood, term, design.mechanism, adjacency)
-    return ScoreHistogram(edges, counts, law.kind, law.scale)
-
-
 def check_fit(
     scores: PrivateScores,
     simulator: Simulator,
@@ -140,32 +128,31 @@ def check_fit(
     >>> dp.scores.check_fit(scores, simulator).p_value > 0
     True
     """
-    release = next((r for r in reversed(scores.releases) if r.histogram is not None), None)
-    if release is None or release.histogram is None:
+    if (histogram := scores.histogram) is None:
         return None
     simulator = corrected_by(simulator, scores)
     rng = np.random.default_rng(random_seed)
     if draws is None:
         features = ScoreFeatures(scores, simulator.simulated)
-        found = normal_posterior(simulator, features, release.theta, scores.n_records, rng)
+        found = normal_posterior(simulator, features, histogram.term.theta, scores.n_records, rng)
         draws = rng.multivariate_normal(found.mean, found.covariance, _N_REPLICATES)
     draws = np.asarray(draws)[rng.integers(len(draws), size=_N_REPLICATES)]
-    at = _RecordLaw(scores, simulator, release).moments(draws.mean(axis=0), rng)
+    at = _RecordLaw(scores, simulator, histogram.term).moments(draws.mean(axis=0), rng)
     probabilities = _probabilities(at, draws - draws.mean(axis=0), rng)
     is_fixed = scores.adjacency == Adjacency.SUBSTITUTE.value
-    observed = release.histogram.counts
+    observed = histogram.total
     total = scores.n_records if is_fixed else max(round(observed.sum()), 1)
-    noise = np.rint(release.histogram.law.draw(_N_REPLICATES, rng))
+    noise = np.rint(histogram.noise.draw(_N_REPLICATES, rng))
     counts = rng.multinomial(total, probabilities) + noise
     both = np.vstack([observed, counts])
     centre = _normalized(at.mean)
     errors = both - (total if is_fixed else both.sum(axis=1, keepdims=True)) * centre
     differences, p_value = _tested(errors)
-    message = _in_words(release.histogram, differences, total * centre, p_value, simulator)
+    message = _in_words(histogram, differences, total * centre, p_value, simulator)
     return FitCheck(
-        release.histogram.edges,
+        histogram.term.edges,
         observed,
-        release.histogram.noise_sd,
+        histogram.noise_sd,
         total * centre,
         p_value,
         message,
@@ -175,20 +162,18 @@ def check_fit(
 class _RecordLaw:
     """Law of the bin of a simulated record's norm, around a position."""
 
-    def __init__(self, scores: PrivateScores, simulator: Simulator, release: ScoreRelease) -> None:
+    def __init__(self, scores: PrivateScores, simulator: Simulator, term: ScoreNorms) -> None:
         self._simulated = simulated = simulator.simulated
         # The rows of a stand-in are a sample, too: probabilities are no more accurate than from so many records.
         is_sample = isinstance(simulator.covariates, pm.Model)
         self._most = simulated.n_records if is_sample else _MOST
-        assert release.histogram is not None
-        self._reference, self._edges = release, release.histogram.edges
+        self._term = term
         self._n = min(max(_PER_RECORD * scores.n_records, _LEAST), _MOST)
 
     def _bins(self, data: list[np.ndarray]) -> np.ndarray:
-        vectors = self._simulated.gradients(
-            self._reference.theta, data, None, self._reference.directions
-        )
-        return np.eye(len(self._edges) + 1)[norm_bins(vectors, self._edges)]
+        term = self._term
+        vectors = self._simulated.gradients(term.theta, data, None, term.directions)
+        return np.eye(term.n_dim)[norm_bins(vectors, term.edges)]
 
     def moments(self, theta: np.ndarray, rng: np.random.Generator) -> Moments:
         """Simulate records at a position: probabilities of the bins, and their derivatives."""
@@ -228,7 +213,7 @@ def _tested(errors: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _in_words(
-    histogram: ScoreHistogram,
+    histogram: Release,
     differences: np.ndarray,
     expected: np.ndarray,
     p_value: float,
@@ -239,7 +224,7 @@ def _in_words(
         return f"fit check: the scores are like the model's (p = {p_value:.2g})"
     beyond, found = (
         np.maximum(c[::-1].cumsum()[::-1][1:] / expected.sum(), 0.0)
-        for c in (expected, histogram.counts)
+        for c in (expected, histogram.total)
     )
     # Heavier tails increase the posterior's scale, and the bulk looks narrower: tails are looked at first.
     tail = np.where(beyond <= _TAIL, differences, 0.0)
@@ -252,7 +237,7 @@ def _in_words(
     if isinstance(simulator.covariates, pm.Model):
         hint += " (or the stand-in's covariates are unlike those of the data)"
     return (
-        f"fit check: {what}: {found[k]:.2%} of the records have score norms beyond {histogram.edges[k]:.3g}, "
+        f"fit check: {what}: {found[k]:.2%} of the records have score norms beyond {histogram.term.edges[k]:.3g}, "
         f"where {beyond[k]:.2%} were expected (p = {p_value:.2g}); {hint}. "
         "The posterior is that of a robust estimator."
     )

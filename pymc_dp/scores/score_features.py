@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_dp.display import Shown
 from pymc_dp.model.simulation import SimulatedRecords
-from pymc_dp.model.sums.clipped_vectors import clip_rows, unbiased_rows
+from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.scores.releases import PrivateScores
 
 __all__ = ["ScoreFeatures"]
@@ -25,20 +25,17 @@ class ScoreFeatures(Shown):
         self._releases, self._simulated = scores.releases, simulated
         self.total = np.concatenate([r.total for r in self._releases])
         self.ends = np.cumsum([0, *(len(r.total) for r in self._releases)])
-        self.scales = np.array([r.scale for r in self._releases])
-        self.is_gaussian = np.array([r.noise == "gaussian" for r in self._releases])
+        self.scales = np.array([r.noise.scale for r in self._releases])
+        self.is_gaussian = np.array([r.noise.kind == "gaussian" for r in self._releases])
 
     def of(self, data: list[np.ndarray]) -> np.ndarray:
         """Features of the records of a data set, shape ``(n_records, width)``."""
         parts = []
         with np.errstate(all="ignore"):
-            for r in self._releases:
-                vectors = self._simulated.gradients(r.theta, data, None, r.directions)
-                if r.unbiased:
-                    logp = self._simulated.logp(r.theta, data)
-                    parts.append(unbiased_rows(vectors, logp, r.bound))
-                else:
-                    parts.append(clip_rows(vectors, r.bound))
+            for term in (r.term for r in self._releases):
+                vectors = self._simulated.gradients(term.theta, data, None, term.directions)
+                logp = self._simulated.logp(term.theta, data) if term.unbiased else np.empty(0)
+                parts.append(term.clipped(vectors, logp))
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def stand_in_error(

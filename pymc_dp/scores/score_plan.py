@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError
-from pymc_dp.model.terms import ClippedScores, ScoreNorms, ScoreProducts
+from pymc_dp.model.terms import ScoreNorms, ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -19,21 +19,15 @@ from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.progress import note, shown
-from pymc_dp.queries.noisy_total import noisy_total
+from pymc_dp.queries.noisy_total import Release, noisy_total
 from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
-from pymc_dp.scores.check_design import CheckDesign, TailMisfit
+from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
 from pymc_dp.scores.design import StartDesign
-from pymc_dp.scores.fit_check import release_histogram
 from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.releases import (
-    PrivateScores,
-    ScoreHistogram,
-    ScoreMoments,
-    ScoreRelease,
-)
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
-from pymc_dp.scores.second_moments import corrected, release_moments
+from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
 
 __all__ = ["ScorePlan"]
@@ -63,7 +57,7 @@ class ScorePlan(Shown):
         What the user should know.
     rng : numpy.random.Generator
         Of further simulations.
-    moments : ScoreMoments, optional
+    moments : Release, optional
         That have been released.
 
     Examples
@@ -81,7 +75,7 @@ class ScorePlan(Shown):
     design: StartDesign = field(repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     rng: np.random.Generator = field(default_factory=np.random.default_rng, repr=False)
-    moments: ScoreMoments | None = None
+    moments: Release | None = None
 
     def __post_init__(self) -> None:
         self.design.check_feasible(self.budget)
@@ -120,12 +114,12 @@ class ScorePlan(Shown):
         likelihood, simulated = self.simulator.likelihood.rehearsal, self.simulated
         # Compiled before anything is paid for.
         theta, directions = simulated.theta, simulated.directions
-        likelihood.total(ClippedScores(theta, 1.0, directions, simulated.unbiased))
+        likelihood.total(simulated.term(1.0))
         if self.design.check is not None:
             likelihood.total(ScoreNorms(theta, directions, np.ones(1)))
         if self.design.moments is not None:
             likelihood.total(ScoreProducts(theta, directions, 1.0))
-        plan, releases = self, list[ScoreRelease]()
+        plan, releases = self, list[Release]()
         try:
             if self.design.stand_in is not None:
                 plan = plan._with_stand_in(self.design.stand_in)
@@ -136,7 +130,7 @@ class ScorePlan(Shown):
             plan._keep(releases, error)
             raise
 
-    def _keep(self, releases: list[ScoreRelease], error: BaseException) -> None:
+    def _keep(self, releases: list[Release], error: BaseException) -> None:
         """Attach to an error what was released before it, and what is left: it is paid for."""
         try:
             scores = self._scores(releases) if releases else None
@@ -145,7 +139,7 @@ class ScorePlan(Shown):
         error.budget, error.scores = self.budget, scores  # type: ignore[attr-defined]
         explain(error, self.budget, scores)
 
-    def _release_sums(self, releases: list[ScoreRelease]) -> PrivateScores:
+    def _release_sums(self, releases: list[Release]) -> PrivateScores:
         """The start, the fit check, and the main sum, whose clip bound takes account of it; the list gets each sum at once."""
         simulated = self.simulated
         if self.design.steps:
@@ -162,8 +156,8 @@ class ScorePlan(Shown):
             histogram = self._histogram(check, simulated)
             misfit = simulated.misfit(histogram, self.design.reference_error)
         self._spend("scores", ((self.design.main, 1),))
-        release = self._one(simulated, self.design.main, misfit)
-        return self._scores([*releases, replace(release, histogram=histogram)])
+        releases.append(self._one(simulated, self.design.main, misfit))
+        return self._scores(releases, histogram)
 
     def _with_stand_in(self, design: StandInDesign) -> ScorePlan:
         """Release what the covariates are like; the plan with rows that are made up from it.
@@ -194,7 +188,7 @@ class ScorePlan(Shown):
         mechanism, adjacency = design.mechanism, self.budget.adjacency
         bound = guess.moment_design(mechanism, adjacency).bound
         term = ScoreProducts(guess.theta, guess.directions, bound)
-        moments = release_moments(simulator.likelihood, term, mechanism, adjacency)
+        moments = noisy_total(simulator.likelihood, term, mechanism, adjacency)
         try:
             simulator = corrected(
                 simulator, moments, simulator.n_records, guess.theta, guess.spread
@@ -224,7 +218,7 @@ class ScorePlan(Shown):
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return self.simulated
 
-    def _after(self, releases: list[ScoreRelease], simulated: SimulatedScores) -> SimulatedScores:
+    def _after(self, releases: list[Release], simulated: SimulatedScores) -> SimulatedScores:
         """Simulated scores at the mean of the posterior given sums, of which the last one was released here.
 
         If records cannot be simulated there, the next release is made here, too: these are paid for.
@@ -244,20 +238,18 @@ class ScorePlan(Shown):
         simulated: SimulatedScores,
         mechanism: Gaussian | L2Laplace,
         misfit: TailMisfit = TailMisfit(),
-    ) -> ScoreRelease:
+    ) -> Release:
         """Release one sum, which is paid for, with the best clip bound at its reference."""
         adjacency = self.budget.adjacency
         bound = simulated.design(adjacency.sensitivity_factor * mechanism.noise_sd, misfit).bound
-        term = ClippedScores(simulated.theta, bound, simulated.directions, simulated.unbiased)
-        total, law = noisy_total(self.simulator.likelihood, term, mechanism, adjacency)
-        return ScoreRelease(
-            term.theta, simulated.directions, bound, law.kind, law.scale, total, unbiased=term.unbiased
-        )  # fmt: skip
+        return noisy_total(self.simulator.likelihood, simulated.term(bound), mechanism, adjacency)
 
-    def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> ScoreHistogram:
+    def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> Release:
         """Release the norms at the reference of the main sum."""
         self._spend("fit check", ((check.mechanism, 1),))
-        return release_histogram(self.simulator.likelihood, simulated, check, self.budget.adjacency)
+        edges = edges_of(simulated.norms, check.levels)
+        term = ScoreNorms(simulated.theta, simulated.directions, edges)
+        return noisy_total(self.simulator.likelihood, term, check.mechanism, self.budget.adjacency)
 
     def _spend(self, label: str, accesses: Accesses) -> None:
         likelihood = self.simulator.likelihood
@@ -274,14 +266,14 @@ class ScorePlan(Shown):
         share = f"{cost / total:.0%} of " if epsilon < math.inf else ""
         return f"spending {share}epsilon = {epsilon:g} on {label}"
 
-    def _scores(self, releases: list[ScoreRelease]) -> PrivateScores:
+    def _scores(self, releases: list[Release], histogram: Release | None = None) -> PrivateScores:
         likelihood = self.simulator.likelihood
         report = replace(
             self.budget.report(), public_covariates=self.simulator.has_public_covariates
         )
         return PrivateScores(
             tuple(releases), likelihood.shapes, self.simulator.n_records, self.budget.adjacency.value, (report,),
-            self.moments, self.simulator.stand_in, likelihood.fingerprint,
+            self.moments, self.simulator.stand_in, likelihood.fingerprint, histogram,
         )  # fmt: skip
 
     def __str__(self) -> str:

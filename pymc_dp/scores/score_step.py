@@ -162,7 +162,7 @@ class DPScore(Shown, BlockedStep):
         note("compiling the posterior given the scores")
         self._features = ScoreFeatures(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
-        reference = scores.releases[-1].theta
+        reference = scores.releases[-1].term.theta
         self.approximation = normal_posterior(
             simulator, self._features, reference, scores.n_records, rng
         )

@@ -36,15 +36,11 @@ import numpy as np
 
 from scipy import optimize
 
-from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.sums.vector_sums import products
-from pymc_dp.model.terms import ScoreProducts
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
-from pymc_dp.queries.noisy_total import noisy_total
+from pymc_dp.queries.noisy_total import Release
 from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.releases import PrivateScores, ScoreMoments
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 
 __all__ = [
@@ -52,7 +48,6 @@ __all__ = [
     "corrected",
     "corrected_by",
     "n_products",
-    "release_moments",
     "row_weights",
 ]
 
@@ -75,19 +70,8 @@ def n_products(d: int) -> int:
     return d * (d + 1) // 2
 
 
-def release_moments(
-    likelihood: Likelihood,
-    term: ScoreProducts,
-    mechanism: Gaussian | L2Laplace,
-    adjacency: Adjacency,
-) -> ScoreMoments:
-    """Release the noisy sum; paid for by the caller."""
-    total, law = noisy_total(likelihood, term, mechanism, adjacency)
-    return ScoreMoments(term.theta, term.directions, term.bound, law.kind, law.scale, total)
-
-
 def row_weights(
-    moments: ScoreMoments,
+    moments: Release,
     simulator: Simulator,
     n_records: int,
     theta: np.ndarray,
@@ -100,8 +84,8 @@ def row_weights(
     slope = np.zeros((len(moments.total), len(theta)))
     for _ in range(_N_SETS):
         data = simulated.draw(theta, rng)
-        scores = simulated.gradients(moments.theta, data, None, moments.directions)
-        found = products(scores, moments.bound)
+        scores = simulated.gradients(moments.term.theta, data, None, moments.term.directions)
+        found = products(scores, moments.term.bound)
         means += found / _N_SETS
         slope += found.T @ simulated.gradients(theta, data) / (len(found) * _N_SETS)
     differences = means - moments.total / n_records
@@ -122,7 +106,7 @@ def row_weights(
 
 def corrected(
     simulator: Simulator,
-    moments: ScoreMoments,
+    moments: Release,
     n_records: int,
     theta: np.ndarray,
     covariance: np.ndarray,
@@ -152,7 +136,7 @@ def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
     simulator = simulator.whole
     latest = simulator.latest
     if latest is None or latest[0] is not scores.releases or latest[1] is not moments:
-        theta, found = scores.releases[-1].theta, simulator
+        theta, found = scores.releases[-1].term.theta, simulator
         for _ in range(_N_TURNS):
             features, rng = ScoreFeatures(scores, found.simulated), np.random.default_rng(0)
             posterior = normal_posterior(found, features, theta, scores.n_records, rng)

@@ -11,15 +11,15 @@ import pymc as pm
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.sums.clipped_vectors import clip_rows, larger_over_own, unbiased_rows
-from pymc_dp.model.terms import ScoreProducts
+from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from pymc_dp.model.terms import ClippedScores, ScoreProducts
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries.noisy_total import Release
 from pymc_dp.scores.check_design import TailMisfit, tail_misfit
 from pymc_dp.scores.linearized import floored, information_of
-from pymc_dp.scores.releases import ScoreHistogram
 from pymc_dp.scores.second_moments import MOST_PRODUCTS, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
@@ -96,6 +96,10 @@ class SimulatedScores(Shown):
         """Covariance of the parameters around the position, as far as scores are nearly linear, shape ``(n_dim, n_dim)``."""
         return min(self.prior_width, NEAR) ** 2 * self.directions @ self.directions.T
 
+    def term(self, bound: float) -> ClippedScores:
+        """What is released at this position with a clip bound."""
+        return ClippedScores(self.theta, bound, self.directions, self.unbiased)
+
     @property
     def n_features(self) -> int:
         """Dimension of a release."""
@@ -117,7 +121,7 @@ class SimulatedScores(Shown):
         few = n_products(self.n_features) <= MOST_PRODUCTS
         return self.information_error > 0 and self._can_simulate and few
 
-    def misfit(self, histogram: ScoreHistogram, reference_error: float) -> TailMisfit:
+    def misfit(self, histogram: Release, reference_error: float) -> TailMisfit:
         """What a histogram of the records' norms at this position says; see :func:`tail_misfit`."""
         return tail_misfit(histogram, self.norms, self._vectors, reference_error)
 
@@ -132,10 +136,9 @@ class SimulatedScores(Shown):
         With `unbiased`, the latter is what follows from the probability ``p`` of the rarer outcome: where it is wrong by a
         part of it, the mean of scores is by this part of ``p |x|``, and their mean length is ``2 p (1 - p) |x|``.
         """
+        clipped = self.term(bound).clipped(self._vectors.copy(), self._logp)
         if not self.unbiased:
-            clipped = clip_rows(self._vectors.copy(), bound)
             return clipped, np.abs(self._vectors - clipped).mean(axis=0)
-        clipped = unbiased_rows(self._vectors, self._logp, bound)
         probability = np.exp(self._logp)[:, None]
         lengths = np.abs(self._vectors - clipped) / 2 / np.maximum(probability, 1 - probability)
         return clipped, lengths.mean(axis=0)

@@ -12,11 +12,11 @@ import pytest
 
 import pymc_dp as dp
 
-from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, release
+from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, codec, release
 from pymc_dp.errors import PrivacyLeak
 from pymc_dp.model.identity import model_token
 from pymc_dp.privacy.budget.binding import TOKEN, new_token
-from pymc_dp.privacy.mechanisms.mechanism import Gaussian, from_json, to_json
+from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.steps import base
 from tests.audit.audited_samplers import build, sample
 from tests.exactness.targets import compiled_once
@@ -245,13 +245,13 @@ class TestClaims:
 
     def test_a_class_of_the_same_name_does_not_change_what_was_charged(self):
         gaussian = self.SOLD[0][0]
-        text = to_json(gaussian)
+        text = codec.dumps(gaussian)
 
         class Gaussian(type(gaussian)):  # found among the subclasses
             pass
 
-        assert type(from_json(text)) is not Gaussian
-        assert from_json(text) == gaussian
+        assert type(codec.loads(text)) is not Gaussian
+        assert codec.loads(text) == gaussian
 
 
 class TestModels:

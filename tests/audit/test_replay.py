@@ -21,7 +21,7 @@ import xarray as xr
 
 import pymc_dp as dp
 
-from pymc_dp import ledger_file
+from pymc_dp import codec, ledger_file
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.terms import Bins
 from tests.audit import audited_samplers as samplers
@@ -81,7 +81,7 @@ def saved(result, path):
     name = str(path / f"{len([*path.iterdir()])}.nc")  # a file that was read may still be open
     result.to_netcdf(name)
     read = az.from_netcdf(name)
-    return [result, dp.PrivacyReport.of(read), read, dp.PrivateScores.of(read).to_dict()]
+    return [result, dp.PrivacyReport.of(read), read, codec.dumps(dp.PrivateScores.of(read))]
 
 
 # ---------------------------------------------------------------- calls: of data, and a folder
@@ -188,7 +188,7 @@ def dask_client():
 
 def scores(y, folder):
     found = dp.private_scores(model=model_of(mean, y), budget=budget_of(), random_seed=2)
-    return [found, found.to_dict(), found.report]
+    return [found, codec.dumps(found)]
 
 
 def start(y, folder):

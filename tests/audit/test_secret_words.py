@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
 from pymc_dp.privacy.budget.binding import TOKEN
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from tests.audit.audited_samplers import SAMPLERS, budget_for, build, normal_model, sample
@@ -132,8 +133,8 @@ def overheard():
     """Batches and log-likelihoods of records, as the step sees them."""
     heard = {"batches": [], "log-likelihoods": []}
 
-    def listener(name):
-        real = getattr(RecordLikelihood, name)
+    def listener(owner, name):
+        real = getattr(owner, name)
 
         def method(self, theta, *args, **options):
             result = real(self, theta, *args, **options)
@@ -142,7 +143,7 @@ def overheard():
             )
             if batch is not None and 3 <= len(batch) < 60:
                 heard["batches"].append(np.array(batch))
-            values = result if "logp" in name else None
+            values = None if name == "total" else result
             if getattr(theta, "keeps_logp", False):  # a term
                 values = self._latest._found[theta.theta.tobytes()]
             if values is not None:
@@ -152,8 +153,11 @@ def overheard():
         return method
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("logp", "logp_at", "total"):
-            patch.setattr(RecordLikelihood, name, listener(name))
+        for owner, name in [
+            *((RecordLikelihood, n) for n in ("logp", "logp_at", "total")),
+            (BatchLikelihood, "all_records"),
+        ]:
+            patch.setattr(owner, name, listener(owner, name))
         yield heard
 
 

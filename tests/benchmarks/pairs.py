@@ -259,7 +259,7 @@ def scores(n: int) -> tuple[Call, Call]:
     budget = dp.PrivacyBudget(4.0, 1e-6, chains=1)
     released = dp.private_scores(simulator, budget=budget, fit_share=0.0, random_seed=1)
     target = dp.DPScore(released, simulator=simulator, method="records")._target
-    state = target.draw(released.releases[-1].theta, rng)
+    state = target.draw(released.releases[-1].term.theta, rng)
     step = dp.DPScore(released, simulator=simulator, method="normal")
     return lambda: target.update_records(state, rng), lambda: step.step({})
 

@@ -30,10 +30,11 @@ from pymc_dp import (
 )
 from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores import ScoreRelease, linearized, score_step
+from pymc_dp.scores import linearized, score_step
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.steps import base
 from tests.scores.score_models import noise_of
+from tests.terms import score_release
 
 pytestmark = [
     pytest.mark.slow,
@@ -194,7 +195,7 @@ class Case:
         directions[part] = np.linalg.inv(np.linalg.cholesky(fisher)).T
         bound = float(np.median(np.linalg.norm(scores @ directions, axis=1)))
         kinds = (("l2", 3.0), ("gaussian", 6.0))
-        return [ScoreRelease(guess, directions, bound, *k, np.zeros(len(part))) for k in kinds]
+        return [score_release(guess, directions, bound, *k, np.zeros(len(part))) for k in kinds]
 
     def private(self, totals=None):
         releases = self.releases
@@ -210,7 +211,7 @@ class Case:
         def chain(truth, rng):
             total = ScoreFeatures(self.private(), self.simulated).of(self.data).sum(axis=0)
             totals = [
-                part + noise_of(r.noise, louder * r.scale, (1, len(part)), rng)[0]
+                part + noise_of(r.noise.kind, louder * r.noise.scale, (1, len(part)), rng)[0]
                 for r, part in zip(self.releases, np.split(total, 2), strict=True)
             ]
             scores = self.private(totals)

@@ -20,8 +20,9 @@ from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.terms import Box
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
+from tests.terms import score_release
 
 N = 300
 RNG = np.random.default_rng(4)
@@ -104,7 +105,7 @@ def scores(simulator):
 
 def scores_of(simulator, total, scale=4.0, adjacency="substitute"):
     theta = simulator.position()
-    release = ScoreRelease(theta, np.eye(2), 3.0, "gaussian", scale, total)
+    release = score_release(theta, np.eye(2), 3.0, "gaussian", scale, total)
     shapes = {name: () for name in simulator.likelihood.unravel(theta)}
     report = budget_of(1.0, adjacency).report()
     return PrivateScores((release,), shapes, N, adjacency, (report,))

@@ -319,8 +319,11 @@ def test_scores_of_blocks():
     with pm.Model() as model:
         logistic(columns()["x"], columns()["y"])
     likelihood, release = RecordLikelihood(model), scores.releases[-1]
-    steps, exponent = clipped_grad_steps(likelihood, release.theta, release.bound, directions=release.directions)  # fmt: skip
-    assert np.abs(release.total - np.ldexp(steps.astype(float), exponent)).max() < 8 * release.scale
+    steps, exponent = clipped_grad_steps(likelihood, release.term.theta, release.term.bound, directions=release.term.directions)  # fmt: skip
+    assert (
+        np.abs(release.total - np.ldexp(steps.astype(float), exponent)).max()
+        < 8 * release.noise.scale
+    )
     assert scores.n_records == N
 
 

@@ -1,7 +1,6 @@
 """Combinations of bins: probabilities from noisy counts, their errors, rows, and what a record can change."""
 
 import functools
-import json
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_dp import DPScore, PrivacyBudget, Ranges, Simulator
+from pymc_dp import DPScore, PrivacyBudget, Ranges, Simulator, codec
 from pymc_dp.model import stand_in_error
 from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.privacy.mechanisms import noise_law
@@ -26,9 +25,10 @@ from pymc_dp.queries.cells import (
 from pymc_dp.queries.stand_in import release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores import score_features
-from pymc_dp.scores.releases import PrivateScores, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.score_step import _chosen
+from tests.terms import score_release
 
 SIZES, ORDERED, N = (4, 3, 2), (False, True, False), 5000
 
@@ -191,15 +191,13 @@ def test_a_file_has_the_combinations():
     found = private_stand_in(
         data, Ranges(a=[0, 1], b=[0, 1]), budget=PrivacyBudget(1.0, 1e-6, chains=1)
     )
-    again = StandIn.from_dict(json.loads(json.dumps(found.to_dict())))
+    again = codec.loads(codec.dumps(found))
     assert found.cells is not None and all(
         np.array_equal(again.rows[k], found.rows[k]) for k in data
     )
     assert (again.error.statistics != found.error.statistics).nnz == 0
     np.testing.assert_allclose(again.error.covariance, found.error.covariance)
-    older = found.to_dict()
-    older["cell_noise"] = older.pop("noise_sd")  # the name in older files
-    assert StandIn.from_dict(older).noise_sd == found.noise_sd > 0
+    assert again.noise_sd == found.noise_sd > 0
 
 
 def categories(g, y):
@@ -216,7 +214,7 @@ def test_the_error_of_the_sum_has_its_closed_form():
     simulator = Simulator(model, covariates=ranges)
     shares, noise_sd = np.array([0.5, 0.3, 0.2]), 0.02
     stand_in = StandIn(ranges, (shares,), np.eye(1), n, 0, shares, noise_sd)
-    release = ScoreRelease(np.zeros(1), np.eye(1), 1e6, "gaussian", 1.0, np.zeros(1))
+    release = score_release(np.zeros(1), np.eye(1), 1e6, "gaussian", 1.0, np.zeros(1))
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
     rng, b = np.random.default_rng(7), 2.0
     without = ScoreFeatures(scores, simulator.simulated)
@@ -243,7 +241,7 @@ def test_simulated_records_are_as_many_as_the_error_needs(monkeypatch):
     """
     n, rng = 3000, np.random.default_rng(11)
     simulator = Simulator(categories(rng.standard_normal(n), np.zeros(n)), covariates="public")
-    release = ScoreRelease(np.zeros(1), np.eye(1), 0.5, "gaussian", 1.0, np.zeros(1))
+    release = score_release(np.zeros(1), np.eye(1), 0.5, "gaussian", 1.0, np.zeros(1))
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", ())
     features = ScoreFeatures(scores, simulator.simulated)
     simulator.simulated.error = StandInError(rng.standard_normal((n, 60)), 2**2 * np.eye(60))
@@ -266,7 +264,7 @@ def test_the_posterior_has_the_error():
     shares = np.array([0.5, 0.3, 0.2])
     g2 = np.array([0, 1, 9.0])
     model = categories(np.zeros(n), np.zeros(n))
-    release = ScoreRelease(
+    release = score_release(
         np.zeros(1), np.eye(1), 1e6, "gaussian", noise, np.array([n * b * shares @ g2])
     )
     stand_in = StandIn(ranges, (shares,), np.eye(1), n, 0, shares, noise_sd)

@@ -1,7 +1,6 @@
 """Stand-ins from ranges: positions, copulas, what is released, what it costs, and use in a plan of scores."""
 
 import itertools
-import json
 import math
 import warnings
 
@@ -16,7 +15,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_dp import DPScore, PrivacyBudget, Simulator, plan, sample
+from pymc_dp import DPScore, PrivacyBudget, Simulator, codec, plan, sample
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.privacy.accounting.composition import Cost
@@ -31,7 +30,7 @@ from pymc_dp.queries.copula import (
     nearest_probabilities,
     smooth_probabilities,
 )
-from pymc_dp.queries.stand_in import StandIn, _products_of, release_stand_in, uniform_stand_in
+from pymc_dp.queries.stand_in import _products_of, release_stand_in, uniform_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.releases import PrivateScores
 
@@ -93,7 +92,7 @@ def test_ranges_one_record_of_any_kind_is_the_last_category(given, container):
 
 
 def test_ranges_in_a_file():
-    again = Ranges.from_dict(json.loads(json.dumps(RANGES.to_dict())))
+    again = codec.loads(codec.dumps(RANGES))
     assert again.columns == RANGES.columns and list(again) == list(RANGES)
 
 
@@ -280,7 +279,7 @@ def test_rows_follow_from_what_is_public():
     data = made(2000, np.random.default_rng(7))
     budget = PrivacyBudget(2.0, 1e-6, chains=1)
     found = private_stand_in(data, RANGES, budget=budget, random_seed=3)
-    again = StandIn.from_dict(json.loads(json.dumps(found.to_dict())))
+    again = codec.loads(codec.dumps(found))
     assert all(np.array_equal(again.rows[name], found.rows[name]) for name in RANGES)
     assert found.report.epsilon <= 2.0
 

@@ -18,7 +18,8 @@ from scipy.special import expit, gammaln, logsumexp, xlogy
 
 from pymc_dp import DPScore, PrivateScores
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores import ScoreRelease
+from pymc_dp.queries import Release
+from tests.terms import score_release
 
 #: Largest deviation of a mean, in its standard errors.
 LARGEST_Z = 4.5
@@ -139,13 +140,17 @@ def noise_of(kind: str, scale: float, shape: tuple[int, int], rng: np.random.Gen
     return scale * noise
 
 
-def log_noise(releases: Iterable[ScoreRelease], residual: np.ndarray) -> np.ndarray:
+def log_noise(releases: Iterable[Release], residual: np.ndarray) -> np.ndarray:
     """Log-density of the noise of all releases, up to a constant, at residuals along the last axis."""
     value, start = np.zeros(residual.shape[:-1]), 0
     for r in releases:
         part = residual[..., start : start + len(r.total)]
         square = (part**2).sum(axis=-1)
-        value -= square / (2 * r.scale**2) if r.noise == "gaussian" else np.sqrt(square) / r.scale
+        value -= (
+            square / (2 * r.noise.scale**2)
+            if r.noise.kind == "gaussian"
+            else np.sqrt(square) / r.noise.scale
+        )
         start += len(r.total)
     return value
 
@@ -165,12 +170,14 @@ def template(case: Case, kind: str, k: float, theta: np.ndarray, fraction: float
     bound = float(np.quantile(np.linalg.norm(scores @ directions, axis=1), 1 - fraction))
     sd = k * math.sqrt(n or case.n)
     scale = sd if kind == "gaussian" else sd / math.sqrt(d + 1)
-    return ScoreRelease(theta, directions, bound, kind, scale, np.zeros(d))
+    return score_release(theta, directions, bound, kind, scale, np.zeros(d))
 
 
 def features(case: Case, releases, y: np.ndarray) -> np.ndarray:
     """Clipped scores, by hand, of all releases side by side."""
-    parts = [clipped(case.score(r.theta, y) @ r.directions, r.bound) for r in releases]
+    parts = [
+        clipped(case.score(r.term.theta, y) @ r.term.directions, r.term.bound) for r in releases
+    ]
     return np.hstack(parts)
 
 
@@ -179,9 +186,13 @@ def released(case: Case, releases, theta: np.ndarray, rng: np.random.Generator, 
     y = case.draw(theta, n or case.n, rng)
     found = []
     for r in releases:
-        noise = noise_of(r.noise, r.scale, (1, len(r.total)), rng)[0]
+        noise = noise_of(r.noise.kind, r.noise.scale, (1, len(r.total)), rng)[0]
         total = features(case, [r], y).sum(axis=0) + noise
-        found.append(ScoreRelease(r.theta, r.directions, r.bound, r.noise, r.scale, total))
+        found.append(
+            score_release(
+                r.term.theta, r.term.directions, r.term.bound, r.noise.kind, r.noise.scale, total
+            )
+        )
     return found
 
 
@@ -227,7 +238,7 @@ def _by_fourier(p, values, n, releases, total):
     """Law of the sum of features on a grid, by fast Fourier transforms; each value is split between its neighbours."""
     width = values.shape[1]
     size = 201 if width == 1 else 65
-    bounds = np.concatenate([np.full(len(r.total), r.bound) for r in releases])
+    bounds = np.concatenate([np.full(len(r.total), r.term.bound) for r in releases])
     step = 2 * bounds / (size - 1)
     place = (values + bounds) / step
     low = np.clip(np.floor(place).astype(int), 0, size - 2)

@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp import codec
 from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.model.terms import ScoreNorms, Source
@@ -19,12 +20,14 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.scores.check_design import CheckDesign, edges_of
 from pymc_dp.scores.design import best_design
-from pymc_dp.scores.fit_check import _tested, check_fit, release_histogram
+from pymc_dp.scores.fit_check import _tested, check_fit
 from pymc_dp.scores.private_scores import plan_scores
-from pymc_dp.scores.releases import PrivateScores, ScoreHistogram, ScoreRelease
+from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.simulated_scores import SimulatedScores
+from tests.terms import score_release
 
 N_ROWS = 3000
 
@@ -70,6 +73,13 @@ def planned(simulator, n, epsilon):
     return best_design(simulated, budget_of(epsilon), n, "auto", 0.03)
 
 
+def release_histogram(rows, simulated, check):
+    """As a plan does."""
+    edges = edges_of(simulated.norms, check.levels)
+    term = ScoreNorms(simulated.theta, simulated.directions, edges)
+    return noisy_total(rows, term, check.mechanism, Adjacency.SUBSTITUTE)
+
+
 def released(simulator, theta, y, epsilon, rng):
     """Scores at `theta` of records `y`, which are no secret, as private_scores() would release them."""
     n = len(y)
@@ -79,14 +89,14 @@ def released(simulator, theta, y, epsilon, rng):
         simulator.simulated.gradients(simulated.theta, [block]) for block in y.reshape(-1, N_ROWS)
     ]
     gradients, factor = np.vstack(blocks), 2.0
-    histogram = release_histogram(Rows(gradients), simulated, design.check, Adjacency.SUBSTITUTE)
+    histogram = release_histogram(Rows(gradients), simulated, design.check)
     bound = simulated.design(factor * design.main.noise_sd).bound
     sd = factor * bound * design.main.noise_sd
     total = clip_rows(gradients @ simulated.directions, bound).sum(axis=0)
     total += sd * rng.standard_normal(len(total))  # close to the law of l2 noise
-    release = ScoreRelease(simulated.theta, simulated.directions, bound, "gaussian", sd, total, histogram)  # fmt: skip
+    release = score_release(simulated.theta, simulated.directions, bound, "gaussian", sd, total)
     shapes = dict.fromkeys(simulator.likelihood.unravel(simulated.theta), ())
-    return PrivateScores((release,), shapes, n, "substitute", ())
+    return PrivateScores((release,), shapes, n, "substitute", (), histogram=histogram)
 
 
 # Sensitivity and noise
@@ -155,13 +165,13 @@ def test_noise_has_the_claimed_scale(normal, mechanism):
     rng = np.random.default_rng(3)
     simulated = SimulatedScores(normal, np.zeros(2), rng)
     rows, design = Rows(rng.normal(size=(300, 2))), CheckDesign(mechanism, (0.5, 0.9, 0.99))
-    found = [release_histogram(rows, simulated, design, Adjacency.SUBSTITUTE) for _ in range(300)]
-    exact = rows.total(ScoreNorms(simulated.theta, simulated.directions, found[0].edges))
-    errors = np.array([h.counts for h in found]) - exact
+    found = [release_histogram(rows, simulated, design) for _ in range(300)]
+    exact = rows.total(found[0].term)
+    errors = np.array([h.total for h in found]) - exact
     claimed = math.sqrt(2) * mechanism.noise_sd
     assert found[0].noise_sd == pytest.approx(claimed)
     assert np.sqrt(np.mean(errors**2)) == pytest.approx(claimed, rel=0.12)
-    drawn = found[0].law.draw(4000, rng)
+    drawn = found[0].noise.draw(4000, rng)
     assert np.sqrt(np.mean(drawn**2)) == pytest.approx(claimed, rel=0.05)
 
 
@@ -175,16 +185,16 @@ def test_the_budget_pays_for_the_scale_that_is_released(normal, epsilon, delta, 
     assert Cost.of(plan.design.accesses).epsilon(delta, budget.accountant) <= epsilon
     scores = plan.release()
     ((mechanism, count),) = budget.one_off_accesses["fit check"]
-    histogram = scores.releases[-1].histogram
+    histogram = scores.histogram
     assert count == 1
     assert histogram.noise_sd == pytest.approx(math.sqrt(2) * mechanism.noise_sd)
-    assert histogram.noise == ("l2" if isinstance(mechanism, L2Laplace) else "gaussian")
-    assert abs(histogram.counts.sum() - N_ROWS) < 6 * histogram.noise_sd * math.sqrt(len(histogram.counts))  # fmt: skip
+    assert histogram.noise.kind == ("l2" if isinstance(mechanism, L2Laplace) else "gaussian")
+    assert abs(histogram.total.sum() - N_ROWS) < 6 * histogram.noise_sd * math.sqrt(len(histogram.total))  # fmt: skip
     assert "fit check" in str(plan)
     scores.save(tmp_path / "scores.json")
     loaded = PrivateScores.load(tmp_path / "scores.json")
-    assert loaded.to_dict() == scores.to_dict()
-    assert isinstance(loaded.releases[-1].histogram, ScoreHistogram)
+    assert codec.dumps(loaded) == codec.dumps(scores)
+    assert isinstance(loaded.histogram.term, ScoreNorms)
     first, second = (check_fit(s, normal, random_seed=2) for s in (scores, loaded))
     assert first.p_value == second.p_value
     assert first.expected.sum() == pytest.approx(N_ROWS)
@@ -198,7 +208,7 @@ def test_the_check_costs_a_small_part_and_can_be_left_out(normal):
     ratio = with_check.design.main.noise_sd / without.design.main.noise_sd
     assert 1 < ratio < 1.04
     scores = without.release()
-    assert scores.releases[-1].histogram is None
+    assert scores.histogram is None
     assert check_fit(scores, normal) is None
     with pytest.raises(ValueError, match="fit_share"):
         plan_scores(normal, budget_of(1.0), fit_share=1.0)
@@ -299,7 +309,7 @@ def known_misfit(simulator, draw, n, epsilon=4.0, off=0.0, reference_error=1e-4,
     """What the histogram of such records at a reference `off` says; the simulated scores there."""
     rng = np.random.default_rng([seed, n])
     reference = np.array([off, 0.0])
-    histogram = released(simulator, reference, draw(rng, n), epsilon, rng).releases[0].histogram
+    histogram = released(simulator, reference, draw(rng, n), epsilon, rng).histogram
     simulated = SimulatedScores(simulator, reference, rng)
     return simulated.misfit(histogram, reference_error), simulated
 

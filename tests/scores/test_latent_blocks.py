@@ -14,17 +14,17 @@ from scipy import stats
 from pymc_dp import DPScore, PrivateScores
 from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores import ScoreRelease
 from pymc_dp.scores.latent_posterior import LatentPosterior, Walk
 from pymc_dp.scores.score_features import ScoreFeatures
 from tests.scores.score_models import clipped
+from tests.terms import score_release
 
 UNITS = 12
 #: Two rows of one variable, and one row of the other, of each unit; not in the same order.
 LABELS = {"y": np.arange(2 * UNITS) // 2, "c": np.random.default_rng(0).permutation(UNITS)}
 X = np.linspace(-1, 1, 2 * UNITS)
 THETA = np.array([0.3, -0.2])
-RELEASE = ScoreRelease(THETA, np.array([[0.8, 0.1], [0.0, 0.9]]), 0.9, "l2", 0.7, np.zeros(2))
+RELEASE = score_release(THETA, np.array([[0.8, 0.1], [0.0, 0.9]]), 0.9, "l2", 0.7, np.zeros(2))
 
 
 @functools.cache
@@ -74,7 +74,9 @@ def test_weights_count_the_records(n_records):
     total = np.zeros(2)
     log_density, gradient = -(state.theta @ state.theta) / 2 - np.log(2 * np.pi), -state.theta
     for w, data, found in zip(weights, state.data, state.features, strict=True):
-        by_hand = w[:, None] * clipped(terms(THETA, data)[1] @ RELEASE.directions, RELEASE.bound)
+        by_hand = w[:, None] * clipped(
+            terms(THETA, data)[1] @ RELEASE.term.directions, RELEASE.term.bound
+        )
         np.testing.assert_allclose(found, by_hand, atol=1e-12)
         total += by_hand.sum(axis=0)
         logp, score = terms(state.theta, data)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
 
 from dataclasses import replace
@@ -121,14 +120,14 @@ def test_claims_are_the_noise_that_is_used(delta, kind, adjacency):
     sums = mechanisms
     assert len(sums) == len(scores.releases)
     for release, mechanism in zip(scores.releases, sums, strict=True):
-        assert release.noise == kind
+        assert release.noise.kind == kind
         if kind == "l2":
             assert isinstance(mechanism, L2Laplace) and mechanism.n_dim == len(release.total)
-            expected = factor * release.bound / mechanism.epsilon
+            expected = factor * release.term.bound / mechanism.epsilon
         else:
             assert isinstance(mechanism, Gaussian)
-            expected = factor * release.bound * mechanism.noise_multiplier
-        assert release.scale == pytest.approx(expected, rel=1e-14)
+            expected = factor * release.term.bound * mechanism.noise_multiplier
+        assert release.noise.scale == pytest.approx(expected, rel=1e-14)
     (report,) = scores.reports
     assert (report.epsilon_budget, report.delta, report.adjacency) == (1.0, delta, adjacency)
     assert 0.99 < report.epsilon <= 1.0 and report.protected
@@ -140,7 +139,7 @@ def test_claims_are_the_noise_that_is_used(delta, kind, adjacency):
 
 def test_a_run_without_protection_says_so():
     scores = released(budget_for(math.inf))
-    assert scores.releases[-1].noise == "gaussian"
+    assert scores.releases[-1].noise.kind == "gaussian"
     (report,) = scores.reports
     assert not report.protected and report.epsilon == math.inf
 
@@ -158,7 +157,7 @@ def test_sums_after_a_far_start_arrive():
     scores = [
         private_scores(source, budget=budget_for(), random_seed=seed).releases for seed in range(6)
     ]
-    distances = [np.linalg.norm(releases[-1].theta - truth) for releases in scores]
+    distances = [np.linalg.norm(releases[-1].term.theta - truth) for releases in scores]
     assert np.sum(np.array(distances) < 0.5) >= 5
     assert {len(releases) for releases in scores} == {3}
 
@@ -176,8 +175,8 @@ def test_what_was_paid_for_is_kept_if_the_next_reference_is_impossible(monkeypat
             patch.setattr(score_plan, name, impossible)
             scores = replace(plan, budget=budget_for(6.0)).release()
         first, main = scores.releases
-        np.testing.assert_array_equal(first.theta, main.theta)
-        assert first.histogram is None and main.histogram is not None
+        np.testing.assert_array_equal(first.term.theta, main.term.theta)
+        assert scores.histogram is not None
         assert first.noise_sd != main.noise_sd
 
 
@@ -190,8 +189,8 @@ def test_the_main_sum_is_clipped_less_where_the_data_have_heavier_tails():
             pm.Normal("y", pm.Normal("t", 0, 1), pm.HalfNormal("s", 1), observed=y)
         scores = private_scores(model=model, budget=budget_for(4.0), random_seed=1)
         release = scores.releases[-1]
-        bounds[name] = release.bound / np.quantile(
-            SimulatedScores(Simulator(model), release.theta, rng).norms, 0.99
+        bounds[name] = release.term.bound / np.quantile(
+            SimulatedScores(Simulator(model), release.term.theta, rng).norms, 0.99
         )
     assert bounds["t"] > 1.2 * bounds["normal"]
 
@@ -227,12 +226,11 @@ def test_nothing_is_released_before_its_claim(monkeypatch):
 
     watch(start, "noisy_total")
     watch(score_plan, "noisy_total")
-    watch(score_plan, "release_histogram")
     plan.release()
     assert found == [
         *[("noisy_total", "start")] * 2,
         ("noisy_total", "first scores"),
-        ("release_histogram", "fit check"),
+        ("noisy_total", "fit check"),
         ("noisy_total", "scores"),
     ]
 
@@ -251,7 +249,7 @@ def test_a_plan_is_reproducible():
 
 def test_noise_is_new_each_time():
     one, other = released(seed=1), released(seed=1)
-    assert one.releases[0].bound == other.releases[0].bound
+    assert one.releases[0].term.bound == other.releases[0].term.bound
     assert (one.releases[0].total != other.releases[0].total).all()
 
 
@@ -281,7 +279,6 @@ def test_scores_are_kept_in_a_file(tmp_path, epsilon):
     scores = released(budget_for(epsilon))
     scores.save(tmp_path / "scores.json")
     same(scores, PrivateScores.load(tmp_path / "scores.json"))
-    same(scores, PrivateScores.from_dict(json.loads(json.dumps(scores.to_dict()))))
 
 
 def test_scores_of_two_budgets_are_added(tmp_path):

@@ -46,10 +46,14 @@ def largest_difference(release) -> tuple[float, float]:
     for more in records:
         index = np.array([*range(COMMON), *more])
         steps, exponent = clipped_grad_steps(
-            likelihood, release.theta, release.bound, index, directions=release.directions
+            likelihood,
+            release.term.theta,
+            release.term.bound,
+            index,
+            directions=release.term.directions,
         )
         sums.append([int(s) for s in steps])
-    unit = Fraction(2) ** exponent / Fraction(release.bound)
+    unit = Fraction(2) ** exponent / Fraction(release.term.bound)
 
     def distance(one, other):
         return float(sum((a - b) ** 2 for a, b in zip(one, other, strict=True)) * unit**2) ** 0.5
@@ -90,17 +94,19 @@ def sensitivity_of(mechanism, scale):
 def test_noise_covers_every_neighbour(noise):
     release, mechanism, scale = audited(noise)
     replaced, removed = largest_difference(release)
-    assert scale == pytest.approx(release.scale, rel=1e-14)
+    assert scale == pytest.approx(release.noise.scale, rel=1e-14)
     assert 1.9 < replaced <= 2 and 0.99 < removed <= 1
-    assert replaced * release.bound <= sensitivity_of(mechanism, scale) * (1 + 1e-12)
-    assert sensitivity_of(mechanism, scale) < 2.1 * release.bound  # and not more than it must
+    assert replaced * release.term.bound <= sensitivity_of(mechanism, scale) * (1 + 1e-12)
+    assert sensitivity_of(mechanism, scale) < 2.1 * release.term.bound  # and not more than it must
 
 
 def test_noise_for_adding_and_removing_alone_is_found(monkeypatch):
     """Control: the noise of a sum that changes by one bound, where records are replaced."""
     monkeypatch.setattr(ClippedScores, "sensitivity", lambda self, adjacency: self.bound)
     release, mechanism, scale = audited("l2")
-    assert largest_difference(release)[0] * release.bound > 1.5 * sensitivity_of(mechanism, scale)
+    assert largest_difference(release)[0] * release.term.bound > 1.5 * sensitivity_of(
+        mechanism, scale
+    )
 
 
 @pytest.mark.parametrize("noise", ["l2", "gaussian"])
@@ -108,25 +114,30 @@ def test_the_noise_has_the_law_that_the_posterior_assumes(noise):
     """Many sums as the release made them, minus the exact one."""
     likelihood = simulator().likelihood
     release, mechanism, _ = audited(noise)
-    term = ClippedScores(release.theta, release.bound, release.directions)
+    term = ClippedScores(release.term.theta, release.term.bound, release.term.directions)
     exact = np.ldexp(likelihood.total(term).astype(float), term.exponent)
     sums = [noisy_total(likelihood, term, mechanism, Adjacency.SUBSTITUTE)[0] for _ in range(1500)]
-    noise_ = (np.array(sums) - exact) / release.scale
+    noise_ = (np.array(sums) - exact) / release.noise.scale
     length, angle = np.hypot(*noise_.T), np.arctan2(*noise_.T)
     law = stats.gamma(2) if noise == "l2" else stats.rayleigh()
     assert stats.kstest(length, law.cdf).pvalue > 1e-6
     assert stats.kstest(angle, stats.uniform(-np.pi, 2 * np.pi).cdf).pvalue > 1e-6
-    assert noise_.std() * release.scale == pytest.approx(release.noise_sd, rel=0.12)
+    assert noise_.std() * release.noise.scale == pytest.approx(release.noise_sd, rel=0.12)
 
 
 def test_features_of_simulated_records_are_those_of_private_ones():
     """The posterior clips as the release does: the same sum, up to its grid, of the same data."""
     release = audited("l2")[0]
     steps, exponent = clipped_grad_steps(
-        simulator().likelihood, release.theta, release.bound, directions=release.directions
+        simulator().likelihood,
+        release.term.theta,
+        release.term.bound,
+        directions=release.term.directions,
     )
-    vectors = simulator().simulated.gradients(release.theta, [Y], None, release.directions)
-    total = clip_rows(vectors, release.bound)
+    vectors = simulator().simulated.gradients(
+        release.term.theta, [Y], None, release.term.directions
+    )
+    total = clip_rows(vectors, release.term.bound)
     np.testing.assert_allclose(
         total.sum(axis=0), np.ldexp(steps.astype(float), exponent), atol=1e-6
     )

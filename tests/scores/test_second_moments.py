@@ -11,21 +11,21 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp import DPScore, PrivacyBudget, PrivateScores
+from pymc_dp import DPScore, PrivacyBudget, codec
 from pymc_dp.model.sums.vector_sums import product_exponent, products, sum_products
 from pymc_dp.model.terms import ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries import Release
+from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.scores import check_fit, plan_scores, score_plan
-from pymc_dp.scores.releases import ScoreMoments
 from pymc_dp.scores.second_moments import (
     corrected,
     corrected_by,
-    release_moments,
     row_weights,
 )
-from tests.terms import product_steps
+from tests.terms import product_steps, score_moments
 
 N, RHO = 1500, 0.6
 
@@ -104,11 +104,11 @@ def simulator() -> Simulator:
 DIRECTIONS = 2 * np.eye(3)
 
 
-def moments_of(noise_sd=0.0, bound=1.8, seed=6) -> ScoreMoments:
+def moments_of(noise_sd=0.0, bound=1.8, seed=6) -> Release:
     steps, exponent = product_steps(simulator().likelihood, np.zeros(3), DIRECTIONS, bound)
     noise = noise_sd * np.random.default_rng(seed).standard_normal(len(steps))
     total = np.ldexp(steps.astype(float), exponent) + noise
-    return ScoreMoments(np.zeros(3), DIRECTIONS, bound, "gaussian", noise_sd, total)
+    return score_moments(np.zeros(3), DIRECTIONS, bound, "gaussian", noise_sd, total)
 
 
 def second_moments(simulator, weights=None):
@@ -139,7 +139,7 @@ def test_weighted_rows_have_the_released_moments():
     scores = simulated.gradients(np.zeros(3), data, None, DIRECTIONS)
     # Whatever the outcome, the products are those of the rows: no error of simulation.
     np.testing.assert_allclose(
-        weights @ products(scores, moments.bound), moments.total / N, atol=2e-4
+        weights @ products(scores, moments.term.bound), moments.total / N, atol=2e-4
     )
     assert np.abs(second_moments(simulator(), weights) - true_moments()).max() < 0.12
     assert np.abs(second_moments(simulator()) - true_moments()).max() > 0.5
@@ -217,6 +217,11 @@ def released(noise="auto", epsilon=2.0):
     return plan, plan.release()
 
 
+def quieter(moments, factor):
+    """The same with less noise."""
+    return replace(moments, noise=replace(moments.noise, scale=moments.noise.scale / factor))
+
+
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_plan_with_a_stand_in_releases_moments():
@@ -227,11 +232,11 @@ def test_a_plan_with_a_stand_in_releases_moments():
     assert claims[0] == (plan.design.moments.mechanism, 1)
     assert sum(n for _, n in claims) == sum(n for _, n in plan.design.accesses)
     assert "products of scores" in str(plan) and "products of scores" in str(scores)
-    kept = PrivateScores.from_dict(scores.to_dict())
+    kept = codec.loads(codec.dumps(scores))
     np.testing.assert_array_equal(kept.moments.total, moments.total)
     one, other = (DPScore(s, simulator=simulator()).simulator for s in (scores, kept))
     assert corrected_by(one, kept) is other and corrected_by(other, kept) is other
-    noisier = replace(kept, moments=replace(kept.moments, scale=50 * kept.moments.scale))
+    noisier = replace(kept, moments=quieter(kept.moments, 1 / 50))
     fewer = corrected_by(one, noisier).simulated
     assert fewer.n_records > other.simulated.n_records  # nearer to equal weights
     assert corrected_by(simulator(), replace(scores, moments=None)) is simulator()
@@ -240,7 +245,7 @@ def test_a_plan_with_a_stand_in_releases_moments():
     fit, again = (check_fit(scores, s) for s in (simulator(), one))
     assert fit.p_value == again.p_value
     # Of two, those with less noise count.
-    worse = replace(scores, moments=replace(moments, scale=2 * moments.scale))
+    worse = replace(scores, moments=quieter(moments, 1 / 2))
     assert (scores + worse).moments is moments and (worse + scores).moments is moments
     assert (replace(scores, moments=None) + worse).moments is worse.moments
 
@@ -261,7 +266,7 @@ def test_the_noise_is_the_claimed_one(noise):
     if noise == "gaussian":
         mechanism = Gaussian(3.0)
     term, likelihood = ScoreProducts(np.zeros(3), DIRECTIONS, 1.8), simulator().likelihood
-    found = [release_moments(likelihood, term, mechanism, Adjacency.SUBSTITUTE) for _ in range(200)]
+    found = [noisy_total(likelihood, term, mechanism, Adjacency.SUBSTITUTE) for _ in range(200)]
     errors = np.array([m.total for m in found]) - exact
     wanted = term.sensitivity("substitute") * mechanism.noise_sd
     assert errors.std() == pytest.approx(wanted, rel=5 / np.sqrt(2 * errors.size))
@@ -278,7 +283,7 @@ def test_moments_are_paid_for_before_they_are_released(monkeypatch):
     def fails(*args):
         raise RuntimeError("stopped")
 
-    monkeypatch.setattr(score_plan, "release_moments", fails)
+    monkeypatch.setattr(score_plan, "noisy_total", fails)
     with pytest.raises(RuntimeError, match="stopped"):
         plan.release()
     ((mechanism, count),) = budget.ledger.claims(budget.id)[-1].accesses
@@ -332,7 +337,7 @@ def test_moments_far_from_the_data_are_those_of_the_parameters_found():
     theta, truth, bound = np.array([0.0, 0.0, 0.7]), np.array([1.0, 2.0, 0.0]), 3.0
     steps, exponent = product_steps(away.likelihood, theta, np.eye(3), bound)
     total = np.ldexp(steps.astype(float), exponent)
-    moments = ScoreMoments(theta, np.eye(3), bound, "gaussian", 1.0, total)
+    moments = score_moments(theta, np.eye(3), bound, "gaussian", 1.0, total)
     kept = []
     for at in (theta, truth):
         found = corrected(away, moments, 2000, at, np.zeros((3, 3)))

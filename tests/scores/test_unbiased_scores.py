@@ -1,7 +1,6 @@
 """With private covariates and binary outcomes, errors of a stand-in do not shift sums at the reference."""
 
 import functools
-import json
 
 import numpy as np
 import pymc as pm
@@ -9,15 +8,15 @@ import pytest
 
 from scipy import special
 
-from pymc_dp import PrivacyBudget, PrivateScores, Ranges
+from pymc_dp import PrivacyBudget, PrivateScores, Ranges, codec
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
-from pymc_dp.scores import ScoreRelease, plan_scores, simulated_scores
+from pymc_dp.scores import plan_scores, simulated_scores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.queries.test_cells import cell_covariance
-from tests.terms import clipped_grad_steps
+from tests.terms import clipped_grad_steps, score_release
 
 N, LEVEL, BOUND = 4000, -2.0, 0.4
 RANGES = Ranges(g=[0, 1, 3])
@@ -46,7 +45,7 @@ def simulator():
 
 
 def features(unbiased):
-    release = ScoreRelease(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), unbiased=unbiased)  # fmt: skip
+    release = score_release(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), unbiased=unbiased)  # fmt: skip
     scores = PrivateScores((release,), {"b": ()}, N, "substitute", ())
     return ScoreFeatures(scores, simulator().simulated)
 
@@ -91,25 +90,21 @@ def test_releases_with_private_covariates(monkeypatch):
     stand_in = model_of(rng.choice([0.0, 1.0, 3.0], 500), np.zeros(500, int))
     for covariates, unbiased in [(RANGES, True), (stand_in, True), ("public", False)]:
         simulator, scores = released(covariates)
-        assert {release.unbiased for release in scores.releases} == {unbiased}
-        content = json.loads(json.dumps(scores.to_dict()))
-        assert PrivateScores.from_dict(content).releases[-1].unbiased is unbiased
+        assert {release.term.unbiased for release in scores.releases} == {unbiased}
+        assert codec.loads(codec.dumps(scores)).releases[-1].term.unbiased is unbiased
         release = scores.releases[-1]
         sums = []
         for is_unbiased in (unbiased, not unbiased):
             steps, exponent = clipped_grad_steps(
                 simulator.likelihood,
-                release.theta,
-                release.bound,
-                directions=release.directions,
+                release.term.theta,
+                release.term.bound,
+                directions=release.term.directions,
                 unbiased=is_unbiased,
             )
             sums.append(np.ldexp(steps.astype(float), exponent))
         np.testing.assert_array_equal(release.total, sums[0])
-        assert np.abs(sums[1] - sums[0]).max() > release.bound
-    # Files of earlier versions do not say it.
-    del content["releases"][-1]["unbiased"]
-    assert not PrivateScores.from_dict(content).releases[-1].unbiased
+        assert np.abs(sums[1] - sums[0]).max() > release.term.bound
 
 
 def test_not_if_a_record_of_the_stand_in_is_two_outcomes():
@@ -124,10 +119,14 @@ def test_features_of_simulated_records_are_those_of_private_ones():
     """The posterior clips as the release does."""
     simulator, scores = released("public")
     (release, *_) = scores.releases
-    release = ScoreRelease(release.theta, release.directions, BOUND, "gaussian", 1.0, release.total, unbiased=True)  # fmt: skip
+    release = score_release(release.term.theta, release.term.directions, BOUND, "gaussian", 1.0, release.total, unbiased=True)  # fmt: skip
     of = ScoreFeatures(PrivateScores((release,), {"b": ()}, N, "substitute", ()), simulator.simulated)  # fmt: skip
     steps, exponent = clipped_grad_steps(
-        simulator.likelihood, release.theta, BOUND, directions=release.directions, unbiased=True
+        simulator.likelihood,
+        release.term.theta,
+        BOUND,
+        directions=release.term.directions,
+        unbiased=True,
     )
     found = of.of([data()[1]]).sum(axis=0)
     np.testing.assert_allclose(found, np.ldexp(steps.astype(float), exponent), atol=1e-5)

@@ -18,7 +18,6 @@ refused after the first. Of the account, the first claim takes the whole budget 
 
 from __future__ import annotations
 
-import json
 import math
 
 from collections.abc import Sequence
@@ -26,11 +25,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from pymc_dp import codec
 from pymc_dp.display import Shown, one_line
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_pure
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, from_json, to_json
+from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
 __all__ = ["Asked", "BudgetTerms", "Claim", "Claimed", "Plan", "read", "written"]
 
@@ -183,9 +183,9 @@ class Claimed(Shown):
 
 def written(accesses: Accesses) -> str:
     """Accesses as text, for the ledger and for reports."""
-    return json.dumps([(to_json(m), k) for m, k in accesses])
+    return codec.dumps(accesses)
 
 
 def read(text: str) -> Accesses:
     """Read what :func:`written` wrote."""
-    return tuple((from_json(m), float(k)) for m, k in json.loads(text))
+    return tuple((m, float(k)) for m, k in codec.loads(text))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pymc_dp import codec
 from pymc_dp.arguments import as_integer
 from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
@@ -29,16 +29,8 @@ _OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
 _GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
 
-_MAY_BE_INFINITE = (
-    "epsilon_budget",
-    "epsilon",
-    "gaussian_mu",
-    "zcdp_rho",
-    "account_epsilon",
-    "order",
-)
 
-
+@codec.published
 @dataclass(frozen=True)
 class PrivacyReport(Shown):
     """Privacy statement of a result: what was spent, on what, and what is assumed.
@@ -197,28 +189,12 @@ class PrivacyReport(Shown):
 
     def to_json(self) -> str:
         """JSON text; infinities become the string ``"inf"``."""
-
-        def plain(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {k: plain(v) for k, v in value.items()}
-            if isinstance(value, list | tuple):
-                return [plain(v) for v in value]
-            return "inf" if value == math.inf else value
-
-        return json.dumps(plain(self.to_dict()))
+        return codec.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyReport:
         """Read what :meth:`to_json` wrote."""
-
-        def with_tuples(found: dict[str, Any]) -> dict[str, Any]:
-            return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-
-        values = json.loads(text, object_hook=with_tuples)
-        for name in _MAY_BE_INFINITE:
-            values[name] = math.inf if values.get(name) == "inf" else values.get(name)
-        values["steps"] = tuple(StepReport(**step) for step in values["steps"])
-        return cls(**values)
+        return codec.loads(text)
 
     @classmethod
     def of(cls, released: Any) -> PrivacyReport:

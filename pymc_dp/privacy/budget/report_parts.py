@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pymc_dp import codec
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
 from pymc_dp.privacy.accounting.composition import Cost
@@ -32,6 +33,7 @@ _ASSUMPTIONS_OF_SUMS = (
 )
 
 
+@codec.published
 @dataclass(frozen=True)
 class StepReport(Shown):
     """Claims of one step."""

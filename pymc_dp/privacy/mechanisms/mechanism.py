@@ -7,12 +7,11 @@ adjacency only lists that one, and a budget for the other refuses it.
 
 from __future__ import annotations
 
-import json
 import math
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -21,8 +20,9 @@ import numpy.typing as npt
 
 from scipy.special import log_ndtr
 
-from pymc_dp.acceptance import AcceptanceRule, Barker, Lazy, Metropolis, Penalty
+from pymc_dp.acceptance import AcceptanceRule, Barker, Penalty
 from pymc_dp.arguments import as_float, as_floats, as_positive_float
+from pymc_dp.codec import published
 from pymc_dp.privacy.mechanisms.decision_suprema import (
     decision_mu,
     decision_profile,
@@ -39,9 +39,7 @@ __all__ = [
     "Mechanism",
     "check_count",
     "concentrated",
-    "from_json",
     "gaussian_profile",
-    "to_json",
 ]
 
 #: Rényi orders at which costs are composed: all whole numbers up to 64 (some bounds are known at whole orders
@@ -91,6 +89,11 @@ class Mechanism(ABC):
     >>> round(access.zcdp, 6), access.adjacencies == set(dp.privacy.Adjacency)
     (0.005, True)
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Ledgers hold mechanisms."""
+        super().__init_subclass__(**kwargs)
+        published(cls)
 
     @property
     @abstractmethod
@@ -351,42 +354,3 @@ def check_count(mechanism: Mechanism, count: Any) -> None:
     """Raise ValueError unless the count is a number of at least 0."""
     if not as_float(count) >= 0:
         raise ValueError(f"A count must be at least 0, got {count!r} for {mechanism.name}.")
-
-
-def to_json(mechanism: Mechanism) -> str:
-    """Write a mechanism for the ledger."""
-
-    def encode(value: Any) -> Any:
-        if isinstance(value, Mechanism | Penalty | Barker | Lazy | Metropolis):
-            return {
-                "kind": type(value).__name__,
-                **{f.name: encode(getattr(value, f.name)) for f in fields(value) if f.init},  # type: ignore[arg-type]
-            }
-        return value
-
-    return json.dumps(encode(mechanism))
-
-
-def from_json(text: str) -> Mechanism:
-    """Read a mechanism from the ledger; checks its fields as the constructor does."""
-    kinds: dict[str, type] = {}
-    for kind in (*_subclasses(Mechanism), Penalty, Barker, Lazy, Metropolis):
-        # A class of the user's may have the same name: the ledger holds this package's.
-        if kind.__name__ not in kinds or kind.__module__.startswith("pymc_dp."):
-            kinds[kind.__name__] = kind
-
-    def decode(value: Any) -> Any:
-        if isinstance(value, dict):
-            if value["kind"] not in kinds:
-                raise ValueError(
-                    f"The ledger holds a mechanism of kind {value['kind']!r}, which this version of pymc_dp does not know."
-                )
-            return kinds[value["kind"]](**{k: decode(v) for k, v in value.items() if k != "kind"})
-        return value
-
-    return decode(json.loads(text))
-
-
-def _subclasses(kind: type) -> list[type]:
-    below: list[type] = kind.__subclasses__()
-    return [*below, *(deeper for each in below for deeper in _subclasses(each))]

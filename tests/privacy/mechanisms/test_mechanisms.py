@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp, ndtr, ndtri, ndtri_exp
 from scipy.stats import norm
 
+from pymc_dp import codec
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy import L2Laplace, PureDP, SampledDecision, SampledGaussian, ZeroConcentratedDP
 from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiShare
@@ -20,8 +21,6 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     Decision,
     Gaussian,
     Mechanism,
-    from_json,
-    to_json,
 )
 from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 
@@ -196,7 +195,7 @@ def test_metropolis_is_refused():
 )
 def test_values(mechanism):
     """Hashable, comparable, and the same after a trip through the ledger's text."""
-    again = from_json(to_json(mechanism))
+    again = codec.loads(codec.dumps(mechanism))
     assert again == mechanism and hash(again) == hash(mechanism) and type(again) is type(mechanism)
     assert np.array_equal(again.renyi(ORDERS), mechanism.renyi(ORDERS))
     assert isinstance(mechanism, Mechanism)

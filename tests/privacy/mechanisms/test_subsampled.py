@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from experiments.published_bounds import MinibatchRelease
+from pymc_dp import codec
 from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
 from pymc_dp.privacy.mechanisms.amplification import exchange_cumulant, taylor_cumulant
@@ -21,8 +22,6 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     ORDERS,
     Adjacency,
     Gaussian,
-    from_json,
-    to_json,
 )
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision, SampledGaussian, Sampling
 
@@ -620,7 +619,7 @@ class TestValues:
 
     @pytest.mark.parametrize("mechanism", EVERY, ids=lambda m: m.name)
     def test_through_the_ledger(self, mechanism):
-        again = from_json(to_json(mechanism))
+        again = codec.loads(codec.dumps(mechanism))
         assert again == mechanism and hash(again) == hash(mechanism)
         assert type(again) is type(mechanism)
         assert np.array_equal(again.renyi(ORDERS), mechanism.renyi(ORDERS))
