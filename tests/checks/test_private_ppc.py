@@ -171,7 +171,7 @@ def test_nothing_is_accessed_before_the_claim(simulator, scores, monkeypatch):
     real = RecordFunction.total
     monkeypatch.setattr(RecordFunction, "total", lambda *a: accessed.append(1) or real(*a))
 
-    def refused(*args):
+    def refused(*args, **more):
         raise PrivacyBudgetExhausted("no")
 
     monkeypatch.setattr(PrivacyBudget, "spend", refused)

@@ -24,6 +24,7 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import SeededBits
+from pymc_dp.queries import noisy_total
 
 N = 4000
 RNG = np.random.default_rng(2024)
@@ -85,7 +86,7 @@ def begin(name, epsilon=2.0, seed=1, budget=None, **more):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator, "RecordLikelihood", lambda *_, **__: compiled.likelihood)
         patch.setattr(simulator, "SimulatedRecords", lambda *_, **__: compiled.simulated)
-        patch.setattr(starts, "OperatingSystemBits", lambda: SeededBits(bits))
+        patch.setattr(noisy_total, "OperatingSystemBits", lambda: SeededBits(bits))
         model = Simulator(compiled.model, **options | more)
         return private_start(model, budget=budget, random_seed=seed, **start)
 
@@ -297,7 +298,7 @@ class TestHyperparameters:
         budget = PrivacyBudget(epsilon, 1e-6, chains=1)
         with pytest.MonkeyPatch.context() as patch:
             bits = np.random.default_rng(seed)
-            patch.setattr(starts, "OperatingSystemBits", lambda: SeededBits(bits))
+            patch.setattr(noisy_total, "OperatingSystemBits", lambda: SeededBits(bits))
             guess = {"mu": 0.0, "tau": 1.0, "theta": np.zeros(8)}
             return budget, private_start(
                 self.simulator, budget=budget, random_seed=seed, guess=guess

@@ -183,7 +183,7 @@ class Claimed(Shown):
 
 def written(accesses: Accesses) -> str:
     """Accesses as text, for the ledger and for reports."""
-    return codec.dumps(accesses)
+    return codec.dumps([*accesses])
 
 
 def read(text: str) -> Accesses:
