@@ -15,15 +15,18 @@ from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import max_draws
-from pymc_dp.privacy.accounting.composition import Accountant, Cost, check_pure
+from pymc_dp.privacy.accounting.composition import (
+    ACCOUNTANTS,
+    Bound,
+    Cost,
+    accountant_of,
+    check_pure,
+)
 from pymc_dp.privacy.accounting.filters import Filter, Share
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 
-__all__ = ["WITH_FILTER", "Allocation", "StepAccess", "allocate", "check_proved"]
-
-#: Accountants that have a filter, for accesses whose cost is known only when they are made.
-WITH_FILTER = ("best", "rdp", "gaussian")
+__all__ = ["Allocation", "StepAccess", "allocate", "check_proved"]
 
 
 @dataclass(frozen=True)
@@ -167,9 +170,10 @@ def allocate(
     before = Cost.of(other_accesses)
     adaptive = AdaptiveComposition.opened(epsilon, delta, accountant)
     if any(isinstance(m, PerProposalCost) for step in steps.values() for m, _ in step.mechanisms):
-        if accountant not in WITH_FILTER:
+        if not accountant_of(accountant).has_filter:
+            others = " or ".join(repr(a.name) for a in ACCOUNTANTS if a.has_filter)
             raise ValueError(
-                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
+                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use {others}."
             )
         return _shares(steps, adaptive, chains, before)
     by = accountant if before.free else adaptive.reading
@@ -187,7 +191,7 @@ def _iterations(
     epsilon: float,
     delta: float,
     chains: int,
-    accountant: Accountant,
+    accountant: str | Bound,
     before: Cost,
 ) -> dict[str, Allocation]:
     """Equal numbers of iterations, if all costs are known in advance."""

@@ -15,7 +15,7 @@ import numpy as np
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.ledger_file import id_of_group
-from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
+from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
 from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
@@ -53,7 +53,7 @@ class PrivacyBudget(SpentBudget):
         number of cores.
     adjacency : {"substitute", "add_remove"}
         Which data sets count as neighbours.
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"}
         Composition of a run that is claimed at once, see :mod:`pymc_dp.privacy.accounting.composition`.
         Successive claims, and decisions of varying cost, compose in pure DP if delta is 0, in Gaussian DP if
         this is ``"gaussian"``, else at one Rényi order, a function of epsilon and delta
@@ -82,7 +82,7 @@ class PrivacyBudget(SpentBudget):
         ledger: str | os.PathLike | Ledger | None = None,
     ):
         self.epsilon, self.delta = check_epsilon_delta(epsilon, delta)
-        check_accountant(accountant, self.delta)
+        accountant_of(accountant, self.delta)  # refuses what has no bound
         try:
             self.chains = as_integer("chains", chains, 1)
         except TypeError as error:

@@ -128,7 +128,7 @@ class TestRefusals:
             assert mechanism.name in str(error.value)
         assert budget.ledger.claims() == [] and budget.steps == {}
 
-    @pytest.mark.parametrize("accountant", [a for a in ACCOUNTANTS if a not in ("best", "pure")])
+    @pytest.mark.parametrize("accountant", [a.name for a in ACCOUNTANTS if not a.at_zero])
     def test_other_accountants(self, accountant):
         if accountant == "pld":
             pytest.importorskip("dp_accounting")
