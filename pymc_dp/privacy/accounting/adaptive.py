@@ -51,17 +51,11 @@ class AdaptiveComposition:
 
     Each access has a *price*: its Rényi divergence at the order, or the square of its ``mu``. While the sum of
     the prices is at most :attr:`limit`, all accesses together are (epsilon, delta)-DP.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The bound.
-    order : float or None
-        The Rényi order, infinite if and only if delta is 0; None for Gaussian DP.
     """
 
     epsilon: float
     delta: float
+    #: The Rényi order, infinite if and only if delta is 0; None for Gaussian DP.
     order: float | None
 
     def __post_init__(self) -> None:

@@ -14,20 +14,11 @@ __all__ = ["max_true_positive_rate"]
 
 
 def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
-    """Bound the power of any attack that distinguishes two neighbouring data sets.
+    r"""Largest true positive rate of any attack on two neighbouring data sets, at a false positive rate in (0, 1).
 
-    Parameters
-    ----------
-    cost : Cost
-        Of all accesses.
-    false_positive_rate : float
-        False positive rate of the attack, in (0, 1).
-
-    Returns
-    -------
-    float
-        Largest possible true positive rate: exact for Gaussian mechanisms, else from all (epsilon, delta) pairs,
-        that of ``delta = 0`` included.
+    Exact for Gaussian mechanisms: :math:`\Phi(\Phi^{-1}(\alpha) + \mu)` (section 2 of Dong, Roth,
+    Su 2022, https://doi.org/10.1111/rssb.12454). Else the smallest that follows from (epsilon, delta) pairs, the one at
+    ``delta = 0`` included.
     """
     if cost.free:
         return false_positive_rate

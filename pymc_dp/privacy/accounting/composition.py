@@ -65,12 +65,10 @@ def _renyi(mechanism: Mechanism) -> np.ndarray:
 class Cost(Shown):
     """Cost of a collection of accesses, in every currency; costs can be added, and multiplied by a count.
 
-    Parameters
-    ----------
-    counts : mapping of Mechanism to float
-        How often each mechanism is used, in any order. If parameters are chosen adaptively, use a filter instead.
+    If parameters are chosen adaptively, use a filter instead.
     """
 
+    #: How often each mechanism is used, in any order.
     counts: Mapping[Mechanism, float]
 
     @classmethod
@@ -152,9 +150,8 @@ class Cost(Shown):
         epsilon = _check_epsilon(epsilon)
         if self.free or epsilon == math.inf:
             return 0.0
-        return min(
-            1.0, found.delta(self, min(epsilon, 1e100))
-        )  # a smaller epsilon is safe, and avoids overflow
+        epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
+        return min(1.0, found.delta(self, epsilon))
 
 
 @dataclass(frozen=True)
@@ -197,7 +194,7 @@ def accountants_for(cost: Cost, delta: float, accountant: Any = "best") -> tuple
     found = accountant if callable(accountant) else accountant_of(accountant, delta)
     if found is not _BEST:
         return (found,)
-    if delta > 0 and cost.exactly_gaussian:
+    if delta > 0 and cost.exactly_gaussian:  # no other is smaller
         return (_GAUSSIAN,)
     return tuple(a for a in ACCOUNTANTS[1:] if delta > 0 or a.at_zero)
 

@@ -31,47 +31,31 @@ __all__ = ["Allocation", "StepAccess", "allocate", "check_proved"]
 
 @dataclass(frozen=True)
 class StepAccess:
-    """Every data access of one step, as the step registers it with its budget.
+    """Every data access of one step, as the step registers it with its budget."""
 
-    Parameters
-    ----------
-    label : str
-        Name of the step with its variables.
-    variables : tuple of str
-        Value variables it updates.
-    mechanisms : iterable of (Mechanism, int)
-        Accesses of one iteration; of the first one if there is a schedule.
-    model : int
-        Identity of the model, to distinguish models.
-    all_variables : tuple of str
-        All value variables of the model: a private step must update each of them.
-    n_records : int
-        Number of privacy units.
-    secret : bool
-        Whether the randomness of the step is secret.
-    starting : iterable of (Mechanism, int)
-        Accesses of each chain before its first iteration, such as the gradient at its first state.
-    schedule : callable, optional
-        Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
-    token : int
-        Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
-    public : tuple
-        Names and arrays that were declared public.
-    declared : tuple of str
-        The same in words, for the report.
-    """
-
+    #: Name of the step with its variables.
     label: str
+    #: Value variables that it updates.
     variables: tuple[str, ...]
+    #: Accesses of one iteration; of the first one if there is a schedule.
     mechanisms: Accesses
+    #: Identity of the model, to distinguish models.
     model: int
+    #: All value variables of the model: a private step must update each of them.
     all_variables: tuple[str, ...]
+    #: Number of privacy units.
     n_records: int
+    #: Whether the randomness of the step is secret.
     secret: bool
+    #: Accesses of each chain before its first iteration, such as the gradient at its first state.
     starting: Accesses = ()
+    #: Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
     schedule: Callable[[int], Accesses] | None = None
+    #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
     token: int = 0
+    #: Names and arrays that were declared public.
     public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    #: The same in words, for the report.
     declared: tuple[str, ...] = ()
 
     def at(self, iteration: int) -> Accesses:

@@ -203,7 +203,7 @@ class PrivacyBudget(SpentBudget):
     def split_by(self, groups: Iterable[str]) -> dict[str, PrivacyBudget]:
         """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
 
-        A record is in one group only, so what is released about other groups costs it nothing (parallel
+        A record is in one group only, so releases about other groups do not affect its privacy (parallel
         composition): the groups share one claim on the account. It holds for claims in any order, that depend on
         releases about any group: accesses to other groups do not depend on this record.
 

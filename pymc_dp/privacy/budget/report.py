@@ -27,7 +27,7 @@ _NEIGHBOURS = {
 }
 _OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
-_GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
+_GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
 
 _MAY_BE_INFINITE = (
     "epsilon_budget",

@@ -40,15 +40,10 @@ class PerProposalCost(Mechanism):
 
     @abstractmethod
     def at(self, distance: float, offset: float = 0.0) -> Mechanism:
-        """Return the access that is charged for a proposal of this length: that of the next grid point.
+        """Return the access that is charged for a proposal of this public length: that of the next grid point.
 
-        Parameters
-        ----------
-        distance : float
-            Public distance of the proposal, > 0.
-        offset : float
-            Size of the public part of the log-ratio (prior and proposal terms), which determines the rounding
-            error of the whole.
+        The offset is the size of the public part of the log-ratio (prior and proposal terms), which determines the
+        rounding error of the whole.
         """
 
     def _index(self, size: float, offset: float) -> int:
@@ -182,28 +177,17 @@ class PerProposalPoissonMinibatch(PerProposalCost):
     The sampler itself uses the rounded bound (it is exact for any bound that is large enough and symmetric), so
     the decision that is charged is the one that is made. Moves shorter than a twentieth of the typical length
     are treated as that long: their cost is negligible.
-
-    Parameters
-    ----------
-    bound_per_distance : float
-        ``T b``.
-    rule : AcceptanceRule
-        Lazy or not.
-    batch_rate : float
-        Part of the expected batch size that does not depend on the proposal.
-    n_records : int
-        Number of records.
-    full_batch_at : int or None
-        Smallest expected batch size at which all records decide; None for the number of records.
-    distances : tuple of float
-        Public law of the distance, as equally likely values.
     """
 
+    #: ``T b``.
     bound_per_distance: float
     rule: AcceptanceRule
+    #: Part of the expected batch size that does not depend on the proposal.
     batch_rate: float
     n_records: int
+    #: Smallest expected batch size at which all records decide; None for the number of records.
     full_batch_at: int | None
+    #: Public law of the distance, as equally likely values.
     distances: tuple[float, ...] = field(compare=False, repr=False)
 
     RATIO: ClassVar[float] = 1.02
@@ -235,8 +219,7 @@ class PerProposalPoissonMinibatch(PerProposalCost):
 
         All records decide if the expected batch size reaches the limit, or if one record could change the odds
         so much that a batch is useless. The *expected* size is public and the same for the reverse move. A
-        limit on the drawn size would not leave the posterior invariant. See :meth:`PerProposalCost.at` for the
-        parameters.
+        limit on the drawn size would not leave the posterior invariant.
         """
         bound = self.bound_per_distance * max(distance, self._shortest)
         return self._cell(self._index(bound, offset))
