@@ -126,11 +126,6 @@ class Cost(Shown):
         """Sum of the epsilons at ``delta = 0``, which also holds for adaptive choices; infinite if some access has none."""
         return math.fsum(k * m.pure_epsilon for m, k in self.counts.items())
 
-    @property
-    def exactly_gaussian(self) -> bool:
-        """Whether the Gaussian accountant is exact, so that no other can be better."""
-        return all(isinstance(mechanism, Gaussian) for mechanism in self.counts)
-
     def epsilon(self, delta: float, accountant: str | Bound = "best") -> float:
         """Smallest proved epsilon at this delta, by the accountant of this name, or by a function of a cost and a delta."""
         return accountant(self, delta) if callable(accountant) else self.best(delta, accountant)[0]
@@ -194,8 +189,8 @@ def accountants_for(cost: Cost, delta: float, accountant: Any = "best") -> tuple
     found = accountant if callable(accountant) else accountant_of(accountant, delta)
     if found is not _BEST:
         return (found,)
-    if delta > 0 and cost.exactly_gaussian:  # no other is smaller
-        return (_GAUSSIAN,)
+    if delta > 0 and all(isinstance(m, Gaussian) for m in cost.counts):
+        return (_GAUSSIAN,)  # exact: no other is smaller
     return tuple(a for a in ACCOUNTANTS[1:] if delta > 0 or a.at_zero)
 
 

@@ -20,6 +20,9 @@ from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 
 __all__ = ["PerProposalCost", "PerProposalDecision", "PerProposalPoissonMinibatch"]
 
+#: Number of distances at which the expected cost is computed.
+_BINS = 8
+
 
 class PerProposalCost(Mechanism):
     """Accesses whose cost is a function of the distance of the proposal, which is public.
@@ -32,8 +35,6 @@ class PerProposalCost(Mechanism):
     distances: tuple[float, ...]
     #: Ratio of neighbouring grid points.
     RATIO: ClassVar[float]
-    #: Distances at which the expected cost is computed.
-    NODES: ClassVar[int]
     #: Relative rounding error of the terms of the log-ratio: a few units in the last place. Terms below 1e4
     #: count as 1e4: with larger ones every rule is certain.
     ROUNDING: ClassVar[float] = 1e-15
@@ -68,7 +69,7 @@ class PerProposalCost(Mechanism):
 
     def _typical(self) -> list[Mechanism]:
         # Costs grow about as the square of the distance: root mean squares within bins keep the mean cost.
-        bins = np.array_split(np.sort(self.distances), self.NODES)
+        bins = np.array_split(np.sort(self.distances), _BINS)
         return [self.at(math.sqrt(float(np.mean(np.square(b))))) for b in bins if b.size]
 
 
@@ -114,7 +115,6 @@ class PerProposalDecision(PerProposalCost):
     sampling_probability: float = 1.0
 
     RATIO: ClassVar[float] = 1.01
-    NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         per_distance = as_positive_float("sensitivity per distance", self.sensitivity_per_distance)
@@ -191,7 +191,6 @@ class PerProposalPoissonMinibatch(PerProposalCost):
     distances: tuple[float, ...] = field(compare=False, repr=False)
 
     RATIO: ClassVar[float] = 1.02
-    NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         self._set(
