@@ -91,7 +91,7 @@ class AdaptiveComposition:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Name of the currency, for messages."""
         if self.is_pure:
             return "pure epsilons (delta = 0)"
         return "Gaussian DP" if self.order is None else f"the Rényi order {self.order:.4g}"

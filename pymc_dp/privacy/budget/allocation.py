@@ -63,7 +63,7 @@ class StepAccess:
         return self.mechanisms if self.schedule is None else self.schedule(iteration)
 
     def run(self, draws: int) -> Cost:
-        """Cost of one chain of so many draws."""
+        """Cost of one chain with this number of draws."""
         if self.schedule is None:
             return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
         every = [access for t in range(1, draws + 1) for access in self.at(t)]
@@ -165,7 +165,7 @@ def allocate(
 
 
 def _shown(epsilon: float, delta: float, before: Cost) -> tuple[AdaptiveComposition, float]:
-    """Composition by which chains show the epsilon spent, and its conversion, with earlier claims."""
+    """Composition in which chains show the epsilon spent, and its epsilon before their own accesses."""
     shown = AdaptiveComposition.opened(epsilon, delta)
     return shown, epsilon - shown.limit + shown.price_of(before)
 

@@ -18,10 +18,10 @@ from pymc_dp.ledger_file import id_of_group
 from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
 from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.guarantee_warnings import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.spent import SpentBudget
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
-from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
 __all__ = ["PrivacyBudget"]

@@ -111,7 +111,7 @@ class BudgetTerms:
 
 
 class Asked(NamedTuple):
-    """A claim that is asked for."""
+    """A requested claim."""
 
     cost: Cost
     by: str

@@ -16,8 +16,8 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
 from pymc_dp.privacy.budget.claims import read
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
+from pymc_dp.privacy.budget.guarantee_warnings import WEAK_EPSILON, weak_delta, weak_epsilon
 from pymc_dp.privacy.budget.report_parts import StepReport
-from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, weak_delta, weak_epsilon
 
 __all__ = ["PrivacyReport"]
 
