@@ -14,7 +14,7 @@ import math
 
 from benchmark_models import EXPERIMENTS, Experiment
 from comparison_experiments import BATCH, GUIDED, HMC
-from published_bounds import MinibatchRelease
+from published_bounds import MinibatchRelease, moments
 from runner import Experiment as Runner
 from runner import Options, Stored
 from scipy.special import gammaln
@@ -96,7 +96,7 @@ def run(name: str, seed: int, options: Options) -> Stored:
     delta = e.delta
     for sampler, noise, released, same, better in accountings(e):
         # Theorem 3.5 converts as the moments accountant does; Gaussian releases are exact.
-        how = "moments" if sampler.startswith("minibatch") else "gaussian"
+        how = moments if sampler.startswith("minibatch") else "gaussian"
         old = [max_draws(released, epsilon, delta, accountant=how) for epsilon in EPSILONS]
         new = [max_draws(same, epsilon, delta) for epsilon in EPSILONS]
         most = max_draws(better, EPSILONS[-1], delta) * BETTER.probability(0.0)

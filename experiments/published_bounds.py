@@ -1,6 +1,7 @@
 """Bounds as the papers have them, for comparison: the package's own mechanisms cost less.
 
-Both are stated at whole Rényi orders; between them the cumulant is interpolated (it is convex).
+Those on mechanisms are stated at whole Rényi orders; between them the cumulant is interpolated (it is convex).
+The papers' conversions, :func:`zcdp` and :func:`moments`, are passed as ``accountant=`` to ``max_draws`` and others.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ import numpy as np
 from scipy.special import gammaln, logsumexp
 
 from pymc_dp.arguments import as_integer, as_positive_float, as_probability
+from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms.amplification import between_whole_orders
-from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian, Mechanism
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Adjacency, Gaussian, Mechanism
 
-__all__ = ["BarkerRelease", "MinibatchRelease"]
+__all__ = ["BarkerRelease", "MinibatchRelease", "moments", "zcdp"]
 
 _HIGHEST = 1000  # the sums have as many terms as the order
+
+
+def zcdp(cost: Cost, delta: float) -> float:
+    """Epsilon from the sum of ``rho`` (Proposition 1.3 of Bun, Steinke 2016, https://doi.org/10.1007/978-3-662-53641-4_24)."""
+    return cost.rho + 2 * math.sqrt(-cost.rho * math.log(delta))
+
+
+def moments(cost: Cost, delta: float) -> float:
+    """Epsilon as the moments accountant converts (Proposition 3 of Mironov 2017, https://doi.org/10.1109/CSF.2017.11)."""
+    return float(np.min(cost.renyi - math.log(delta) / (ORDERS - 1)))
 
 
 def without_replacement_cumulant(

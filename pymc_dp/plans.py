@@ -142,7 +142,7 @@ def plan(
         decides about noise, or about accept and reject, which take the operating system's secret bits.
     adjacency : {"substitute", "add_remove"}
         Which data sets count as neighbours: one record replaced (default), or one added or removed.
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"}
         How costs are composed; the tightest proved one by default.
     ledger : path-like or Ledger, optional
         File that keeps the account of the data set across programs; by default a temporary one.
@@ -263,9 +263,9 @@ def _check_step(step: Any, budget: PrivacyBudget) -> None:
         raise ValueError(
             "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
         )
-    if step is DPFastMH and budget.accountant == "gaussian":
+    if step is DPFastMH and budget.terms.adaptive.order is None:
         raise ValueError(
-            "The accountant 'gaussian' has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
+            f"The accountant {budget.accountant!r} has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
         )
 
 

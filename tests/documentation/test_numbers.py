@@ -15,7 +15,7 @@ import pytest
 
 from scipy import stats
 
-from experiments.published_bounds import MinibatchRelease
+from experiments.published_bounds import MinibatchRelease, moments
 from pymc_dp import Barker, Penalty
 from pymc_dp.planning import private_start
 from pymc_dp.planning import simulated_posterior as pilot
@@ -202,10 +202,10 @@ def test_moments_accounts():
     noise = [math.sqrt(2 / (0.49 * 3 * t ** (-1 / 3))) for t in range(1, 201)]
     poisson = [(SampledGaussian(z, 0.01, "poisson", "add_remove"), 10) for z in noise]
     fixed = [(MinibatchRelease(z, 0.01), 10) for z in noise]
-    more = [epsilon_of(fixed, d, "moments") / e - 1 for d, e in published.items()]
+    more = [epsilon_of(fixed, d, moments) / e - 1 for d, e in published.items()]
     assert 0.035 < min(more) < max(more) < 0.075
     assert_says("accounting.ipynb", "published values by 4 to 7 %")
-    least = epsilon_of(poisson, 1e-6, "moments")
+    least = epsilon_of(poisson, 1e-6, moments)
     assert_says(
         "docs/papers.md", f"({least:.2f} at delta = 1e-6 would be, not {published[1e-6]:.2f})"
     )

@@ -139,7 +139,7 @@ TERMS_AND_MODEL = {
     "model without data": (lambda w: dp.sample(**TERMS, model=pm.Model()), dp.UnsupportedModel, "no observed variables.*observed="),
     "model as simulator": (lambda w: w.sample(simulator=w.model), TypeError, "got a Model: pass a model as model="),
     "adjacency": (lambda w: w.sample(adjacency="replace", ledger=None), ValueError, "choose 'substitute' or 'add_remove'"),
-    "accountant": (lambda w: w.sample(accountant="renyi"), ValueError, "choose one of best, rdp"),
+    "accountant": (lambda w: w.sample(accountant="renyi"), ValueError, "choose one of best, pure, rdp"),
     "noise": (lambda w: w.sample(noise="laplace"), ValueError, "'auto', 'gaussian' or 'l2', got 'laplace'"),
     "no protection, no draws": (lambda w: w.run(step=w.step(budget=w.budget(epsilon=math.inf, ledger=None))), ValueError, "give draws"),
     "ledger: adjacency": (lambda w: dp.Ledger(**TERMS, adjacency="swap"), ValueError, "adjacency must be .* got 'swap'"),

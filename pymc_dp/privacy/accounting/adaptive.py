@@ -31,7 +31,7 @@ from scipy.optimize import brentq
 from pymc_dp.arguments import as_float
 from pymc_dp.privacy.accounting.composition import (
     Cost,
-    check_accountant,
+    accountant_of,
     check_epsilon_delta,
     renyi_budget,
     renyi_to_epsilon,
@@ -51,17 +51,11 @@ class AdaptiveComposition:
 
     Each access has a *price*: its Rényi divergence at the order, or the square of its ``mu``. While the sum of
     the prices is at most :attr:`limit`, all accesses together are (epsilon, delta)-DP.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The bound.
-    order : float or None
-        The Rényi order, infinite if and only if delta is 0; None for Gaussian DP.
     """
 
     epsilon: float
     delta: float
+    #: The Rényi order, infinite if and only if delta is 0; None for Gaussian DP.
     order: float | None
 
     def __post_init__(self) -> None:
@@ -79,10 +73,10 @@ class AdaptiveComposition:
         Pure DP at ``delta = 0``. Gaussian DP for the accountant ``"gaussian"``. For all others the Rényi order that maximises
         :math:`B(\alpha) / \alpha`, where :math:`B(\alpha) = \varepsilon - c(\alpha, \delta)` is the budget at
         this order: it pays for most accesses with costs :math:`\alpha \rho`, as those of Gaussian releases and,
-        nearly, of decisions. (``"pld"``, ``"zcdp"`` and ``"moments"`` apply to claims made at once.)
+        nearly, of decisions. (``"pld"`` applies to claims made at once.)
         """
         epsilon, delta = check_epsilon_delta(epsilon, delta)
-        check_accountant(accountant, delta)
+        accountant_of(accountant, delta)  # refuses what has no bound
         if delta == 0:
             return cls(epsilon, delta, math.inf)
         if accountant == "gaussian":
@@ -97,7 +91,7 @@ class AdaptiveComposition:
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Name of the currency, for messages."""
         if self.is_pure:
             return "pure epsilons (delta = 0)"
         return "Gaussian DP" if self.order is None else f"the Rényi order {self.order:.4g}"

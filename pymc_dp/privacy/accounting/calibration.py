@@ -15,10 +15,9 @@ from scipy.optimize import brentq
 
 from pymc_dp.arguments import as_float
 from pymc_dp.privacy.accounting.composition import (
-    Accountant,
+    Bound,
     Cost,
     accountants_for,
-    check_accountant,
     check_epsilon_delta,
     check_pure,
 )
@@ -30,7 +29,7 @@ __all__ = ["MOST_SCHEDULED", "calibrate", "delta_of", "epsilon_of", "max_draws"]
 MOST_SCHEDULED = 20_000
 
 
-def epsilon_of(accesses: Accesses, delta: float, accountant: str = "best") -> float:
+def epsilon_of(accesses: Accesses, delta: float, accountant: str | Bound = "best") -> float:
     """Epsilon of a composition.
 
     Parameters
@@ -39,8 +38,8 @@ def epsilon_of(accesses: Accesses, delta: float, accountant: str = "best") -> fl
         What was accessed, and how often.
     delta : float
         In [0, 1).
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
-        How to compose.
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"} or callable
+        How to compose: a name, or a function of a cost and a delta.
 
     Returns
     -------
@@ -66,7 +65,7 @@ def delta_of(accesses: Accesses, epsilon: float, accountant: str = "best") -> fl
         What was accessed, and how often.
     epsilon : float
         From 0 on.
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"}
         How to compose.
 
     Returns
@@ -90,7 +89,7 @@ def max_draws(
     *,
     per_chain: Accesses = (),
     other_accesses: Accesses = (),
-    accountant: Accountant = "best",
+    accountant: str | Bound = "best",
 ) -> float:
     """Largest number of draws of each chain for which all chains together stay within (epsilon, delta).
 
@@ -107,7 +106,7 @@ def max_draws(
         Accesses of each chain before its first iteration, such as the first gradient of HMC.
     other_accesses : iterable of (Mechanism, float)
         Accesses that belong to no chain, such as a private starting point.
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"} or callable
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"} or callable
         How to compose: a name, or a function of a cost and a delta, such as
         :meth:`~pymc_dp.privacy.accounting.adaptive.AdaptiveComposition.reading`.
 
@@ -125,7 +124,6 @@ def max_draws(
     14
     """
     epsilon, delta = check_epsilon_delta(epsilon, delta)
-    check_accountant(accountant, delta)
     if not as_float(chains) >= 1:
         raise ValueError(f"chains must be at least 1, got {chains!r}.")
     unit = Cost.of(mechanisms(1) if callable(mechanisms) else mechanisms)
@@ -146,9 +144,9 @@ def max_draws(
     most = MOST_SCHEDULED if callable(mechanisms) else math.inf
     known = 0
     # Each accountant starts from the result of the previous one; the slowest comes last.
-    for name in accountants_for(run(1), delta, accountant):
+    for bound in accountants_for(run(1), delta, accountant):
 
-        def cost(draws: int, by: Accountant = name) -> float:
+        def cost(draws: int, by: Bound = bound) -> float:
             return run(draws).epsilon(delta, by) if draws <= most else math.inf
 
         known = _largest(cost, epsilon, known)
@@ -200,7 +198,7 @@ def calibrate(
     high: float = 1e6,
     largest: bool = False,
     whole: bool = False,
-    accountant: Accountant = "best",
+    accountant: str | Bound = "best",
     rtol: float = 1e-6,
 ) -> Any:
     """Least private setting with which a composition stays within (epsilon, delta).
@@ -218,7 +216,7 @@ def calibrate(
         that fits is returned. True: privacy falls with it, as for a batch size, and the largest is returned.
     whole : bool
         Whether the setting is a whole number (a batch size).
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"} or callable
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"} or callable
         How to compose: a name, or a function of a cost and a delta, such as
         :meth:`~pymc_dp.privacy.accounting.adaptive.AdaptiveComposition.reading`.
     rtol : float
@@ -264,9 +262,9 @@ def calibrate(
     check_pure(delta, least.counts)
     found, step, fits = most_private, 4.0, False
     # Each accountant starts from the result of the previous one; the slowest comes last.
-    for name in accountants_for(least, delta, accountant):
+    for bound in accountants_for(least, delta, accountant):
 
-        def ratio(setting: Any, by: Accountant = name) -> float:
+        def ratio(setting: Any, by: Bound = bound) -> float:
             return Cost.of(accesses(setting)).epsilon(delta, by) / epsilon
 
         if ratio(found) <= 1:

@@ -1,14 +1,13 @@
 r"""Composition: from mechanisms and counts to (epsilon, delta).
 
-Accountants, all upper bounds:
+Accountants (:data:`ACCOUNTANTS`), all upper bounds:
 
-* ``"rdp"`` adds Rényi divergences at fixed orders and converts with the best order.
+* ``"rdp"`` adds Rényi divergences at fixed orders and converts with the best order. Where all accesses are
+  concentrated (a ``rho`` of zCDP), it also has the best of all orders, in closed form.
 * ``"gaussian"`` is exact for Gaussian mechanisms (and valid for post-processing of them).
 * ``"pld"`` composes privacy loss distributions (needs ``dp_accounting``, the extra ``pld``): the
   tightest for sampled Gaussians.
 * ``"pure"`` adds up the epsilons at ``delta = 0``, where they are finite, and is the only one for ``delta = 0``.
-* ``"zcdp"`` (zero-concentrated DP) and ``"moments"`` (Rényi orders with the conversion of Mironov 2017, that of
-  the moments accountant) are those of the papers, for comparison.
 
 ``"best"`` is the minimum of those that apply. It holds for accesses that are planned together and claimed at
 once; :mod:`pymc_dp.privacy.accounting.adaptive` composes adaptively. Numbers are rounded to the safe side: an
@@ -17,11 +16,10 @@ epsilon or delta is never below the proved value.
 References
 ----------
 RDP: Mironov (2017), https://doi.org/10.1109/CSF.2017.11. Conversion: Proposition 12 of Canonne,
-Kamath, Steinke (2020), https://arxiv.org/abs/2004.00010. zCDP: Bun, Steinke (2016),
+Kamath, Steinke (2020), https://arxiv.org/abs/2004.00010. zCDP: Proposition 1.3 of Bun, Steinke (2016),
 https://doi.org/10.1007/978-3-662-53641-4_24. Gaussian: Theorem 8 of Balle, Wang (2018),
 https://proceedings.mlr.press/v80/balle18a.html; Sommer, Meiser, Mohammadi (2019),
-https://doi.org/10.2478/popets-2019-0029. Moments accountant: Abadi et al. (2016),
-https://doi.org/10.1145/2976749.2978318.
+https://doi.org/10.2478/popets-2019-0029.
 """
 
 from __future__ import annotations
@@ -49,12 +47,11 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     gaussian_profile,
 )
 
-__all__ = ["ACCOUNTANTS", "Accountant", "Cost", "accountants_for", "check_accountant", "check_epsilon_delta", "check_pure", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
+__all__ = ["ACCOUNTANTS", "Accountant", "Bound", "Cost", "accountant_of", "accountants_for", "check_epsilon_delta", "check_pure", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
 
-ACCOUNTANTS = ("best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments")
 _SAFETY = 1 + 1e-9
-#: A name, or a function of a cost and a delta.
-Accountant = str | Callable[["Cost", float], float]
+#: Proved epsilon of a cost at a delta, or its delta at an epsilon.
+Bound = Callable[["Cost", float], float]
 
 
 @lru_cache(maxsize=4096)
@@ -68,12 +65,10 @@ def _renyi(mechanism: Mechanism) -> np.ndarray:
 class Cost(Shown):
     """Cost of a collection of accesses, in every currency; costs can be added, and multiplied by a count.
 
-    Parameters
-    ----------
-    counts : mapping of Mechanism to float
-        How often each mechanism is used, in any order. If parameters are chosen adaptively, use a filter instead.
+    If parameters are chosen adaptively, use a filter instead.
     """
 
+    #: How often each mechanism is used, in any order.
     counts: Mapping[Mechanism, float]
 
     @classmethod
@@ -131,66 +126,72 @@ class Cost(Shown):
         """Sum of the epsilons at ``delta = 0``, which also holds for adaptive choices; infinite if some access has none."""
         return math.fsum(k * m.pure_epsilon for m, k in self.counts.items())
 
-    @property
-    def exactly_gaussian(self) -> bool:
-        """Whether the Gaussian accountant is exact, so that no other can be better."""
-        return all(isinstance(mechanism, Gaussian) for mechanism in self.counts)
-
-    def epsilon(self, delta: float, accountant: Accountant = "best") -> float:
-        """Smallest proved epsilon at this delta."""
+    def epsilon(self, delta: float, accountant: str | Bound = "best") -> float:
+        """Smallest proved epsilon at this delta, by the accountant of this name, or by a function of a cost and a delta."""
         return accountant(self, delta) if callable(accountant) else self.best(delta, accountant)[0]
 
     def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
         """Smallest proved epsilon at this delta, and the accountant that proves it."""
         delta = _check_delta(delta)
-        check_accountant(accountant, delta)
+        accountants = accountants_for(self, delta, accountant)
         check_pure(delta, self.counts)
         if self.free:
             return 0.0, accountant
-        names = accountants_for(self, delta, accountant)
-        return min((_EPSILON[name](self, delta), name) for name in names)
+        return min((a(self, delta), a.name) for a in accountants)
 
     def delta(self, epsilon: float, accountant: str = "best") -> float:
         """Smallest proved delta at this epsilon."""
-        check_accountant(accountant)
+        found = accountant_of(accountant)
         epsilon = _check_epsilon(epsilon)
         if self.free or epsilon == math.inf:
             return 0.0
         epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
-        names = accountants_for(self, 1.0, accountant)
-        return min(1.0, *(_DELTA[name](self, epsilon) for name in names))
+        return min(1.0, found.delta(self, epsilon))
 
 
-def accountants_for(cost: Cost, delta: float, accountant: Any = "best") -> tuple[Any, ...]:
-    """An accountant; for "best" those of which one gives the smallest bound, fastest first ("moments" is never below "rdp")."""
-    if accountant != "best":
-        return (accountant,)
-    if delta == 0:
-        return ("pure",)
-    if cost.exactly_gaussian:
-        return ("gaussian",)
-    names = ("pure", "rdp", "gaussian", "zcdp")
-    if delta < pld.LEAST_DELTA or not pld.applies(cost.counts):
-        return names
-    return (*names, "pld")
+@dataclass(frozen=True)
+class Accountant:
+    """One way to compose accesses; called with a cost and a delta, it returns an epsilon, as :class:`Bound` does."""
+
+    name: str
+    epsilon: Bound
+    delta: Bound
+    #: Whether it has a bound at ``delta = 0``.
+    at_zero: bool = False
+    #: Whether it has a filter, for accesses whose cost is known only when they are made.
+    has_filter: bool = False
+
+    def __call__(self, cost: Cost, delta: float) -> float:
+        """Epsilon of a cost."""
+        return 0.0 if cost.free else self.epsilon(cost, delta)
 
 
-def check_accountant(accountant: Accountant, delta: float = math.nan) -> None:
-    """Raise ValueError if the accountant is unknown, has no bound at this delta, or needs a package that is not installed."""
-    if callable(accountant):
-        return
-    if accountant not in ACCOUNTANTS:
+def accountant_of(name: str, delta: float = math.nan) -> Accountant:
+    """Return the accountant of this name; ValueError if it has no bound at this delta, or its package is not installed."""
+    found = {accountant.name: accountant for accountant in ACCOUNTANTS}.get(name)
+    if found is None:
         raise ValueError(
-            f"Unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}."
+            f"Unknown accountant {name!r}; choose one of {', '.join(a.name for a in ACCOUNTANTS)}."
         )
-    if accountant == "pld" and not pld.AVAILABLE:
+    if name == "pld" and not pld.AVAILABLE:
         raise ValueError(
             "The accountant 'pld' needs the package dp_accounting: pip install 'pymc-dp[pld]'. 'best' works without it."
         )
-    if delta == 0 and accountant not in ("best", "pure"):
+    if delta == 0 and not found.at_zero:
         raise ValueError(
-            f"The accountant {accountant!r} needs delta > 0. At delta = 0 pure epsilons are added up: use 'best'."
+            f"The accountant {name!r} needs delta > 0. At delta = 0 pure epsilons are added up: use 'best'."
         )
+    return found
+
+
+def accountants_for(cost: Cost, delta: float, accountant: Any = "best") -> tuple[Any, ...]:
+    """An accountant, by its name, or a function; for "best" those of which one gives the smallest bound, fastest first."""
+    found = accountant if callable(accountant) else accountant_of(accountant, delta)
+    if found is not _BEST:
+        return (found,)
+    if delta > 0 and all(isinstance(m, Gaussian) for m in cost.counts):
+        return (_GAUSSIAN,)  # exact: no other is smaller
+    return tuple(a for a in ACCOUNTANTS[1:] if delta > 0 or a.at_zero)
 
 
 def check_pure(delta: float, mechanisms: Iterable[Mechanism], by: str = "The accesses include") -> None:  # fmt: skip
@@ -235,12 +236,18 @@ def renyi_budget(orders: np.ndarray, epsilon: float, delta: float) -> np.ndarray
 
 
 def _epsilon_rdp(cost: Cost, delta: float) -> float:
-    return max(0.0, float(np.min(renyi_to_epsilon(ORDERS, cost.renyi, delta)))) * _SAFETY
+    """Least over the orders of the grid; also over all orders, if all accesses have a ``rho`` (``rho = inf`` if not)."""
+    at_orders = float(np.min(renyi_to_epsilon(ORDERS, cost.renyi, delta)))
+    everywhere = cost.rho + 2 * math.sqrt(-cost.rho * math.log(delta))
+    return min(max(0.0, at_orders) * _SAFETY, everywhere)
 
 
 def _delta_rdp(cost: Cost, epsilon: float) -> float:
     log_delta = (ORDERS - 1) * (cost.renyi - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
-    return math.exp(min(0.0, float(np.min(log_delta)))) * _SAFETY
+    at_orders = math.exp(min(0.0, float(np.min(log_delta)))) * _SAFETY
+    if cost.rho >= epsilon:
+        return at_orders
+    return min(at_orders, math.exp(-((epsilon - cost.rho) ** 2) / (4 * cost.rho)))
 
 
 def _epsilon_pure(cost: Cost, delta: float) -> float:
@@ -251,24 +258,6 @@ def _delta_pure(cost: Cost, epsilon: float) -> float:
     """Largest hockey-stick divergence of a pure mechanism: that of randomised response."""
     pure = cost.pure_epsilon
     return max(0.0, -math.expm1(epsilon - pure)) / (1 + math.exp(-pure)) * _SAFETY
-
-
-def _epsilon_moments(cost: Cost, delta: float) -> float:
-    return float(np.min(cost.renyi - math.log(delta) / (ORDERS - 1))) * _SAFETY
-
-
-def _delta_moments(cost: Cost, epsilon: float) -> float:
-    return math.exp(min(0.0, float(np.min((ORDERS - 1) * (cost.renyi - epsilon))))) * _SAFETY
-
-
-def _epsilon_zcdp(cost: Cost, delta: float) -> float:
-    return cost.rho + 2 * math.sqrt(-cost.rho * math.log(delta))
-
-
-def _delta_zcdp(cost: Cost, epsilon: float) -> float:
-    if cost.rho >= epsilon:
-        return 1.0
-    return math.exp(-((epsilon - cost.rho) ** 2) / (4 * cost.rho))
 
 
 def _log_delta_gaussian(cost: Cost, epsilon: float) -> float:
@@ -312,19 +301,21 @@ def _delta_pld(cost: Cost, epsilon: float) -> float:
     return max(pld.LEAST_DELTA, float(pld.composed(cost.counts).get_delta_for_epsilon(epsilon)))
 
 
-_EPSILON: dict[str, Callable[[Cost, float], float]] = {
-    "rdp": _epsilon_rdp,
-    "gaussian": _epsilon_gaussian,
-    "pld": _epsilon_pld,
-    "pure": _epsilon_pure,
-    "zcdp": _epsilon_zcdp,
-    "moments": _epsilon_moments,
-}
-_DELTA: dict[str, Callable[[Cost, float], float]] = {
-    "rdp": _delta_rdp,
-    "gaussian": _delta_gaussian,
-    "pld": _delta_pld,
-    "pure": _delta_pure,
-    "zcdp": _delta_zcdp,
-    "moments": _delta_moments,
-}
+def _epsilon_best(cost: Cost, delta: float) -> float:
+    return min(accountant(cost, delta) for accountant in accountants_for(cost, delta))
+
+
+def _delta_best(cost: Cost, epsilon: float) -> float:
+    return min(accountant.delta(cost, epsilon) for accountant in accountants_for(cost, 1.0))
+
+
+_BEST = Accountant("best", _epsilon_best, _delta_best, at_zero=True, has_filter=True)
+_GAUSSIAN = Accountant("gaussian", _epsilon_gaussian, _delta_gaussian, has_filter=True)
+#: All accountants: the first is the minimum of the others, which are in the order in which searches try them, fastest first.
+ACCOUNTANTS = (
+    _BEST,
+    Accountant("pure", _epsilon_pure, _delta_pure, at_zero=True),
+    Accountant("rdp", _epsilon_rdp, _delta_rdp, has_filter=True),
+    _GAUSSIAN,
+    Accountant("pld", _epsilon_pld, _delta_pld),
+)

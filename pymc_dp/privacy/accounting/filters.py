@@ -176,14 +176,7 @@ class Filter(Shown):
     The kind of share and its total are fixed in advance; the accesses may be chosen adaptively, with full
     knowledge of earlier releases. If each access is made only after it was granted, all of them together stay
     within the share. A refusal is final: later, cheaper accesses are refused too, so that the number of
-    accesses reveals nothing that was not paid for.
-
-    Parameters
-    ----------
-    share : Share
-        The share.
-    prices : mapping of Mechanism to float, optional
-        Prices that were computed before.
+    accesses reveals nothing that was not paid for. Prices that were computed before may be given.
     """
 
     def __init__(self, share: Share, prices: Mapping[Mechanism, float] = MappingProxyType({})):

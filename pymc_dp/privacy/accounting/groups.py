@@ -51,19 +51,9 @@ _SAFETY = 1 + 1e-9
 
 
 def group_renyi(orders: np.ndarray, renyi: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bound Rényi divergences for a group.
+    """Orders ``a`` and bounds ``D_a`` for a group (module docstring), from divergences of neighbours at finite orders.
 
-    Parameters
-    ----------
-    orders, renyi : ndarray, shape (n,)
-        Finite orders, and the divergence of neighbours at each.
-    size : int
-        Number of records in the group.
-
-    Returns
-    -------
-    orders, renyi : ndarray, shape (n,)
-        The order for the group (at least 1, where nothing is known), and the divergence there.
+    At ``a = 1`` nothing is known.
     """
     with np.errstate(over="ignore"):
         power = size * np.log1p(-1 / orders)
@@ -71,17 +61,7 @@ def group_renyi(orders: np.ndarray, renyi: np.ndarray, size: int) -> tuple[np.nd
 
 
 def group_price(mechanism: Mechanism, size: int, order: float) -> tuple[float, float]:
-    """Order for a group, and the Rényi divergence of one access there: exact if it is known, else a bound.
-
-    Parameters
-    ----------
-    mechanism : Mechanism
-        The access.
-    size : int
-        Number of records in the group.
-    order : float
-        Rényi order for one record.
-    """
+    """Order for a group, from that for one record, and the Rényi divergence of one access there: exact, or a bound."""
     own = mechanism.renyi([order])
     if size == 1 or order == math.inf:
         return order, size * float(own[0])
@@ -94,21 +74,7 @@ def successive_claims(cost: Cost, size: int, composed: AdaptiveComposition) -> f
     """Epsilon for a group after successive claims, at the delta of the composition; it holds for any stopping rule.
 
     :meth:`~pymc_dp.privacy.accounting.adaptive.AdaptiveComposition.holds` has the proof, here with prices for
-    the group. With Gaussian DP, it is that of the whole limit.
-
-    Parameters
-    ----------
-    cost : Cost
-        All claims so far.
-    size : int
-        Number of records in the group.
-    composed : AdaptiveComposition
-        How claims compose for one record.
-
-    Returns
-    -------
-    float
-        Infinite if no bound is known.
+    the group. With Gaussian DP, it is that of the whole limit. Infinite if no bound is known.
     """
     if cost.free:
         return 0.0
@@ -127,21 +93,8 @@ def successive_claims(cost: Cost, size: int, composed: AdaptiveComposition) -> f
 def fixed_plan(cost: Cost, size: int, delta: float, accountant: str) -> float:
     """Epsilon for a group at ``delta``, of accesses that were planned together and claimed at once.
 
-    Parameters
-    ----------
-    cost : Cost
-        The plan.
-    size : int
-        Number of records in the group.
-    delta : float
-    accountant : str
-        That of the plan, for accesses whose sensitivity can be multiplied; for others, the smallest general
-        bound.
-
-    Returns
-    -------
-    float
-        Infinite if no bound is known.
+    By the accountant of the plan, if the sensitivities of all accesses can be multiplied; else the smallest general
+    bound, which may be infinite.
     """
     exact = [(m.for_group(size), k) for m, k in cost.counts.items()]
     found = [(m, k) for m, k in exact if m is not None]
@@ -151,16 +104,7 @@ def fixed_plan(cost: Cost, size: int, delta: float, accountant: str) -> float:
 
 
 def general_bound(cost: Cost, size: int, delta: float) -> float:
-    """Epsilon for a group at ``delta``: the smallest that follows from the cost for one record.
-
-    Parameters
-    ----------
-    cost : Cost
-        Accesses that were planned together and claimed at once.
-    size : int
-        Number of records in the group.
-    delta : float
-    """
+    """Smallest epsilon for a group at ``delta`` that follows from the cost of a plan for one record."""
     found = [size * cost.pure_epsilon]
     if delta > 0 and not cost.free:
         for orders, renyi in (

@@ -49,18 +49,7 @@ def _composable(mechanism: Mechanism) -> bool:
 
 
 def composed(counts: Mapping[Mechanism, float]) -> Any:
-    """Return the privacy loss distribution of a composition.
-
-    Parameters
-    ----------
-    counts : mapping of Mechanism to float
-        How often each mechanism is used; fractions are rounded up.
-
-    Returns
-    -------
-    dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution
-        Pessimistic; ``get_epsilon_for_delta`` and ``get_delta_for_epsilon`` read it.
-    """
+    """Pessimistic ``PrivacyLossDistribution`` of a composition; fractional counts are rounded up."""
     whole = {mechanism: math.ceil(count) for mechanism, count in counts.items()}
     # The repeated unit is composed once: all iterations of a run are the same.
     repeats = math.gcd(*whole.values())

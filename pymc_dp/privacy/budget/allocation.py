@@ -15,60 +15,47 @@ from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import max_draws
-from pymc_dp.privacy.accounting.composition import Accountant, Cost, check_pure
+from pymc_dp.privacy.accounting.composition import (
+    ACCOUNTANTS,
+    Bound,
+    Cost,
+    accountant_of,
+    check_pure,
+)
 from pymc_dp.privacy.accounting.filters import Filter, Share
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 
-__all__ = ["WITH_FILTER", "Allocation", "StepAccess", "allocate", "check_proved"]
-
-#: Accountants that have a filter, for accesses whose cost is known only when they are made.
-WITH_FILTER = ("best", "rdp", "gaussian")
+__all__ = ["Allocation", "StepAccess", "allocate", "check_proved"]
 
 
 @dataclass(frozen=True)
 class StepAccess:
-    """Every data access of one step, as the step registers it with its budget.
+    """Every data access of one step, as the step registers it with its budget."""
 
-    Parameters
-    ----------
-    label : str
-        Name of the step with its variables.
-    variables : tuple of str
-        Value variables it updates.
-    mechanisms : iterable of (Mechanism, int)
-        Accesses of one iteration; of the first one if there is a schedule.
-    model : int
-        Identity of the model, to distinguish models.
-    all_variables : tuple of str
-        All value variables of the model: a private step must update each of them.
-    n_records : int
-        Number of privacy units.
-    secret : bool
-        Whether the randomness of the step is secret.
-    starting : iterable of (Mechanism, int)
-        Accesses of each chain before its first iteration, such as the gradient at its first state.
-    schedule : callable, optional
-        Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
-    token : int
-        Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
-    public : tuple
-        Names and arrays that were declared public.
-    declared : tuple of str
-        The same in words, for the report.
-    """
-
+    #: Name of the step with its variables.
     label: str
+    #: Value variables that it updates.
     variables: tuple[str, ...]
+    #: Accesses of one iteration; of the first one if there is a schedule.
     mechanisms: Accesses
+    #: Identity of the model, to distinguish models.
     model: int
+    #: All value variables of the model: a private step must update each of them.
     all_variables: tuple[str, ...]
+    #: Number of privacy units.
     n_records: int
+    #: Whether the randomness of the step is secret.
     secret: bool
+    #: Accesses of each chain before its first iteration, such as the gradient at its first state.
     starting: Accesses = ()
+    #: Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
     schedule: Callable[[int], Accesses] | None = None
+    #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
     token: int = 0
+    #: Names and arrays that were declared public.
     public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    #: The same in words, for the report.
     declared: tuple[str, ...] = ()
 
     def at(self, iteration: int) -> Accesses:
@@ -76,7 +63,7 @@ class StepAccess:
         return self.mechanisms if self.schedule is None else self.schedule(iteration)
 
     def run(self, draws: int) -> Cost:
-        """Cost of one chain of so many draws."""
+        """Cost of one chain with this number of draws."""
         if self.schedule is None:
             return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
         every = [access for t in range(1, draws + 1) for access in self.at(t)]
@@ -167,9 +154,10 @@ def allocate(
     before = Cost.of(other_accesses)
     adaptive = AdaptiveComposition.opened(epsilon, delta, accountant)
     if any(isinstance(m, PerProposalCost) for step in steps.values() for m, _ in step.mechanisms):
-        if accountant not in WITH_FILTER:
+        if not accountant_of(accountant).has_filter:
+            others = " or ".join(repr(a.name) for a in ACCOUNTANTS if a.has_filter)
             raise ValueError(
-                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use 'best', 'rdp' or 'gaussian'."
+                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use {others}."
             )
         return _shares(steps, adaptive, chains, before)
     by = accountant if before.free else adaptive.reading
@@ -177,7 +165,7 @@ def allocate(
 
 
 def _shown(epsilon: float, delta: float, before: Cost) -> tuple[AdaptiveComposition, float]:
-    """Composition by which chains show the epsilon spent, and its conversion, with earlier claims."""
+    """Composition in which chains show the epsilon spent, and its epsilon before their own accesses."""
     shown = AdaptiveComposition.opened(epsilon, delta)
     return shown, epsilon - shown.limit + shown.price_of(before)
 
@@ -187,7 +175,7 @@ def _iterations(
     epsilon: float,
     delta: float,
     chains: int,
-    accountant: Accountant,
+    accountant: str | Bound,
     before: Cost,
 ) -> dict[str, Allocation]:
     """Equal numbers of iterations, if all costs are known in advance."""

@@ -15,13 +15,13 @@ import numpy as np
 from pymc_dp.arguments import as_float, as_integer
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.ledger_file import id_of_group
-from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
+from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
 from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.guarantee_warnings import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.spent import SpentBudget
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
-from pymc_dp.privacy.budget.weakness import warn_of_delta, warn_of_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
 __all__ = ["PrivacyBudget"]
@@ -53,7 +53,7 @@ class PrivacyBudget(SpentBudget):
         number of cores.
     adjacency : {"substitute", "add_remove"}
         Which data sets count as neighbours.
-    accountant : {"best", "rdp", "gaussian", "pld", "pure", "zcdp", "moments"}
+    accountant : {"best", "rdp", "gaussian", "pld", "pure"}
         Composition of a run that is claimed at once, see :mod:`pymc_dp.privacy.accounting.composition`.
         Successive claims, and decisions of varying cost, compose in pure DP if delta is 0, in Gaussian DP if
         this is ``"gaussian"``, else at one Rényi order, a function of epsilon and delta
@@ -82,7 +82,7 @@ class PrivacyBudget(SpentBudget):
         ledger: str | os.PathLike | Ledger | None = None,
     ):
         self.epsilon, self.delta = check_epsilon_delta(epsilon, delta)
-        check_accountant(accountant, self.delta)
+        accountant_of(accountant, self.delta)  # refuses what has no bound
         try:
             self.chains = as_integer("chains", chains, 1)
         except TypeError as error:
@@ -203,7 +203,7 @@ class PrivacyBudget(SpentBudget):
     def split_by(self, groups: Iterable[str]) -> dict[str, PrivacyBudget]:
         """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
 
-        A record is in one group only, so what is released about other groups costs it nothing (parallel
+        A record is in one group only, so releases about other groups do not affect its privacy (parallel
         composition): the groups share one claim on the account. It holds for claims in any order, that depend on
         releases about any group: accesses to other groups do not depend on this record.
 

@@ -76,7 +76,7 @@ class BudgetTerms:
     def spent(self, claimed: Claimed) -> tuple[float, str]:
         """Epsilon that holds after all claims, and the accountant that proves it.
 
-        After a plan that was claimed at once the best accountant counts, of the whole plan, made or not. (Of the
+        After a plan that was claimed at once: by the budget's accountant, for the whole plan, made or not. (For the
         part that was made it would not hold: a stopping rule that depends on the releases could choose among
         accountants.)
         """
@@ -111,7 +111,7 @@ class BudgetTerms:
 
 
 class Asked(NamedTuple):
-    """A claim that is asked for."""
+    """A requested claim."""
 
     cost: Cost
     by: str
@@ -135,7 +135,7 @@ class Asked(NamedTuple):
         )
 
     def least(self, terms: BudgetTerms) -> Asked:
-        """The least that must fit: the claim, or the whole plan."""
+        """Smallest amount to reserve: the claim, or the full plan."""
         if not self.at_once:
             return self
         best = self.run.epsilon(terms.adaptive.delta, terms.accountant)
@@ -162,7 +162,7 @@ class Claimed(Shown):
 
     @property
     def cost(self) -> Cost:
-        """What counts: the whole plan, if it was claimed at once."""
+        """Cost of the whole plan, if it was claimed at once; else of the claims."""
         return Cost.of(self.plan.accesses) if self.plan and self.plan.whole else self.made
 
     def grant(self, terms: BudgetTerms, asked: Asked) -> bool | None:

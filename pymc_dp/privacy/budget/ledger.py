@@ -33,7 +33,7 @@ from pymc_dp.ledger_file import (
     whole_of,
 )
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
-from pymc_dp.privacy.accounting.composition import Cost, check_accountant, check_epsilon_delta
+from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
 from pymc_dp.privacy.budget.claims import Asked, BudgetTerms, Claim, Claimed, Plan, read, written
 from pymc_dp.privacy.budget.report_parts import listed
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
@@ -363,7 +363,7 @@ def _opened(
         raise ValueError(f"composition must be 'basic' or 'gaussian', got {composition!r}.")
     mu = None
     if composition == "gaussian":
-        check_accountant("gaussian", delta)
+        accountant_of("gaussian", delta)  # refuses delta = 0
         mu = _gaussian_mu(epsilon, delta)
     return Account(epsilon, delta, str(Adjacency(adjacency).value), composition, mu)
 

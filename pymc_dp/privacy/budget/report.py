@@ -16,8 +16,8 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
 from pymc_dp.privacy.budget.claims import read
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
+from pymc_dp.privacy.budget.guarantee_warnings import WEAK_EPSILON, weak_delta, weak_epsilon
 from pymc_dp.privacy.budget.report_parts import StepReport
-from pymc_dp.privacy.budget.weakness import WEAK_EPSILON, weak_delta, weak_epsilon
 
 __all__ = ["PrivacyReport"]
 
@@ -27,7 +27,7 @@ _NEIGHBOURS = {
 }
 _OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
-_GROUP = "{!r}, one of several disjoint groups of records: what is released about other groups costs its records nothing"
+_GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
 
 
 @codec.published

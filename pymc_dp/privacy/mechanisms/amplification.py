@@ -67,21 +67,9 @@ def _far_cumulant(orders: np.ndarray, q: float, mu: float, exchanged: bool) -> n
 def between_whole_orders(
     orders: np.ndarray, cumulant: Callable[[np.ndarray], np.ndarray], lowest: int, highest: int
 ) -> np.ndarray:
-    """Extend a bound on the cumulant at whole orders to all orders from 1 to ``highest``; infinite beyond.
+    """Bound on the cumulant at all orders up to ``highest``, from one at whole orders from ``lowest``; infinite above.
 
-    Parameters
-    ----------
-    orders : ndarray, shape (n,)
-        Orders > 1.
-    cumulant : callable
-        Maps whole orders (ascending, from ``lowest`` to ``highest``) to bounds on the cumulant.
-    lowest, highest : int
-        Range in which ``cumulant`` is valid.
-
-    Returns
-    -------
-    ndarray, shape (n,)
-        Chords between known orders: the true cumulant is convex and 0 at order 1, so they lie above it.
+    It is the chord between known orders: the true cumulant is convex and 0 at order 1, so chords lie above it.
     """
     result = np.full(orders.shape, np.inf)
     inside = orders <= highest

@@ -49,7 +49,7 @@ _COARSE_ERROR = 0.2
 def decision_pairs(
     rule: AcceptanceRule, sensitivity: float, sampling_probability: float = 1.0
 ) -> list[Pair]:
-    """Return the worst pairs of a decision that uses the record with some probability.
+    """Worst pairs of a decision that uses the record with some probability.
 
     Let ``p0`` be the acceptance probability without the record, ``p1`` and ``p1'`` those with
     either of its values; all three log-ratios lie within one sensitivity of each other. The two
@@ -89,29 +89,21 @@ def decision_renyi(
     orders: tuple[float, ...],
     sampling_probability: float = 1.0,
 ) -> np.ndarray:
-    """Bound the Rényi divergence between the decisions of neighbouring data sets.
+    """Rényi divergence of a decision by a monotone rule, at each order > 1, rounded up; read-only.
 
-    Parameters
-    ----------
-    rule : AcceptanceRule
-        A monotone rule.
-    sensitivity : float
-        Largest change of the log-ratio, > 0.
-    orders : tuple of float
-        Rényi orders > 1.
-    sampling_probability : float
-        Probability that the decision uses a given record.
-
-    Returns
-    -------
-    ndarray, shape (len(orders),)
-        Supremum over all real log-ratios and both directions, rounded up; infinity beyond the range of the
-        search. Read-only.
+    The supremum over all real log-ratios and both directions; infinite beyond the range of the search.
     """
     if _is_beyond(rule, sensitivity):
         return np.full(len(orders), np.inf)
+    alpha = np.array(orders)[:, None]
+
+    def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        return bernoulli_divergence(p, q, alpha[rows])
+
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
-    result = sup_renyi(pairs, rule, sensitivity, np.array(orders))
+    result = _supremum(pairs, value, _grid(rule, sensitivity, alpha.max())) * _SAFETY
+    if not np.all(np.isfinite(result)):  # should not happen, but a NaN must never become a cost
+        raise ArithmeticError(f"No cost was found for {rule.name} at sensitivity {sensitivity!r}.")
     result.flags.writeable = False
     return result
 
@@ -120,11 +112,27 @@ def decision_renyi(
 def decision_profile(
     rule: AcceptanceRule, sensitivity: float, sampling_probability: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Bound the hockey-stick divergences of a decision: knots and values for :func:`interpolate_profile`."""
+    """Hockey-stick divergences of a decision, rounded up: knots and values for :func:`interpolate_profile`.
+
+    At each knot (a value of epsilon from 0 on) the supremum over all real log-ratios and both directions. A divergence
+    is convex in ``exp(epsilon)``, so chords between knots lie above it, and it falls after the last knot.
+    """
     if _is_beyond(rule, sensitivity):
         return np.array([0.0, LARGEST_EPSILON]), np.ones(2)
     pairs = decision_pairs(rule, sensitivity, sampling_probability)
-    return sup_profile(pairs, rule, sensitivity)
+    grid = _grid(rule, sensitivity, 2.0)
+    reach = 0.0
+    for pair in pairs:
+        for one, other in (pair(grid), pair(grid)[::-1]):
+            for a, b in zip(one, other, strict=True):
+                reach = max(reach, float(np.max(np.where(a > np.log(1e-18), a - b, 0))))
+    knots = np.linspace(0, min(reach, LARGEST_EPSILON), 257)
+    epsilon = knots[:, None]
+
+    def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        return bernoulli_excess(p, q, epsilon[rows])
+
+    return knots, np.minimum(_supremum(pairs, value, grid) * _SAFETY, 1.0)
 
 
 @lru_cache(maxsize=16384)
@@ -141,17 +149,8 @@ def decision_mu(rule: AcceptanceRule, sensitivity: float) -> float:
 
     .. math:: \mu = \sup_x \left| \Phi^{-1}(a(x + \Delta)) - \Phi^{-1}(a(x)) \right| .
 
-    Parameters
-    ----------
-    rule : AcceptanceRule
-        A monotone rule. For :class:`~pymc_dp.acceptance.Penalty` itself the supremum is ``Delta / s``,
-        at infinity, which the search does not find.
-    sensitivity : float
-        Largest change of the log-ratio, > 0.
-
-    References
-    ----------
-    Dong, Roth, Su (2022), Gaussian differential privacy, https://doi.org/10.1111/rssb.12454.
+    For :class:`~pymc_dp.acceptance.Penalty` itself the supremum is ``Delta / s``, at infinity, which the search
+    does not find. (Dong, Roth, Su 2022, https://doi.org/10.1111/rssb.12454.)
     """
     if _is_beyond(rule, sensitivity):
         return np.inf
@@ -170,49 +169,8 @@ def decision_mu(rule: AcceptanceRule, sensitivity: float) -> float:
     return float(found[0]) * _SAFETY
 
 
-def sup_renyi(
-    pairs: Sequence[Pair], rule: AcceptanceRule, sensitivity: float, orders: np.ndarray
-) -> np.ndarray:
-    """Supremum of the Rényi divergence of the pairs at each order, in both directions, rounded up."""
-    alpha = orders[:, None]
-
-    def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        return bernoulli_divergence(p, q, alpha[rows])
-
-    best = _supremum(pairs, value, _grid(rule, sensitivity, orders.max()))
-    if not np.all(np.isfinite(best)):  # should not happen, but a NaN must never become a cost
-        raise ArithmeticError(f"No cost was found for {rule.name} at sensitivity {sensitivity!r}.")
-    return best * _SAFETY
-
-
-def sup_profile(
-    pairs: Sequence[Pair], rule: AcceptanceRule, sensitivity: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Supremum of the hockey-stick divergence of the pairs, in both directions, rounded up.
-
-    Returns
-    -------
-    knots, values : ndarray, shape (n,)
-        Values of epsilon from 0 on, and the divergences. A divergence is convex in ``exp(epsilon)``, so chords
-        between knots lie above it, and it falls after the last knot.
-    """
-    grid = _grid(rule, sensitivity, 2.0)
-    reach = 0.0
-    for pair in pairs:
-        for one, other in (pair(grid), pair(grid)[::-1]):
-            for a, b in zip(one, other, strict=True):
-                reach = max(reach, float(np.max(np.where(a > np.log(1e-18), a - b, 0))))
-    knots = np.linspace(0, min(reach, LARGEST_EPSILON), 257)
-    epsilon = knots[:, None]
-
-    def value(p: Law, q: Law, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        return bernoulli_excess(p, q, epsilon[rows])
-
-    return knots, np.minimum(_supremum(pairs, value, grid) * _SAFETY, 1.0)
-
-
 def interpolate_profile(knots: np.ndarray, values: np.ndarray, epsilons: np.ndarray) -> np.ndarray:
-    """Evaluate the bound between the knots of :func:`sup_profile`, at any real epsilon.
+    """Evaluate the bound between the knots of :func:`decision_profile`, at any real epsilon.
 
     Below 0 by symmetry: neighbours can be exchanged, so
     ``delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) * delta(epsilon)``.
@@ -227,7 +185,7 @@ def interpolate_profile(knots: np.ndarray, values: np.ndarray, epsilons: np.ndar
 def coarse_grid(
     rule: AcceptanceRule, sensitivity: float, largest_order: float, size: int = 801
 ) -> np.ndarray:
-    """Return log-ratios, shape (1, size), dense where both outcomes are likely, up to where one is certain."""
+    """Log-ratios, shape (1, size), dense where both outcomes are likely, up to where one is certain."""
     # As a function of x, the divergence varies on the scale of the noise where both outcomes are likely, and on
     # that of alpha * sensitivity far out.
     inner = rule.inner

@@ -1,4 +1,4 @@
-"""The law of the noise on a released vector: added exactly, and drawn again in public simulations."""
+"""The law of the noise on a released vector: added to the integer sum; the same law is used in simulations."""
 
 from __future__ import annotations
 
@@ -23,14 +23,8 @@ __all__ = ["NoiseLaw"]
 class NoiseLaw:
     """Isotropic noise of a released vector.
 
-    Parameters
-    ----------
-    kind : {"gaussian", "l2"}
-    scale : float
-        Standard deviation of each coordinate of Gaussian noise, or the scale ``s`` of l2 noise, of density
-        proportional to ``exp(-|x| / s)``.
-    n_dim : int
-        Length of the vector.
+    The scale is the standard deviation of each coordinate of ``"gaussian"`` noise, or ``s`` of ``"l2"`` noise, of
+    density proportional to ``exp(-|x| / s)``.
 
     Examples
     --------
@@ -68,7 +62,7 @@ class NoiseLaw:
             )
 
     def add(self, steps: np.ndarray, exponent: int, bits: BitSource) -> np.ndarray:
-        """Noisy sum: see :func:`~pymc_dp.privacy.randomness.rounded_gaussian.noisy_sum`; paid for by the caller."""
+        """Noisy sum: see :func:`~pymc_dp.privacy.randomness.rounded_gaussian.noisy_sum`. The caller claims its cost."""
         return noisy_sum(
             steps, exponent, self.scale, bits, rounded_l2 if self.kind == "l2" else None
         )

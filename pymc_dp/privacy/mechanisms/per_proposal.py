@@ -20,6 +20,9 @@ from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 
 __all__ = ["PerProposalCost", "PerProposalDecision", "PerProposalPoissonMinibatch"]
 
+#: Number of distances at which the expected cost is computed.
+_BINS = 8
+
 
 class PerProposalCost(Mechanism):
     """Accesses whose cost is a function of the distance of the proposal, which is public.
@@ -32,23 +35,16 @@ class PerProposalCost(Mechanism):
     distances: tuple[float, ...]
     #: Ratio of neighbouring grid points.
     RATIO: ClassVar[float]
-    #: Distances at which the expected cost is computed.
-    NODES: ClassVar[int]
     #: Relative rounding error of the terms of the log-ratio: a few units in the last place. Terms below 1e4
     #: count as 1e4: with larger ones every rule is certain.
     ROUNDING: ClassVar[float] = 1e-15
 
     @abstractmethod
     def at(self, distance: float, offset: float = 0.0) -> Mechanism:
-        """Return the access that is charged for a proposal of this length: that of the next grid point.
+        """Return the access that is charged for a proposal of this public length: that of the next grid point.
 
-        Parameters
-        ----------
-        distance : float
-            Public distance of the proposal, > 0.
-        offset : float
-            Size of the public part of the log-ratio (prior and proposal terms), which determines the rounding
-            error of the whole.
+        The offset is the size of the public part of the log-ratio (prior and proposal terms), which determines the
+        rounding error of the whole.
         """
 
     def _index(self, size: float, offset: float) -> int:
@@ -73,7 +69,7 @@ class PerProposalCost(Mechanism):
 
     def _typical(self) -> list[Mechanism]:
         # Costs grow about as the square of the distance: root mean squares within bins keep the mean cost.
-        bins = np.array_split(np.sort(self.distances), self.NODES)
+        bins = np.array_split(np.sort(self.distances), _BINS)
         return [self.at(math.sqrt(float(np.mean(np.square(b))))) for b in bins if b.size]
 
 
@@ -119,7 +115,6 @@ class PerProposalDecision(PerProposalCost):
     sampling_probability: float = 1.0
 
     RATIO: ClassVar[float] = 1.01
-    NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         per_distance = as_positive_float("sensitivity per distance", self.sensitivity_per_distance)
@@ -182,32 +177,20 @@ class PerProposalPoissonMinibatch(PerProposalCost):
     The sampler itself uses the rounded bound (it is exact for any bound that is large enough and symmetric), so
     the decision that is charged is the one that is made. Moves shorter than a twentieth of the typical length
     are treated as that long: their cost is negligible.
-
-    Parameters
-    ----------
-    bound_per_distance : float
-        ``T b``.
-    rule : AcceptanceRule
-        Lazy or not.
-    batch_rate : float
-        Part of the expected batch size that does not depend on the proposal.
-    n_records : int
-        Number of records.
-    full_batch_at : int or None
-        Smallest expected batch size at which all records decide; None for the number of records.
-    distances : tuple of float
-        Public law of the distance, as equally likely values.
     """
 
+    #: ``T b``.
     bound_per_distance: float
     rule: AcceptanceRule
+    #: Part of the expected batch size that does not depend on the proposal.
     batch_rate: float
     n_records: int
+    #: Smallest expected batch size at which all records decide; None for the number of records.
     full_batch_at: int | None
+    #: Public law of the distance, as equally likely values.
     distances: tuple[float, ...] = field(compare=False, repr=False)
 
     RATIO: ClassVar[float] = 1.02
-    NODES: ClassVar[int] = 8
 
     def __post_init__(self) -> None:
         self._set(
@@ -235,8 +218,7 @@ class PerProposalPoissonMinibatch(PerProposalCost):
 
         All records decide if the expected batch size reaches the limit, or if one record could change the odds
         so much that a batch is useless. The *expected* size is public and the same for the reverse move. A
-        limit on the drawn size would not leave the posterior invariant. See :meth:`PerProposalCost.at` for the
-        parameters.
+        limit on the drawn size would not leave the posterior invariant.
         """
         bound = self.bound_per_distance * max(distance, self._shortest)
         return self._cell(self._index(bound, offset))

@@ -55,39 +55,17 @@ REJECTED = -1
 
 
 def rounded_gaussian(scale: float, size: int | tuple[int, ...], bits: BitSource) -> np.ndarray:
-    """Independent real Gaussians, rounded to the nearest whole number, with exactly this law.
+    """Real Gaussians with standard deviation ``scale`` in grid steps, rounded to the nearest int64; exactly this law.
 
     The absolute value is ``scale * (j + x)``: ``j`` is proposed with probability proportional to
     ``exp(-j**2 / 2)``, ``x`` uniform on [0, 1), and accepted with probability ``exp(-x (2 j + x) /
-    2)``, 0.71 on average (Karney 2016). Floating point decides if its error cannot change the result;
-    otherwise the proposal is decided again in exact arithmetic, with further bits as needed.
+    2)``, 0.71 on average (Karney 2016, https://doi.org/10.1145/2710016). Floating
+    point decides if its error cannot change the result; otherwise the proposal is decided again in exact
+    arithmetic, with further bits as needed. A number takes about three words of bits.
 
-    Parameters
-    ----------
-    scale : float
-        Standard deviation in grid steps: positive, at most 2**55, not necessarily whole or above 1.
-    size : int or tuple of int
-        Shape of the result.
-    bits : BitSource
-        Source of bits; about three words per number.
-
-    Returns
-    -------
-    numpy.ndarray of int64
-
-    Raises
-    ------
-    ValueError
-        If the scale is out of range, before bits are drawn.
-
-    Notes
-    -----
-    Exact arithmetic takes about 0.1 milliseconds, for a fraction 1e-8 of the proposals and ``2**-62 * scale``
-    of the numbers. So time depends on the noise (never on the data): do not publish it.
-
-    References
-    ----------
-    Karney (2016), Sampling exactly from the normal distribution, https://doi.org/10.1145/2710016.
+    The scale is not necessarily whole or above 1; it is checked before bits are drawn. Exact arithmetic takes
+    about 0.1 milliseconds, for a fraction 1e-8 of the proposals and ``2**-62 * scale`` of the numbers. So time
+    depends on the noise (never on the data): do not publish it.
     """
     as_positive_float("standard deviation in grid steps", scale)
     if scale > LARGEST_SCALE:
@@ -112,35 +90,14 @@ def noisy_sum(
     bits: BitSource,
     noise: Callable[[float, int, BitSource], np.ndarray] | None = None,
 ) -> np.ndarray:
-    """Sum of whole grid steps with Gaussian or other noise, converted to floats once, after the addition.
+    """``(steps + noise) * 2**exponent``: int64 sums with noise, converted to floats once, after the addition.
 
     The relevant sensitivity is that of the integers: terms rounded to the grid after clipping can exceed the
     bound by half a step in each coordinate.
 
-    Parameters
-    ----------
-    steps : numpy.ndarray of int64
-        Exact sums in grid steps, any shape; at most 2**62 in absolute value. The caller must ensure this from
-        public bounds, as an error that depends on the sums would reveal something about them.
-    exponent : int
-        A grid step is ``2**exponent``.
-    scale : float
-        Standard deviation of the noise, in units of the result; or scale of another law.
-    bits : BitSource
-        Source of bits.
-    noise : callable, optional
-        Function of the scale in grid steps, the number of sums, and `bits`, such as
-        :func:`~pymc_dp.privacy.randomness.rounded_l2.rounded_l2`; by default :func:`rounded_gaussian`.
-
-    Returns
-    -------
-    numpy.ndarray of float64, shape of ``steps``
-        ``(steps + noise) * 2**exponent``, rounded to doubles.
-
-    Raises
-    ------
-    ValueError
-        If the steps are not int64 or too large, or the noise is out of range; before bits are drawn.
+    ``scale`` is in units of the result; ``noise`` is a function of the scale in grid steps, the number of sums and
+    ``bits``, by default :func:`rounded_gaussian`. Sums above 2**62 steps are refused before bits are drawn: the caller
+    must exclude them by public bounds, as an error that depends on the sums would reveal something about them.
     """
     steps, exponent = np.asarray(steps), operator.index(exponent)
     if steps.dtype != np.int64:

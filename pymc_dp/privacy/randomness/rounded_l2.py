@@ -53,29 +53,10 @@ class _Normal:
 
 
 def rounded_l2(scale: float, size: int, bits: BitSource) -> np.ndarray:
-    """One vector of real l2 noise, each coordinate rounded to the nearest whole number; exactly this law.
+    """One vector of real l2 noise, each coordinate rounded to the nearest int64; exactly this law.
 
-    Parameters
-    ----------
-    scale : float
-        Sensitivity over epsilon, in grid steps: positive, at most 2**50.
-    size : int
-        Dimension.
-    bits : BitSource
-        Where random bits come from.
-
-    Returns
-    -------
-    numpy.ndarray of int64, shape (size,)
-
-    Raises
-    ------
-    ValueError
-        If the scale is out of range, before bits are drawn.
-
-    Notes
-    -----
-    Time depends on the noise (never on the data): do not publish it.
+    The scale is sensitivity over epsilon in grid steps; it is checked before bits are drawn. Time depends on the noise
+    (never on the data): do not publish it.
     """
     as_positive_float("scale in grid steps", scale)
     if scale > LARGEST_L2_SCALE:

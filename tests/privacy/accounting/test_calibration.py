@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from experiments.published_bounds import zcdp
 from pymc_dp.acceptance import Barker, Lazy, Penalty
-from pymc_dp.privacy.accounting.attacks import max_true_positive_rate
 from pymc_dp.privacy.accounting.calibration import calibrate, delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import Cost
+from pymc_dp.privacy.budget.report_parts import max_true_positive_rate
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 
@@ -47,7 +48,7 @@ class TestPublishedTable:
     """Largest numbers of iterations at epsilon 1, 2, 4, 6 and delta = 1e-6."""
 
     @pytest.mark.parametrize(
-        "accountant, counts", [("zcdp", (34, 135, 507, 1079)), ("gaussian", (56, 201, 702, 1431))]
+        "accountant, counts", [(zcdp, (34, 135, 507, 1079)), ("gaussian", (56, 201, 702, 1431))]
     )
     def test_releasing_the_noisy_value(self, accountant, counts):
         """Theorems 3.1 and 3.2, exactly."""
@@ -61,9 +62,9 @@ class TestPublishedTable:
     @pytest.mark.parametrize(
         "accountant, tau, tau_g, counts",
         [
-            ("zcdp", 0.1, 0.4, (20, 80, 300, 639)),
+            (zcdp, 0.1, 0.4, (20, 80, 300, 639)),
             ("gaussian", 0.1, 0.4, (33, 119, 416, 848)),
-            ("zcdp", 0.2, 0.6, (62, 243, 914, 1942)),
+            (zcdp, 0.2, 0.6, (62, 243, 914, 1942)),
             ("gaussian", 0.2, 0.6, (100, 361, 1263, 2576)),
         ],
     )
@@ -87,7 +88,7 @@ class TestPublishedTable:
                     continue
                 n, noise = GAUSSIAN_RUNS[key]
                 iteration = [(Gaussian(tau * math.sqrt(n)), k) for tau, k in noise]
-                accountant = {"zcdp": "zcdp", "adp": "gaussian"}[row["accounting"]]
+                accountant = {"zcdp": zcdp, "adp": "gaussian"}[row["accounting"]]
                 allowed = max_draws(
                     iteration, float(row["epsilon"]), 0.1 / n, accountant=accountant
                 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from experiments.published_bounds import BarkerRelease, MinibatchRelease
+from experiments.published_bounds import BarkerRelease, MinibatchRelease, moments, zcdp
 from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.privacy import (
     Adjacency,
@@ -19,6 +19,7 @@ from pymc_dp.privacy import (
     RenyiShare,
     SampledDecision,
     SampledGaussian,
+    ZeroConcentratedDP,
     calibrate,
     delta_of,
     epsilon_of,
@@ -224,9 +225,13 @@ def test_budget_and_report_use_the_best_accountant():
 
 
 def test_the_loosest_bounds():
-    """The moments accountant is never below Rényi DP, and there is an end to what is computed."""
+    """The conversions of the papers are never below Rényi DP, and there is an end to what is computed."""
     cost = Cost.of([(Gaussian(5.0), 3)])
-    assert 1 > cost.delta(1.5, "moments") > cost.delta(1.5, "rdp")
+    assert min(moments(cost, 1e-6), zcdp(cost, 1e-6)) > cost.epsilon(1e-6, "rdp")
+    for rho in (1e-12, 1e7):  # the best order is beyond the grid
+        extreme = Cost.of([(ZeroConcentratedDP(rho), 1)])
+        assert extreme.epsilon(1e-9) == extreme.epsilon(1e-9, "rdp") == zcdp(extreme, 1e-9)
+        assert extreme.delta(zcdp(extreme, 1e-9)) == pytest.approx(1e-9, rel=1e-3)
     assert Cost.of([(Gaussian(1e-9), 1)]).epsilon(1e-6) == math.inf
     for order in (1.0, 0.0, math.nan):
         with pytest.raises(ValueError, match="exceed 1"):

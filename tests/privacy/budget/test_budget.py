@@ -186,7 +186,7 @@ class TestSharingOut:
     def test_closed_accountants_need_fixed_costs(self):
         step = varying()
         with pytest.raises(ValueError, match="same for every proposal"):
-            allocate({step.label: step}, epsilon=2.0, delta=1e-6, chains=1, accountant="zcdp")
+            allocate({step.label: step}, epsilon=2.0, delta=1e-6, chains=1, accountant="pure")
 
     def test_a_refusal_is_final(self):
         step = varying()

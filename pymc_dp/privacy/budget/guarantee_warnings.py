@@ -20,7 +20,7 @@ WEAK_EPSILON = 20.0
 
 
 def weak_epsilon(epsilon: float) -> str:
-    """Return what a large epsilon allows."""
+    """Text on what a large epsilon allows."""
     return (
         f"epsilon = {epsilon:g} is above {WEAK_EPSILON:g}: an attacker's odds of being right about a record may grow by a factor e^{epsilon:g}. "
         "This is practically no protection"
@@ -28,7 +28,7 @@ def weak_epsilon(epsilon: float) -> str:
 
 
 def weak_delta(delta: float, n_records: int) -> str:
-    """Return what a large delta allows."""
+    """Text on what a large delta allows."""
     return (
         f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
         "whole record, drawn at random"
