@@ -49,7 +49,7 @@ _PAIR = {
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A model of the comparison, with draws of its released posterior on the unconstrained scale."""
+    """A model under comparison, with draws of its released posterior on the unconstrained scale."""
 
     model: pm.Model
     likelihood: Reductions
@@ -249,7 +249,7 @@ def _names(released: Any, models: Any) -> tuple[str, ...]:
 
 
 def _of(argument: Any, name: str) -> Any:
-    """What belongs to one model, where an argument may have something for each."""
+    """The argument for one model; a mapping has one for each."""
     if not isinstance(argument, Mapping):
         return argument
     if name not in argument:
@@ -260,7 +260,7 @@ def _of(argument: Any, name: str) -> Any:
 def _compiled(
     name: str, model: Any, options: dict[str, Any], has_bound: bool
 ) -> tuple[pm.Model, Reductions, Simulator | None]:
-    """Model, likelihood, and simulator if records can and must be simulated."""
+    """Model, likelihood, and a simulator if records can be simulated and must be."""
     if isinstance(model, Simulator):
         if given := [
             n for n, x in options.items() if x is not None and not (n == "public" and not len(x))
@@ -295,7 +295,7 @@ def _clipping(
     noise_sd: float,
     rng: np.random.Generator,
 ) -> ClipForecast | None:
-    """The clip bound and what is expected of it; None if it was given and records cannot be simulated."""
+    """Forecast of the given clip bound or of the best one; None if records cannot be simulated."""
     simulators = [c.simulator for c in candidates if c.simulator is not None]
     if len(simulators) < 2:
         return None
@@ -309,7 +309,7 @@ def _clipping(
 
 
 def _bound(bound: float | None, clipping: ClipForecast | None) -> float:
-    """The one that was given, or the best one."""
+    """The given clip bound, or else the best one."""
     if bound is None:
         assert clipping is not None
         return clipping.bound
@@ -317,7 +317,7 @@ def _bound(bound: float | None, clipping: ClipForecast | None) -> float:
 
 
 def _assumptions(names: Sequence[str], released: Mapping[str, Any]) -> list[str]:
-    """What the guarantee takes for granted; a warning where nothing shows that draws are public."""
+    """Assumptions of the guarantee; a warning if nothing shows that the draws are public."""
     found = []
     for name in names:
         try:
