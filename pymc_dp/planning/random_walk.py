@@ -98,7 +98,7 @@ def plan_random_walk(step: type[DPStep], problem: PlanningProblem) -> Planned:
 
 
 def _chosen(candidates: list[Candidate]) -> Candidate:
-    """Of the candidates with next to the least error, the one that clips the fewest records: it depends least on the model."""
+    """The candidate that clips fewest records, and so depends least on the model, among those of nearly least error."""
     least = min(candidate.forecast.error for candidate in candidates)
     equal = [c for c in candidates if c.forecast.error <= _EQUAL * least]
     return min(equal, key=lambda c: (c.forecast.clipped, c.forecast.error))
