@@ -165,10 +165,7 @@ class _Proof(RowWalk):
         self._rows: set[Variable] = {self.base}  # variables that differ between rows
 
     def run(self, row: Variable) -> bool:
-        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each.
-
-        Returns whether they depend on positions.
-        """
+        """Refuse rows that depend on more than one row of each private array; return whether they depend on positions."""
         try:
             of_rows = self(row, 0, self.base)
         except Blocked as error:

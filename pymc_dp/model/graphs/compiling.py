@@ -46,11 +46,7 @@ MAX_CONSTANT = 8
 
 @contextmanager
 def quiet_compilers() -> Iterator[None]:
-    """Ignore warnings while code is compiled.
-
-    PyTensor warns if BLAS is missing, and Numba about code that it compiles in object mode or
-    slowly: neither needs an action of the user.
-    """
+    """Ignore warnings of compilers: of missing BLAS, object mode or slow code. None needs an action of the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
