@@ -22,7 +22,7 @@ _SIMULATION_ERROR = 0.5
 def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
     """Shorten rows to a Euclidean norm of at most `bound`; rows that are not finite become zero.
 
-    The rule of :meth:`RecordLikelihood.clipped_grad_steps`, up to its rounding to a grid.
+    As :meth:`RecordLikelihood.clipped_grad_steps`, up to its rounding to a grid.
     """
     vectors = np.ascontiguousarray(vectors)
     _clip(vectors, bound)
@@ -30,7 +30,7 @@ def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
 
 
 def unbiased_rows(vectors: np.ndarray, logp: np.ndarray, bound: float) -> np.ndarray:
-    """The same with factors that do not depend on the outcomes, which are binary, of these log-likelihoods."""
+    """Clipped rows with factors independent of the outcomes, which are binary and have these log-likelihoods."""
     ratios = larger_over_own(logp)[:, None]
     return clip_rows(vectors * ratios, bound) / ratios
 
@@ -51,7 +51,7 @@ def _clip(vectors: np.ndarray, bound: float) -> None:
 
 
 class ClippedScores(Shown):
-    """Features of records: their clipped scores at the references of all releases, side by side."""
+    """Features of records: clipped scores at the references of all releases, side by side."""
 
     def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:
         self._releases, self._simulated = scores.releases, simulated
@@ -76,10 +76,10 @@ class ClippedScores(Shown):
     def stand_in_error(
         self, theta: np.ndarray, n_records: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Covariance of the sums that is due to errors of a stand-in, shape ``(width, width)``; zero if none are known.
+        """Covariance of the sums from errors of a stand-in, shape ``(width, width)``; zero if none are known.
 
-        The means of the features of a row in a product are those of two independent simulations, with the scores at
-        `theta` as control variates: given the row, their mean is zero.
+        A product takes the mean features of a row from two independent simulations, with the scores at `theta` as
+        control variates: given the row, their mean is zero.
         """
         width = len(self.total)
         if (error := self._simulated.error) is None:
@@ -105,18 +105,18 @@ class ClippedScores(Shown):
     def _with_scores(
         self, theta: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Features of simulated records, and their scores at the position, zero if not finite."""
+        """Features of simulated records, and their scores at the position (zero where not finite)."""
         data = self._simulated.draw(theta, rng)
         with np.errstate(all="ignore"):
             scores = self._simulated.gradients(theta, data)
         return self.of(data), clip_rows(scores, np.inf)
 
     def release_variances(self) -> np.ndarray:
-        """Variance of each coordinate of the noise, for each release."""
+        """Variance of the noise on a coordinate, for each release."""
         return np.array([r.noise_sd**2 for r in self._releases])
 
     def noise_variances(self) -> np.ndarray:
-        """Variance of the noise on each column."""
+        """Variance of the noise on each column of the features."""
         return np.repeat(self.release_variances(), np.diff(self.ends))
 
     def log_noise(self, residual: np.ndarray) -> float:

@@ -24,7 +24,7 @@ __all__ = ["PrivateScores", "ScoreHistogram", "ScoreMoments", "ScoreRelease"]
 
 @dataclass(frozen=True, eq=False)
 class ScoreHistogram(Shown):
-    """Noisy numbers of records by the norm of the score at a reference, not clipped: for the fit check."""
+    """Noisy counts of records by the norm of the unclipped score at a reference: for the fit check."""
 
     edges: np.ndarray
     counts: np.ndarray
@@ -33,7 +33,7 @@ class ScoreHistogram(Shown):
 
     @property
     def law(self) -> NoiseLaw:
-        """Law of the noise, before it is rounded to whole numbers."""
+        """Law of the noise before it is rounded to integers."""
         return NoiseLaw(self.noise, self.scale, len(self.counts))
 
     @property
@@ -264,7 +264,7 @@ class PrivateScores(Shown):
         return cls(releases, shapes, n_records, adjacency, reports, moments, stand_in, contents["fingerprint"])  # fmt: skip
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
-        """Scores with the releases of both, of the same records."""
+        """Scores with the releases of both, from the same records."""
         self.check_model(other)
         mine, others = (self.n_records, self.adjacency), (other.n_records, other.adjacency)
         if mine != others:

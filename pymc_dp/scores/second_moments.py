@@ -81,7 +81,10 @@ def n_products(d: int) -> int:
 
 
 def moment_sensitivity(factor: float, bound: float) -> float:
-    """L2 sensitivity of the sum of products, for scores of at most this norm: the factor is 2 if a record is replaced, 1 if it is removed."""
+    """L2 sensitivity of the sum of products, for scores of norms up to `bound`.
+
+    The factor is 2 if a record is replaced, 1 if it is removed.
+    """
     return math.sqrt(factor) * bound**2 * _TRUNCATION
 
 
@@ -94,7 +97,7 @@ def release_moments(
     factor: float,
     bits: BitSource,
 ) -> ScoreMoments:
-    """Release the noisy sum; paid for by the caller."""
+    """Release the noisy sum; the caller has paid."""
     d = directions.shape[1]
     law = NoiseLaw.of(mechanism, moment_sensitivity(factor, bound), d * (d + 1) // 2)
     total = likelihood.noisy(law, bits, "product_steps", theta, directions, bound)
@@ -109,7 +112,7 @@ def row_weights(
     covariance: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Weights of the simulated records with which their scores have the moments, with sum 1."""
+    """Weights of simulated records, with sum 1, under which their scores have the released moments."""
     simulated = simulator.simulated
     means = np.zeros((simulated.n_records, len(moments.total)))
     slope = np.zeros((len(moments.total), len(theta)))
@@ -142,7 +145,7 @@ def corrected(
     theta: np.ndarray,
     covariance: np.ndarray,
 ) -> Simulator:
-    """The simulator with those rows of its stand-in whose scores have the released moments; see :func:`row_weights`.
+    """The simulator with those stand-in rows whose scores have the released moments, see :func:`row_weights`.
 
     The rows are the same in each call: their choice has a public seed.
     """
@@ -155,9 +158,9 @@ def corrected(
 
 
 def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
-    """The simulator with the stand-in that was released, and its rows whose scores have the released moments.
+    """The simulator with the released stand-in and those rows of it whose scores have the released moments.
 
-    Raises ValueError if the scores are those of other parameters, or of another likelihood.
+    Raises ValueError if the scores belong to other parameters or to another likelihood.
     """
     scores.check_model(simulator.likelihood)
     if scores.stand_in is not None:
