@@ -148,7 +148,7 @@ class ScorePlan(Shown):
         explain(error, self.budget, scores)
 
     def _release_sums(self, releases: list[ScoreRelease]) -> PrivateScores:
-        """The start, the fit check, and the main sum, whose clip bound takes account of it; the list gets each sum at once."""
+        """Release start, fit check and main sum, whose clip bound uses the check; the list gets each sum at once."""
         simulated = self.simulated
         if self.design.steps:
             ((step, n_steps),) = self.design.steps
