@@ -142,11 +142,7 @@ class CompiledModel:
         return float(self._log_prior(self._checked(theta)))
 
     def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
-        """Gradient of `log_prior` on the unconstrained scale, shape ``(n_dim,)``.
-
-        Entries that are not finite are returned unchanged; zero where a parameter is outside its domain and the
-        log-prior is ``-inf``.
-        """
+        """Gradient of `log_prior`, shape ``(n_dim,)``, perhaps not finite; 0 where a parameter is outside its domain."""
         return self._gradients.log_prior(self._checked(theta))
 
     def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:

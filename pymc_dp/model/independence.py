@@ -228,10 +228,7 @@ class _Proof(RowWalk):
         return tuple(interpreted([self.base], [index, owner])(base))
 
     def _claim(self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray) -> None:
-        """Assign entries of an array to records; refuse if an entry would belong to two records.
-
-        Entry k of all arrays of equal length must belong to the same record.
-        """
+        """Assign entry k of all arrays of equal length to one record; refuse if it would belong to two."""
         n = stored(variable).shape[axis]
         if axis and stored(variable).shape[0] == n:
             _refuse(

@@ -250,10 +250,7 @@ class SimulatedRecords(CompiledModel):
 
 
 class PooledRecords:
-    """Records of several data sets, evaluated by one call of a compiled function rather than one per data set.
-
-    A call for some hundred records takes little more time than for one.
-    """
+    """Records of several data sets in one compiled call, which takes little longer for some hundred than for one."""
 
     def __init__(
         self,

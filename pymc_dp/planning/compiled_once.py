@@ -48,7 +48,7 @@ class _Kept:
 def simulator_of(model: pm.Model | None, **options: Any) -> Simulator:
     """The simulator that is kept with this model, or a new one if anything that it was compiled from has changed.
 
-    It is kept until the model is deleted or another one is made; not if the model's data take 128 MB or more, if
+    It is kept until the model is deleted or another one is made; not if the model's data take more than 128 MB, if
     records are read in blocks, or with privacy units or public arrays.
     """
     given = {

@@ -27,8 +27,8 @@ class ExpandThenBisect:
     def after(self, move: np.ndarray, *, is_far: bool) -> float:
         """Multiple for this move; `is_far`: nearly all records are clipped, and their gradients agree.
 
-        Successive moves are in the coordinates of two steps: only the sign of their product counts, and trusted moves
-        change the metric little.
+        Successive moves have different coordinates: only the sign of their product counts, and trusted moves keep the
+        metric similar.
         """
         is_reversal = bool(self._last_move @ move < 0)
         self._last_move = move

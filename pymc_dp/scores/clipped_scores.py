@@ -20,10 +20,7 @@ _SIMULATION_ERROR = 0.5
 
 
 def clip_rows(vectors: np.ndarray, bound: float) -> np.ndarray:
-    """Shorten rows to a Euclidean norm of at most `bound`; rows that are not finite become zero.
-
-    As :meth:`RecordLikelihood.clipped_grad_steps`, up to its rounding to a grid.
-    """
+    """Clip rows to norm `bound`, 0 if not finite, as :meth:`RecordLikelihood.clipped_grad_steps` before rounding."""
     vectors = np.ascontiguousarray(vectors)
     _clip(vectors, bound)
     return vectors

@@ -158,7 +158,7 @@ class NormalSums(Shown):
             self._constant = self._precision(self._expected)
 
     def _different(self, values: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of distinct weighted records, ascending, and the number of records equal to each.
+        """Indices of distinct weighted records, ascending, and numbers of equal ones.
 
         Records are equal if they have the same features, and the same scores and log-likelihoods at two positions.
         """

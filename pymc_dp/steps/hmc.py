@@ -27,7 +27,7 @@ __all__ = ["DPHMC", "Phase", "Trajectory", "leapfrog"]
 
 
 class Phase(NamedTuple):
-    """A point of a path: position, momentum and (noisy) gradient of the log-posterior there."""
+    """A point of a path: position, ``(n_dim,)``, momentum and (noisy) gradient of the log-posterior, both ``(d,)``."""
 
     theta: np.ndarray
     momentum: np.ndarray

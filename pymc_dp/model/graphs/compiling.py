@@ -248,10 +248,7 @@ class NumbaFunction:
 def with_constants(
     graphs: Sequence[Variable], known: Mapping[Variable, Variable] | None = None
 ) -> list[Variable]:
-    """Simplified graphs with constants in place of shared variables, so that shapes are known.
-
-    `known` has further replacements, such as inputs of known shape.
-    """
+    """Simplified graphs with constants for shared variables, so that shapes are known; `known` has further replacements."""
     new = dict(known or {})
     for variable in _arrays(graphs, SharedVariable):
         new.setdefault(variable, pt.constant(stored(variable).copy()))

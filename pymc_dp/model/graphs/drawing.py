@@ -101,10 +101,7 @@ class Drawing:
 
 
 def _standardized(graphs: Sequence[Variable]) -> tuple[list[Variable], dict[Variable, str]]:
-    """Graphs with random variables as functions of standard draws, where `_STANDARD` has one.
-
-    The second value names NumPy's method for each of the new inputs.
-    """
+    """Graphs with random variables as functions of standard draws (`_STANDARD`); NumPy's method for each new input."""
     drawn: dict[Variable, str] = {}
 
     def standard(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:

@@ -164,10 +164,9 @@ def _is_conjunction(node: Apply) -> bool:
 
 
 def holds(condition: Variable, data_dependent: Set[Variable] = frozenset()) -> bool:
-    """Whether a condition provably holds for all parameters and data.
+    """Whether a condition provably holds for all parameters and data, by interval arithmetic.
 
-    Intervals are propagated through common elementwise operations. Data may be any numbers of their
-    type, so the answer does not depend on their values.
+    Data may be any numbers of their type, so the answer does not depend on their values.
     """
     if condition.owner is None or not isinstance(condition.owner.op, Elemwise):
         return False

@@ -126,10 +126,9 @@ def is_stored_object(root: Variable) -> bool:
 
 
 def is_transparent(op: Any) -> bool:
-    """Whether an operation is one of PyMC's or PyTensor's, without an array or a function of the user.
+    """Whether an operation is PyMC's or PyTensor's, without an array or a function of the user.
 
-    The scalar operation of an elementwise one and the core of a blockwise one are checked too; inner graphs are not,
-    see `inner_graphs`.
+    Scalar operations of elementwise ones and cores of blockwise ones are checked too, inner graphs are not.
     """
     if isinstance(op, RandomVariable | FromFunctionOp):
         return False

@@ -56,10 +56,7 @@ class RowGradients:
 
 
 def row_gradients(theta: Variable, outputs: Sequence[Variable], index: Variable) -> RowGradients:
-    """Gradients of ``output[index]``, summed over outputs, with respect to the vector of all parameters.
-
-    The arguments, and `Blocked`, are those of `rows_at`.
-    """
+    """Gradients of ``output[index]``, summed over outputs, by theta; arguments and `Blocked` as for `rows_at`."""
     walk = _GradientWalk(theta, index)
     total = reduce(add, [walk(output, 0, index) for output in outputs])
     n_rows = index.shape[0]
