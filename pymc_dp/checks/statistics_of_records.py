@@ -80,9 +80,9 @@ class Block:
     """One statistic: a bounded vector of a record, and the value computed from its noisy sum.
 
     `vector` maps a row's data, symbolic and by name (`columns`), to a list of `n_dim` scalars. The set of such vectors
-    has diameter at most `diameter` and norms of at most `length`. `value` maps sums over `N` records, shape ``(n,
-    n_dim)``, to the values named by `labels`, shape ``(n, n_labels)``. With `ordered`, values are counts in ascending
-    bins, and numbers beyond an edge are compared, too.
+    has diameter at most `diameter` and norms of at most `length`. `value` maps sums over `N` records, shape
+    ``(n, n_dim)``, to the values named by `labels`, shape ``(n, n_labels)``. With `ordered`, values are counts in
+    ascending bins, and numbers beyond an edge are compared, too.
     """
 
     name: str

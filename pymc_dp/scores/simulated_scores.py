@@ -129,8 +129,8 @@ class SimulatedScores(Shown):
         """Clipped scores, and the mean length cut off in each coordinate.
 
         With `unbiased` the length follows from the probability ``p`` of the rarer outcome: if ``p`` is wrong by a
-        fraction of itself, the mean score is wrong by this fraction of ``p |x|``, and the mean length is ``2 p (1 - p)
-        |x|``.
+        fraction of itself, the mean score is wrong by this fraction of ``p |x|``, and the mean length is
+        ``2 p (1 - p) |x|``.
         """
         if not self.unbiased:
             clipped = clip_rows(self._vectors.copy(), bound)
