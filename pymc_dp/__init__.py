@@ -18,7 +18,7 @@ __version__ = _version("pymc-dp")
 
 
 def __getattr__(name: str) -> _Any:
-    """Import the public names with the first of them: ``pymc-dp-ledger`` needs neither PyMC nor SciPy."""
+    """Import the public names at first use: ``pymc-dp-ledger`` needs neither PyMC nor SciPy."""
     if name != "__all__" and name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     public = vars(_import_module("pymc_dp.public_names"))

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def as_float(value: Any) -> float:
-    """Any real number as a float; NaN for other values, which fail every comparison."""
+    """A real number as a float; NaN for other values, which fail every comparison."""
     if type(value) is float:
         return value
     if getattr(value, "ndim", None) == 0:
@@ -40,7 +40,7 @@ def as_float(value: Any) -> float:
 
 
 def as_floats(what: str, values: npt.ArrayLike) -> np.ndarray:
-    """Any real numbers as an array of floats, else ValueError."""
+    """Real numbers as an array of floats; ValueError for other values."""
     try:
         array = np.asarray(values)
         if array.dtype.kind in "biufO":
@@ -72,7 +72,7 @@ def as_fraction(name: str, value: Any) -> float:
 
 
 def as_integer(what: str, value: Any, least: int | None = None) -> int:
-    """Return the value as an int; TypeError unless it is one, ValueError unless it is at least that."""
+    """The value as an int; TypeError unless it is one, ValueError if it is less than `least`."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -102,7 +102,7 @@ def as_clip_bound(name: str, bound: Any, private: bool, why: str) -> float:
 
 
 def check_named(function: str, unnamed: Sequence[Any]) -> None:
-    """Raise TypeError if a function whose arguments have names was given some without."""
+    """Raise TypeError if a function with keyword-only arguments was given positional ones."""
     if unnamed:
         raise TypeError(
             f"{function}() got {len(unnamed)} argument(s) without a name: write each one with its name, such as {function}(epsilon=1.0, "
@@ -111,7 +111,7 @@ def check_named(function: str, unnamed: Sequence[Any]) -> None:
 
 
 def check_labels(records: Any) -> None:
-    """Raise ValueError if labels of records are not integers; the message states how to make such, and no label."""
+    """Raise ValueError unless labels of records are integers; the message shows how to make them, and no label."""
     for labels in records.values() if isinstance(records, Mapping) else [records]:
         if records is None or (array := np.asarray(labels)).dtype.kind in "iu":
             continue

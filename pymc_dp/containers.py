@@ -24,7 +24,7 @@ _OWN_ATTRIBUTES = (
 
 
 def group_of(idata: Any, name: str) -> Any:
-    """Return a group as an ``xarray.Dataset``, on either generation of ArviZ."""
+    """A group as an ``xarray.Dataset``, for either generation of ArviZ."""
     try:
         group = idata[name]
     except (TypeError, IndexError):
@@ -39,7 +39,7 @@ def group_of(idata: Any, name: str) -> Any:
 
 
 def bare(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    """Build a container of the same kind as ``idata``, with copies of these groups and with these attributes."""
+    """A container of the same kind as ``idata``, with copies of these groups and with these attributes only."""
     copies = {}
     for name, group in groups.items():
         copy = group.copy(deep=True)
@@ -57,14 +57,9 @@ def bare(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
 
 
 def clean(released: Any) -> Any:
-    """Drop from a released result what its report does not cover.
+    """Drop from a released result what its report does not cover; ValueError if it carries no report.
 
-    Raises
-    ------
-    ValueError
-        If it carries no report.
-    PrivacyLeak
-        If its report does not list what it covers, or an axis is longer than it was.
+    Raises PrivacyLeak if the report does not list what it covers, or an axis is longer than it was.
     """
     covers = PrivacyReport.of(released).covers
     if not covers:

@@ -26,19 +26,10 @@ _HIDDEN = {"vars", "rng", "model", "blocked", "data", "records", "likelihood", "
 
 @dataclass(frozen=True)
 class Table:
-    """A table as text and as HTML.
+    """A table as text and as HTML, with a title above (one or more lines) and `notes` below.
 
-    Parameters
-    ----------
-    title : str
-        Text above it, of one or more lines.
-    rows : sequence of sequence of str
-        Cells. Without a header, the text continues the last column on lines of its own where it would be wider
-        than 88 characters.
-    header : sequence of str
-        Names of the columns, of which those with numbers are then aligned to the right; empty without.
-    notes : sequence of str
-        Lines below.
+    With a `header`, columns of numbers are aligned to the right. Without one, the last column is wrapped to lines of
+    its own at a width of 88 characters.
     """
 
     title: str
@@ -70,7 +61,7 @@ class Table:
 
 
 def _wrapped(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """The same cells, with the last ones cut into lines."""
+    """The same cells, with the last column wrapped to lines."""
     before = (
         sum(2 + max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)) if rows else 0
     )
@@ -87,12 +78,12 @@ def _wrapped(rows: Sequence[Sequence[str]]) -> list[Sequence[str]]:
 class Shown:
     """Base class of objects with a short text: one line, and a table in notebooks.
 
-    The line has the arguments that are not at their defaults (:func:`one_line`), also in a dataclass, which would
-    write down all its arrays. A subclass may write `_table`, for notebooks and :func:`print`.
+    The line has the arguments that are not at their defaults (:func:`one_line`), also for a dataclass, whose own text
+    would have all its arrays. A subclass may write `_table`, for notebooks and :func:`print`.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep a dataclass from making its own text."""
+        """Keep a dataclass from making a text of its own."""
         super().__init_subclass__(**kwargs)
         if "__repr__" not in vars(cls):
             cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
@@ -111,13 +102,13 @@ class Shown:
 
 
 def one_line(value: object, **more: Any) -> str:
-    """The class with its arguments, and more, as far as they are not at their defaults; arrays are shown by their shape."""
+    """The class with its arguments that are not at their defaults, and `more`; arrays by their shape."""
     shown = {name: in_short(x) for name, x in _arguments(value).items()} | more
     return f"{type(value).__name__}({', '.join(f'{name}={x}' for name, x in shown.items())})"
 
 
 def in_short(value: Any) -> str:
-    """A value as a short text: no entries of arrays, no addresses, few entries of sequences."""
+    """Short text of a value: no entries of arrays, no addresses, few entries of sequences."""
     if isinstance(value, np.ndarray) and value.ndim:
         return f"array of shape {value.shape}"
     if isinstance(value, float | np.floating):
@@ -150,7 +141,7 @@ def _is_number(text: str) -> bool:
 
 
 def _arguments(value: object) -> dict[str, Any]:
-    """Public arguments of a constructor that the object keeps, and that are not at their defaults."""
+    """Public constructor arguments that the object keeps as attributes and that are not at their defaults."""
     hidden = {f.name for f in fields(value) if not f.repr} if is_dataclass(value) else _HIDDEN
     found = {}
     maker = type(value) if isinstance(value, tuple) else type(value).__init__
@@ -164,5 +155,5 @@ def _arguments(value: object) -> dict[str, Any]:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two plain values are the same."""
+    """Whether two plain values are equal, with their types."""
     return type(one) is type(other) and isinstance(one, str | int | float | tuple) and one == other

@@ -58,7 +58,7 @@ _BARS = ("combined", "split", "combined+stats", "stats+combined", "split+stats",
 
 
 def as_model(model: Any) -> pm.Model:
-    """The model, or the one on the context stack; TypeError with what to do if there is none."""
+    """The model, or the one on the context stack; TypeError with advice if there is none."""
     if model is None:
         model = pm.Model.get_context(error_if_none=False)
         if model is None:
@@ -72,7 +72,7 @@ def as_model(model: Any) -> pm.Model:
 
 
 def check_host_arguments(given: Mapping[str, Any], known: Iterable[str], model: pm.Model) -> None:
-    """Raise for what PyMC would refuse, or misread, when it begins to sample; nothing is accessed."""
+    """Raise for arguments that PyMC would refuse or misread when sampling begins; nothing is accessed."""
     if refused := sorted(set(given) & set(_REFUSED)):
         raise TypeError("; ".join(f"{name}: {_REFUSED[name]}" for name in refused) + ".")
     of_host = set(inspect.signature(pm.sample).parameters) - set(_REFUSED)
@@ -117,7 +117,7 @@ def _check_processes(cores: Any, blas_cores: Any, context: Any) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Raise ValueError unless NumPy and PyMC make a generator of this seed."""
+    """Raise ValueError unless both NumPy and PyMC accept this seed."""
     try:
         if not isinstance(seed, np.random.Generator):
             np.random.default_rng(seed)
@@ -131,7 +131,7 @@ def check_seed(seed: Any) -> None:
 
 
 def check_memory(draws: int, chains: int, model: pm.Model) -> None:
-    """Raise ValueError if the draws of all chains do not fit into memory, which PyMC reserves before the first one."""
+    """Raise ValueError if the draws of all chains, which PyMC allocates at the start, do not fit into memory."""
     n_values = sum(math.prod(np.shape(x)) for x in model.initial_point(0).values())
     try:
         np.empty((chains, draws, n_values))
@@ -142,7 +142,7 @@ def check_memory(draws: int, chains: int, model: pm.Model) -> None:
 
 
 def _check_names(var_names: Any, model: pm.Model) -> None:
-    """Raise unless these are distinct names of what PyMC samples."""
+    """Raise unless these are distinct names of variables that PyMC samples."""
     if var_names is None:
         return
     if isinstance(var_names, str) or not isinstance(var_names, Sequence):
@@ -164,12 +164,9 @@ def _check_known(what: str, names: Iterable[Any], known: Sequence[str]) -> None:
 def checked_initvals(
     initvals: Any, chains: int, model: pm.Model
 ) -> list[dict[str, np.ndarray]] | None:
-    """First states of chains that are given, one or one for each; None if they are PyMC's own.
+    """Initial points of the chains, one for all or one for each; None if PyMC chooses them.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If these are no values of the model's parameters; the message states of which.
+    TypeError or ValueError if these are no values of the model's parameters; the message names the parameter.
     """
     if initvals is None:
         return None
@@ -197,10 +194,7 @@ def initial_point(
 ) -> dict[str, np.ndarray]:
     """PyMC's initial point on the unconstrained scale, with public values in place of its own.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If they are no values of the model's parameters; `what` is the name of the argument.
+    TypeError or ValueError if they are no values of the model's parameters; `what` is the name of the argument.
     """
     _check_mapping(what, values)
     given = {name: value for name, value in (values or {}).items() if value is not None}

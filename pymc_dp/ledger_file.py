@@ -63,7 +63,7 @@ def _check(epsilon: float, delta: float, mu: float | None, *more: bool) -> None:
 
 @dataclass(frozen=True)
 class BudgetClaim(Shown):
-    """What a budget, or a release by another tool, has claimed on an account, whole and for good."""
+    """Claim of a budget, or of a release by another tool, on an account; final."""
 
     id: str
     epsilon: float
@@ -79,7 +79,7 @@ class BudgetClaim(Shown):
 
 @dataclass(frozen=True)
 class Account:
-    """Total that may be spent on a data set, by all programs together.
+    """Total that all programs together may spend on a data set.
 
     With composition ``"basic"`` epsilons and deltas of claims add up, with ``"gaussian"`` squares of `mu`.
     """
@@ -99,11 +99,11 @@ class Account:
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether squares of ``mu`` add up."""
+        """Whether the composition is of squares of ``mu``."""
         return self.composition == "gaussian"
 
     def spent(self, claims: Sequence[BudgetClaim]) -> dict[str, float]:
-        """Sums of what budgets have claimed: epsilon and delta, or ``mu`` (the root of the sum of its squares)."""
+        """Sum of the claims: epsilon and delta, or ``mu`` (the root of the sum of its squares)."""
         if self.is_gaussian:
             return {"mu": math.sqrt(math.fsum(c.mu**2 for c in claims if c.mu))}
         if any(c.epsilon == math.inf for c in claims):
@@ -111,7 +111,7 @@ class Account:
         return {n: float(_sum(getattr(c, n) for c in claims)) for n in ("epsilon", "delta")}
 
     def left(self, claims: Sequence[BudgetClaim]) -> dict[str, float]:
-        """What may still be claimed."""
+        """Remainder that may still be claimed."""
         if self.epsilon == math.inf:
             return (
                 {"mu": math.inf} if self.is_gaussian else {"epsilon": math.inf, "delta": self.delta}
@@ -123,12 +123,11 @@ class Account:
         return {n: float(_exact(x) - _sum(getattr(c, n) for c in claims)) for n, x in totals.items()}  # fmt: skip
 
     def admits(self, claims: Sequence[BudgetClaim], new: BudgetClaim) -> bool:
-        """Whether a budget may claim its whole epsilon and delta after these claims.
+        """Whether a budget may claim its full epsilon and delta after these claims.
 
-        The first claim needs no composition, and nothing else fits after one that takes all. Epsilons and deltas
-        are added as the rational numbers that their shortest decimal texts stand for, without any rounding: ten
-        budgets of 0.1 are 1. (A float differs from its text by a relative 2**-53 at most, and accountants round
-        epsilon up by more.)
+        The first claim needs no composition, and nothing else fits after one that takes all. Epsilons and deltas are
+        added exactly, as the rational numbers of their shortest decimal texts: ten budgets of 0.1 are 1. (A float
+        differs from its text by a relative 2**-53 at most, and accountants round epsilon up by more.)
         """
         if self.epsilon == math.inf:
             return True
@@ -151,12 +150,12 @@ def _sum(values: Iterator[float]) -> Fraction:
 
 
 def in_words(terms: dict[str, float]) -> str:
-    """Such as ``epsilon = 0.5, delta = 1e-07``."""
+    """Text such as ``epsilon = 0.5, delta = 1e-07``."""
     return ", ".join(f"{name} = {value:.4g}" for name, value in terms.items())
 
 
 class LedgerFile(Shown):
-    """An account in a file, to be read."""
+    """An account in a file, read only."""
 
     temporary = False
 
@@ -166,17 +165,17 @@ class LedgerFile(Shown):
             self.account = self._account(db)
 
     def budget_claims(self) -> list[BudgetClaim]:
-        """What each budget has claimed, in the order of the claims."""
+        """Claims of budgets, in order."""
         with self._reading() as db:
             return self._budgets(db)
 
     @property
     def n_budgets(self) -> int:
-        """Number of budgets that have claimed something; a budget divided among groups of records counts once."""
+        """Number of budgets with claims; a budget divided among groups of records counts once."""
         return len(self.budget_claims())
 
     def _create(self, account: Account) -> None:
-        """Make the file under another name, then link it to its place, so that a ledger is never empty."""
+        """Write the file under another name, then link it into place, so that a ledger is never empty."""
         place = os.path.realpath(self.path)
         draft = f"{place}.{uuid.uuid4().hex}"
         with self._usable(OSError):
@@ -193,7 +192,7 @@ class LedgerFile(Shown):
 
     @contextmanager
     def _usable(self, *errors: type[Exception]) -> Iterator[None]:
-        """Turn such errors into a LedgerError that names the file."""
+        """Turn these errors into a LedgerError that names the file."""
         try:
             yield
         except errors as error:
@@ -204,12 +203,12 @@ class LedgerFile(Shown):
             ) from error
 
     def _reading(self) -> AbstractContextManager[sqlite3.Connection]:
-        """A consistent state of the file, also while another program writes, and if it is read-only."""
+        """A consistent read of the file, also while another program writes or if it is read-only."""
         return self._transaction("DEFERRED")
 
     @contextmanager
     def _transaction(self, lock: str, draft: str = "") -> Iterator[sqlite3.Connection]:
-        """Open, lock ("IMMEDIATE": against every other writer), and commit or roll back as a whole."""
+        """Open, lock ("IMMEDIATE" excludes all other writers), and commit or roll back as a whole."""
         # A missing account is an error: only a draft is created if it is missing.
         file = f"{Path(draft or self.path).as_uri()}?mode={'rwc' if draft else 'rw'}"
         # A connection per transaction: none is ever shared across a fork.
@@ -250,7 +249,7 @@ class LedgerFile(Shown):
             return [BudgetClaim(*row) for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """Account, what is spent and left, and who spent it when and for what, as plain values."""
+        """Account, totals spent and left, and claims (who, when, for what) as plain values."""
         with self._reading() as db:
             budgets = self._budgets(db)
             columns = "budget, step, words, created, process"
@@ -268,7 +267,7 @@ class LedgerFile(Shown):
         }  # fmt: skip
 
     def __repr__(self) -> str:
-        """The account, and what is spent."""
+        """The account and the total spent."""
         try:
             spent = in_words(self.account.spent(self.budget_claims()))
         except (LedgerError, AttributeError):
@@ -301,7 +300,7 @@ class LedgerFile(Shown):
 
 
 def _row(budget: dict[str, Any], is_gaussian: bool) -> tuple[str, str, str, str]:
-    """When, by whom, how much and for what."""
+    """Date, process, cost and purpose of a budget."""
     terms = ("mu",) if is_gaussian else ("epsilon", "delta")
     times: Counter[str] = Counter()
     words: dict[str, str] = {}
@@ -325,22 +324,22 @@ _ID = 32
 
 
 def whole_of(budget: str) -> str:
-    """Id under which a budget claims: groups of records share one claim, as a record is in one of them."""
+    """Id under which a budget claims: its groups of records share one claim, as each record is in one group."""
     return budget[:_ID]
 
 
 def id_of_group(budget: str, label: str) -> str:
-    """Return a new id, for the budget of a group of records, of a divided budget."""
+    """New id for the part of a divided budget that belongs to a group of records."""
     return f"{budget}{label.encode().hex()}{uuid.uuid4().hex[:8]}"
 
 
 def label_of(budget: str) -> str:
-    """Return the label of the group of a budget; empty if it is for all records."""
+    """Label of a budget's group of records; empty if the budget is for all records."""
     return bytes.fromhex(budget[_ID:-8]).decode() if len(budget) > _ID else ""
 
 
 def now() -> str:
-    """Return the date and time, for the listing."""
+    """Current date and time (UTC), for the listing."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -351,7 +350,7 @@ def remove(path: str, owner: int) -> None:
 
 
 def budgets_without_file() -> int:
-    """Number of budgets that have claimed something on the temporary ledgers of this program, whatever their data."""
+    """Number of budgets with claims on temporary ledgers of this program, whatever their data."""
     return sum(ledger.n_budgets for ledger in TEMPORARY)
 
 

@@ -237,7 +237,7 @@ def plan(
 
 
 def _check_use(step: Any, unused: Mapping[str, Any]) -> None:
-    """Raise for arguments that mean nothing for this step."""
+    """Raise for arguments that this step does not use."""
     if given := [name for name, value in unused.items() if value is not None]:
         hint = (
             "a plan of noisy scores has no use for it, as draws and chains are free (give their numbers to sample())"
@@ -248,7 +248,7 @@ def _check_use(step: Any, unused: Mapping[str, Any]) -> None:
 
 
 def _check_step(step: Any, budget: PrivacyBudget) -> None:
-    """Raise unless the step has a planner, and its cost is known for the budget."""
+    """Raise unless the step has a planner and its cost is proved for the budget."""
     if step not in _PLANNERS:
         names = ", ".join(s.__name__ for s in (DPScore, *_PLANNERS))
         got = (
@@ -270,7 +270,7 @@ def _check_step(step: Any, budget: PrivacyBudget) -> None:
 
 
 def _check_start(start: Any, guess: Guess, budget: PrivacyBudget) -> None:
-    """Raise unless this is a private start that the budget paid for, or none."""
+    """Raise unless this is None or a private start that the budget paid for."""
     if start is None:
         return
     if not isinstance(start, PrivateStart):
@@ -285,7 +285,7 @@ def _check_start(start: Any, guess: Guess, budget: PrivacyBudget) -> None:
 def _simulator(
     simulator: Simulator | None, options: dict[str, Any], budget: PrivacyBudget
 ) -> Simulator:
-    """The given simulator, or a new one with these options; either may be used with this budget."""
+    """The given simulator, or a new one with these options, checked against the budget."""
     if simulator is None:
         check_number_is_public(budget, options["covariates"], options["n_records"])
         return simulator_of(**options)

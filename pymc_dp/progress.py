@@ -30,14 +30,14 @@ _CURRENT: ContextVar[Callable[[str], None] | None] = ContextVar("progress", defa
 
 
 def note(what: str) -> None:
-    """State what begins now; within :func:`shown` only."""
+    """Announce the next part of the work; only within :func:`shown`."""
     if (tell := _CURRENT.get()) is not None:
         tell(what)
 
 
 @contextmanager
 def shown(enabled: object) -> Iterator[None]:
-    """Show what is noted within; the outermost of nested calls decides whether."""
+    """Show announcements; the outermost of nested calls decides."""
     if _CURRENT.get() is not None:
         yield
         return
@@ -50,7 +50,7 @@ def shown(enabled: object) -> Iterator[None]:
 
 
 def showing(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Make a function show what it notes, unless its argument ``progressbar`` is False."""
+    """Decorator that shows a function's announcements unless ``progressbar`` is False."""
 
     @functools.wraps(function)
     def call(*args: Any, progressbar: bool | str = True, **kwargs: Any) -> _Result:
@@ -62,7 +62,7 @@ def showing(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 @contextmanager
 def silenced(silent: object) -> Iterator[None]:
-    """Keep PyMC and this package from logging what is no warning."""
+    """Suppress log messages of PyMC and this package below warnings."""
     logger = logging.getLogger("pymc")
     level = logger.level
     if silent:
@@ -74,7 +74,7 @@ def silenced(silent: object) -> Iterator[None]:
 
 
 def counted(enabled: object, total: int, callback: Any = None) -> Any:
-    """A callback of ``pm.sample`` that logs the number of draws where PyMC's bar cannot be seen, and calls another one."""
+    """Callback of ``pm.sample`` that logs the number of draws if PyMC's bar is not visible, then calls `callback`."""
     if not enabled or _is_seen(Console()):
         return callback
     n_draws, latest = 0, time.monotonic()
@@ -92,7 +92,7 @@ def counted(enabled: object, total: int, callback: Any = None) -> Any:
 
 
 def _is_seen(console: Console) -> bool:
-    """Whether lines on a console can be replaced."""
+    """Whether the console can replace lines."""
     return console.is_terminal or console.is_jupyter
 
 
@@ -132,7 +132,7 @@ def _table(console: Console) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _lines() -> Iterator[Callable[[str], None]]:
-    """A log line for each part of the work, and one every few seconds while it lasts."""
+    """A log line for each part of the work, and further ones every few seconds."""
     latest = "", 0.0
 
     def tell(what: str) -> None:

@@ -145,7 +145,7 @@ def reduced(
     keep: Sequence[str] = (),
     n_draws: int | None = None,
 ) -> Any:
-    """Reduce a result to what may be published under a report, and attach it; whose draws they are is not checked."""
+    """Reduce a result to what may be published under a report, and attach the report; the draws' origin is not checked."""
     statistics, posterior = group_of(idata, "sample_stats"), group_of(idata, "posterior")
     choice = _public_variables(model, report.adjacency, n_records, posterior, public, keep)
     groups = {
@@ -157,7 +157,7 @@ def reduced(
 
 
 def _check_origin(stats: Any, n_chains: int, model: Any, budget: PrivacyBudget) -> None:
-    """Raise unless private steps on this budget made these draws, of this model."""
+    """Raise unless private steps on this budget made these draws, from this model."""
     foreign = sorted(map(str, set(stats.data_vars) - _OWN_STATS - _IGNORED_STATS))
     if foreign or "epsilon_spent" not in stats:
         raise PrivacyLeak(
@@ -176,7 +176,7 @@ def _check_origin(stats: Any, n_chains: int, model: Any, budget: PrivacyBudget) 
 
 
 def _check_chains(n_chains: int, budget: PrivacyBudget) -> None:
-    """Raise if the budget has not paid for so many chains."""
+    """Raise if the budget has paid for fewer chains."""
     claims = budget.ledger.claims(budget.id)
     labels = {claim.step for claim in claims}
     paid = max((sum(c.step == label for c in claims) for label in labels), default=0)
@@ -187,10 +187,10 @@ def _check_chains(n_chains: int, budget: PrivacyBudget) -> None:
 
 
 def _number_of_draws(stats: Any) -> int:
-    """Draws of each chain before the first that was not paid for.
+    """Number of draws of each chain before the first unpaid one.
 
-    The callback has removed the others already; those of a run without it are removed here. With several
-    steps a draw counts only if all of them made it.
+    The callback has removed the others already; those of a run without it are removed here. With several steps a draw
+    counts only if all of them made it.
     """
     flags = np.asarray(stats["exhausted"], dtype=bool)
     frozen = np.max(flags.reshape(*flags.shape[:2], -1), axis=2)
@@ -198,16 +198,9 @@ def _number_of_draws(stats: Any) -> int:
 
 
 class _Choice(NamedTuple):
-    """What is published.
+    """Names of variables to publish, with the names and lengths of dimensions that label records.
 
-    Parameters
-    ----------
-    names : list of str
-        Variables.
-    dims, lengths : set of str, set of int
-        Names and lengths of dimensions that label records.
-    public, kept : tuple of str
-        Public arrays, and variables that are kept although they show data, for the report.
+    For the report: `public` arrays, and variables `kept` although they show data.
     """
 
     names: list[str]
@@ -220,7 +213,7 @@ class _Choice(NamedTuple):
 def _public_variables(
     model: Any, adjacency: str, n_records: Iterable[int], posterior: Any, public: Sequence[Any], keep: Sequence[str]
 ) -> _Choice:  # fmt: skip
-    """Choose the variables to publish by the allow-list, and warn of those that are kept nevertheless."""
+    """Choose the variables to publish by the allow-list; warn of those kept against it."""
     named = {v.name for v in (*model.free_RVs, *model.deterministics)}
     _check_names(keep, named)
     arrays = PublicArrays(model, public)
@@ -261,7 +254,7 @@ def _check_names(keep: Sequence[str], named: set[str]) -> None:
 
 
 def _clean(groups: dict[str, Any], choice: _Choice, n_draws: int | None) -> dict[str, Any]:
-    """Groups with the first draws of each chain, and without coordinates of records."""
+    """Groups with the first draws of each chain and without coordinates of records."""
     return {
         name: group.drop_vars(_unwanted_coordinates(group, choice)).isel(draw=slice(0, n_draws))
         for name, group in groups.items()
@@ -269,7 +262,7 @@ def _clean(groups: dict[str, Any], choice: _Choice, n_draws: int | None) -> dict
 
 
 def _unwanted_coordinates(group: Any, choice: _Choice) -> list[Any]:
-    """Coordinates that no variable uses, that label records, or that have as many entries as there are records."""
+    """Coordinates that no variable uses, that label records, or whose length is the number of records."""
     used = {d for v in group.data_vars.values() for d in v.dims}
     return [
         name
@@ -281,7 +274,7 @@ def _unwanted_coordinates(group: Any, choice: _Choice) -> list[Any]:
 
 
 def _attributes(report: PrivacyReport, choice: _Choice, groups: dict[str, Any]) -> dict[str, Any]:
-    """The report, and what programs read most of it."""
+    """The report as JSON, and its main numbers for programs."""
     if choice.kept:  # outside the guarantee, and in the same file
         power = dict.fromkeys(report.attack_power, 1.0)
         report = replace(report, protected=False, attack_power=power)
@@ -296,7 +289,7 @@ def _attributes(report: PrivacyReport, choice: _Choice, groups: dict[str, Any]) 
 
 
 def warn_of_chains(released: Any, pays: bool) -> None:
-    """Warn if the chains should not be reported: from released draws only."""
+    """Warn if the chains have not converged: from released draws only."""
     import arviz as az
 
     posterior = az.convert_to_dataset(released)
@@ -314,7 +307,7 @@ def warn_of_chains(released: Any, pays: bool) -> None:
 
 
 def _check_moved(accepted: Any) -> None:
-    """Warn of chains that have rejected every proposal."""
+    """Warn of chains whose proposals were all rejected."""
     axes = [axis for axis in accepted.dims if axis != "chain"]
     still = [int(c) for c in accepted.chain[~accepted.any(axes)]]
     if still:

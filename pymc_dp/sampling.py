@@ -178,7 +178,7 @@ def sample(
 
 
 def _add_budget(planning: dict[str, Any], epsilon: Any, delta: Any, model: pm.Model) -> None:
-    """Put a new budget of scores in the place of its terms, and the model where there is no simulator."""
+    """Replace the budget's terms by a new budget for scores; add the model if there is no simulator."""
     terms = {name: planning.pop(name) for name in _BUDGET & set(planning)}
     planning["budget"] = PrivacyBudget(epsilon, delta, chains=1, **terms)
     if "simulator" not in planning:
@@ -193,7 +193,7 @@ def _given(**arguments: Any) -> dict[str, Any]:
 def _sample_scores(
     plan: ScorePlan | None, step: DPScore | None, planning: dict[str, Any], is_shown: bool, kwargs: dict[str, Any]
 ) -> Any:  # fmt: skip
-    """Release scores, unless there are some, and sample the posterior given these."""
+    """Release scores, unless given, and sample the posterior given them."""
     budget: PrivacyBudget | None = planning.get("budget")
     scores: PrivateScores | None = None
     try:
@@ -233,7 +233,7 @@ def _sample_by_steps(
     plan: Plan | None, step: DPStep | None, draws: int | None, reproducible: bool, is_shown: bool, model: pm.Model,
     kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
-    """Run a step whose draws access the data."""
+    """Run a step that accesses the data in each draw."""
     budget: PrivacyBudget = (plan or step).budget  # type: ignore[union-attr, assignment]
     try:
         if step is None:
@@ -264,7 +264,7 @@ def _sample_by_steps(
 
 
 def _check_begin(step: DPStep, initvals: Any, draws: int, model: pm.Model) -> None:
-    """Raise before the first chain for initvals that later chains would refuse, and for draws that do not fit into memory."""
+    """Raise before the first chain for initvals that later chains would refuse, or draws that exceed memory."""
     chains = 1 if step.budget is None else step.budget.chains
     check_memory(draws, chains, model)
     for point in checked_initvals(initvals, chains, model) or ():
@@ -274,7 +274,7 @@ def _check_begin(step: DPStep, initvals: Any, draws: int, model: pm.Model) -> No
 def _number_of_draws(
     step: DPStep, plan: Plan | None, budget: PrivacyBudget, asked: int | None
 ) -> int:
-    """Draws per chain: as many as the budget pays for, or fewer if asked; ValueError if it does not pay for them."""
+    """Draws per chain: what the budget pays for, or fewer if asked; ValueError for more."""
     expected = budget.expected_draws()
     varying = any(allocation.share is not None for allocation in budget.plan().values())
     limit, most = _limit(expected, varying), math.inf if plan is None else plan.max_draws
@@ -295,10 +295,10 @@ def _number_of_draws(
 
 
 def _limit(expected: float, varying: bool) -> float:
-    """Largest number of draws that PyMC is asked for.
+    """Largest number of draws to request from PyMC.
 
-    If proposals decide about the cost, the number of draws varies, by a fifth for 200 draws: the limit
-    is so much larger that the budget ends a chain, and not the limit.
+    If proposals set the cost, the number of draws varies, by a fifth for 200 draws: the limit is so much larger that
+    the budget ends a chain, and not the limit.
     """
     if math.isinf(expected):
         return math.inf
@@ -354,7 +354,7 @@ def _kind(value: Any) -> str:
 
 
 def _check_draws_are_paid(step: DPStep | DPScore | None, chains: Any, reproducible: bool) -> None:
-    """Raise for arguments that the budget or the step has, where it pays for each draw."""
+    """Raise for arguments fixed by the budget or the step, if each draw is paid for."""
     if chains is not None:
         raise TypeError("chains: the budget of this sampler has a number of chains, leave out.")
     if step is not None and reproducible:
@@ -362,7 +362,7 @@ def _check_draws_are_paid(step: DPStep | DPScore | None, chains: Any, reproducib
 
 
 def _check_draws_are_free(kwargs: Mapping[str, Any], reproducible: bool) -> None:
-    """Raise for arguments that have no meaning where draws are free."""
+    """Raise for arguments without meaning if draws are free."""
     if reproducible:
         raise TypeError("The noise of scores is always secret: leave out reproducible=.")
     if kwargs.get("initvals") is not None:
@@ -372,7 +372,7 @@ def _check_draws_are_free(kwargs: Mapping[str, Any], reproducible: bool) -> None
 def _model(
     plan: ScorePlan | Plan | None, step: DPScore | DPStep | None, simulator: Any, model: pm.Model | None
 ) -> Any:  # fmt: skip
-    """The model to sample, and to read from what may be published."""
+    """The model to sample; it also determines what may be published."""
     if plan is not None:
         simulator = plan.simulator
     if isinstance(step, DPScore):

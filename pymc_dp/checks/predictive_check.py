@@ -174,10 +174,10 @@ def private_ppc(
 
 
 def p_value_of(rows: np.ndarray, ordered: bool) -> float:
-    """p-value of the first row among all rows: valid, as it is treated as all the others.
+    """Monte Carlo p-value of the first row among all rows, valid because all rows are treated alike.
 
-    One column: two-sided. Several: the smaller one of those of a chi-square distance and of the largest standardized
-    difference, ranked among the same of all rows.
+    One column: two-sided. Several: the smaller of the p-values of a chi-square distance and of the largest standardized
+    difference, ranked among the same minimum for all rows.
     """
     if rows.shape[1] == 1:
         x = rows[:, 0]
@@ -198,7 +198,7 @@ def p_value_of(rows: np.ndarray, ordered: bool) -> float:
 def _step(
     released: Any, model: Any, covariates: Any, simulator: Any, budget: Any, method: str
 ) -> DPScore:
-    """The sampler of the posterior, without its data; refusals."""
+    """The posterior's sampler without its data; raises for arguments that do not fit."""
     scores = released if isinstance(released, PrivateScores) else PrivateScores.of(released)
     check_unused(budget, _LABEL)
     if budget.adjacency.value != scores.adjacency:
@@ -221,7 +221,7 @@ def _step(
 
 
 class _Rows:
-    """Columns of rows by name: of the private data, and of simulated data sets."""
+    """Columns of the private data and of simulated data sets, by name."""
 
     def __init__(self, step: DPScore, states: Any, rng: np.random.Generator) -> None:
         simulator, simulated = step.simulator, step.simulator.simulated
@@ -256,7 +256,7 @@ class _Rows:
 
 
 def _blocks(statistics: Any, rows: _Rows) -> list[Block]:
-    """The block of each statistic."""
+    """Blocks of the wanted statistics."""
     if isinstance(statistics, str) or not isinstance(statistics, Mapping | Sequence):
         raise TypeError(f"statistics must be a list of names, or a dict of names and statistics, got {statistics!r}.")  # fmt: skip
     wanted = (
@@ -286,7 +286,7 @@ def _name(statistic: Any) -> str:
 
 
 def _joined(blocks: Sequence[Block], sizes: Sequence[float]) -> Callable[..., list]:
-    """All blocks of a row, each divided by its size, as a function for RecordFunction."""
+    """All blocks of a row, each divided by its size, as one function for RecordFunction."""
     names = sorted({name for block in blocks for name in block.columns})
 
     def joined(**row: Any) -> list:

@@ -75,7 +75,7 @@ def replicated_sums(
 
 
 def _weights(step: DPScore) -> list[np.ndarray]:
-    """For each block of records: 1 for those that count, 0 for others."""
+    """Weights of simulated records, block by block: 1 for each that counts, 0 for surplus ones."""
     if isinstance(step.target, LatentPosterior):
         return step.target.weights
     m, n = step.simulator.simulated.n_records, step.scores.n_records
@@ -89,7 +89,7 @@ def _sum(vectors: Vectors, blocks: list[list[np.ndarray]], weights: list[np.ndar
 
 
 def _slope(step: DPScore, vectors: Vectors, rng: np.random.Generator) -> np.ndarray:
-    """Covariances of scores with scores, and below them of sums with scores, without noise; at the posterior's centre."""
+    """Covariances at the posterior's centre, without noise: of scores with scores, and below them of sums with scores."""
     simulated, theta = step.simulator.simulated, step.approximation.mean
     n_sets = -(-_N_COVARIANCE // simulated.n_records)
     products = np.zeros(())

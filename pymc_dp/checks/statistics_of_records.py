@@ -78,25 +78,12 @@ class GroupMeans(Shown):
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """One statistic: a bounded vector of a record, and what is made of its noisy sum.
+    """One statistic: a bounded vector of a record, and the value computed from its noisy sum.
 
-    Parameters
-    ----------
-    name : str
-    labels : tuple of str
-        Of the values that are shown.
-    vector : callable
-        From a row's data by name, symbolic, to a list of scalars.
-    n_dim : int
-        Length of the list.
-    diameter, length : float
-        Of the set of such vectors: largest distance, and largest norm.
-    columns : tuple of str
-        Data of a row that are used.
-    value : callable
-        From sums over `N` records, shape ``(n, n_dim)``, to values, shape ``(n, n_labels)``.
-    ordered : bool
-        Whether values are counts in ascending bins, so that numbers beyond an edge are compared, too.
+    `vector` maps a row's data, symbolic and by name (`columns`), to a list of `n_dim` scalars. The set of such vectors
+    has diameter at most `diameter` and norms of at most `length`. `value` maps sums over `N` records, shape
+    ``(n, n_dim)``, to the values named by `labels`, shape ``(n, n_labels)``. With `ordered`, values are counts in
+    ascending bins, and numbers beyond an edge are compared, too.
     """
 
     name: str
@@ -111,7 +98,7 @@ class Block:
 
 
 def block_of(name: str, wanted: Any, y: str, simulated: Mapping[str, np.ndarray]) -> Block:
-    """The block of a statistic, with public bounds and bins from simulated records."""
+    """Block of a statistic, with public bounds and bins from simulated records."""
     if isinstance(wanted, GroupMeans):
         return _groups(name, wanted, y, simulated)
     if callable(wanted):
@@ -136,7 +123,7 @@ def block_of(name: str, wanted: Any, y: str, simulated: Mapping[str, np.ndarray]
 def block_of_function(
     name: str, function: Callable, columns: Sequence[str], values: np.ndarray
 ) -> Block:
-    """Block of a user's function: each coordinate in an interval that holds nearly all simulated values."""
+    """Block of a user's function; each coordinate is clipped to an interval with nearly all simulated values."""
     ends = [_interval(column) for column in values.reshape(len(values), -1).T]
     centre, width = np.array(ends).T
     d = len(ends)
@@ -184,7 +171,7 @@ def _interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def _unit(value: Any, centre: float, width: float) -> Any:
-    """Clip to an interval, moved to [-1, 1]."""
+    """Clip to an interval and map it to [-1, 1]."""
     return pt.clip((value - float(centre)) / float(width), -1.0, 1.0)
 
 

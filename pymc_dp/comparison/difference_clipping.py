@@ -70,7 +70,7 @@ class ClipForecast(Shown):
 def simulated_differences(
     simulators: Sequence[Simulator], draws: Sequence[np.ndarray], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Predictive differences of records that are simulated from the first model, and from the second."""
+    """Predictive differences of records simulated from the first model and from the second."""
     models = [s.simulated for s in simulators]
     names = [_observed_names(s) for s in simulators]
     if {*names[0]} != {*names[1]} or models[0].n_records != models[1].n_records:
@@ -110,7 +110,7 @@ def _observed_names(simulator: Simulator) -> list[str]:
 
 
 def forecast(bound: float, differences: Sequence[np.ndarray], n_records: int) -> ClipForecast:
-    """What a clip bound does to so many records, from simulated differences under each model."""
+    """Clipping, bias and spread of a clip bound for `n_records` records, from simulated differences under each model."""
     cut = [d - np.clip(d, -bound, bound) for d in differences]
     bias = [float(n_records * c.mean()) for c in cut]
     return ClipForecast(
@@ -125,7 +125,7 @@ def forecast(bound: float, differences: Sequence[np.ndarray], n_records: int) ->
 def best_clipping(
     differences: Sequence[np.ndarray], n_records: int, noise_sd: float
 ) -> ClipForecast:
-    """The clip bound with the least sum of squares of noise, bias and spread."""
+    """Forecast of the clip bound with the least sum of squares of noise, bias and spread."""
     sizes = np.abs(np.concatenate(list(differences)))
     if not sizes.max() > 0:
         raise ValueError(

@@ -43,7 +43,7 @@ _LABEL = "private comparison"
 
 @dataclass(frozen=True, eq=False)
 class _Candidate:
-    """A model of the comparison, with draws of its released posterior on the unconstrained scale."""
+    """A model under comparison, with draws of its released posterior on the unconstrained scale."""
 
     model: pm.Model
     likelihood: Likelihood
@@ -237,7 +237,7 @@ def _names(released: Any, models: Any) -> tuple[str, ...]:
 
 
 def _of(argument: Any, name: str) -> Any:
-    """What belongs to one model, where an argument may have something for each."""
+    """The argument for one model; a mapping has one for each."""
     if not isinstance(argument, Mapping):
         return argument
     if name not in argument:
@@ -283,7 +283,7 @@ def _clipping(
     noise_sd: float,
     rng: np.random.Generator,
 ) -> ClipForecast | None:
-    """The clip bound and what is expected of it; None if it was given and records cannot be simulated."""
+    """Forecast of the given clip bound or of the best one; None if records cannot be simulated."""
     simulators = [c.simulator for c in candidates if c.simulator is not None]
     if len(simulators) < 2:
         return None
@@ -297,7 +297,7 @@ def _clipping(
 
 
 def _bound(bound: float | None, clipping: ClipForecast | None) -> float:
-    """The one that was given, or the best one."""
+    """The given clip bound, or else the best one."""
     if bound is None:
         assert clipping is not None
         return clipping.bound
@@ -305,7 +305,7 @@ def _bound(bound: float | None, clipping: ClipForecast | None) -> float:
 
 
 def _assumptions(names: Sequence[str], released: Mapping[str, Any]) -> list[str]:
-    """What the guarantee takes for granted; a warning where nothing shows that draws are public."""
+    """Assumptions of the guarantee; a warning if nothing shows that the draws are public."""
     found = []
     for name in names:
         try:

@@ -34,7 +34,7 @@ _BLOCK_BYTES = 2**21
 
 
 def check_names(names: Sequence[str]) -> None:
-    """ValueError if a name occurs twice, or there is none."""
+    """Raise ValueError if a name occurs twice or there is none."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(
             f"Several columns have the name {twice[0]!r}: rename them, so that each name occurs once."
@@ -44,16 +44,10 @@ def check_names(names: Sequence[str]) -> None:
 
 
 class Arguments:
-    """Arguments of a function of records, each one column or several side by side.
+    """Arguments of a function of records, by name: each is one column, or a list of columns side by side (`parts`).
 
-    Attributes
-    ----------
-    parts : dict
-        Names of arguments to a column, or a list of columns.
-    used : list of str
-        Columns that are to be read.
-    layout : dict
-        Names of arguments to ``(dtype, trailing shape)``; set by :meth:`lay_out`.
+    `used` lists the columns to be read. `layout` has the dtype and trailing shape of each argument; :meth:`lay_out`
+    sets it.
     """
 
     def __init__(self, given: Any, names: Sequence[str], single_precision: bool = False) -> None:
@@ -91,12 +85,12 @@ class Arguments:
 
     @property
     def block_rows(self) -> int:
-        """Rows of a block by default: about 2**21 bytes, in multiples of 64."""
+        """Default number of rows of a block: about 2**21 bytes, in multiples of 64 rows."""
         width = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.layout.values())
         return max(_BLOCK_BYTES // width // 64, 1) * 64
 
     def of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Arguments from columns: views of single columns where these are contiguous."""
+        """Arguments from columns; views where a single column is contiguous."""
         block = {}
         with np.errstate(
             over="ignore"
@@ -112,14 +106,14 @@ class Arguments:
 
 
 def _listed(part: Any) -> list[str]:
-    """Names of columns; empty if these are none."""
+    """Names of columns; empty unless the argument is a name or a list of names."""
     if isinstance(part, list | tuple) and all(isinstance(column, str) for column in part):
         return list(part)
     return [part] if isinstance(part, str) else []
 
 
 def width_of(layout: Kinds) -> int:
-    """Number of numbers of a record."""
+    """Count of numbers in a record."""
     return sum(math.prod(shape) for _, shape in layout.values())
 
 
@@ -137,7 +131,7 @@ def rows_of(columns: Mapping[str, np.ndarray]) -> int:
 
 
 def as_column(name: str, column: Any) -> np.ndarray:
-    """A column of NumPy, pandas, Polars or Arrow as an array of numbers with a row per record, else ValueError."""
+    """A NumPy, pandas, Polars or Arrow column as an array of numbers with a row per record; ValueError if impossible."""
     dtype, nulls = getattr(column, "dtype", None), getattr(column, "null_count", None)
     if isinstance(column, np.ma.MaskedArray):
         if np.ma.is_masked(column):
@@ -172,7 +166,7 @@ def as_column(name: str, column: Any) -> np.ndarray:
 
 
 def arrow_type(kind: Any) -> np.dtype | None:
-    """NumPy's type for one of Arrow; None where there is none."""
+    """NumPy's dtype of an Arrow type; None if there is none."""
     try:
         return np.dtype(kind.to_pandas_dtype())
     except NotImplementedError:
@@ -180,7 +174,7 @@ def arrow_type(kind: Any) -> np.dtype | None:
 
 
 def number_type(name: str, dtype: Any, described: str) -> np.dtype:
-    """Return the type in this machine's byte order; ValueError unless it is one of numbers."""
+    """The dtype in native byte order; ValueError unless it is numeric."""
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(
             f"Column {name!r} must hold numbers, not the type {described}: give categories as codes of a public list, "

@@ -30,7 +30,7 @@ def table_of(columns: Any) -> tuple[list[str], list[Any]]:
 
 
 class InMemory:
-    """Columns of equal length; ValueError unless all are complete, and of numbers."""
+    """Columns of equal length; ValueError unless all are complete and numeric."""
 
     description = "in memory"
 
@@ -55,7 +55,7 @@ class InMemory:
             yield {name: array[begin : begin + n_rows] for name, array in self.arrays.items()}
 
     def cuts(self, n: int) -> list[int]:
-        """Numbers of rows that divide the rows into `n` ranges."""
+        """Row numbers that divide the rows into `n` ranges."""
         return [k * self.n_rows // n for k in range(n + 1)]
 
     def part(self, begin: int, end: int) -> InMemory:
@@ -71,7 +71,7 @@ class InMemory:
 
 
 def _place(array: np.ndarray) -> tuple[Any, ...] | None:
-    """Where a mapped array is in its file, since NumPy pickles the content; None if the file does not have it."""
+    """File position of a mapped array, which NumPy would pickle with its content; None if the file does not hold it."""
     mapping = getattr(array, "_mmap", None)
     if not isinstance(array, np.memmap) or not (mapping and array.filename) or array.mode == "c":
         return None

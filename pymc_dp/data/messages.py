@@ -15,16 +15,16 @@ Message = tuple[str, list[Any]]
 
 
 class Connection(Protocol):
-    """What a message is sent through, such as a ``multiprocessing.connection.Connection``."""
+    """Channel for messages, such as a ``multiprocessing.connection.Connection``."""
 
     def send_bytes(self, buf: bytes, /) -> None:
         """Send one message."""
 
     def recv_bytes(self) -> bytes:
-        """Wait for a message; EOFError if there will be none."""
+        """Wait for a message; EOFError after the last one."""
 
     def poll(self, timeout: float, /) -> bool:
-        """Whether a message, or the end, comes within so many seconds."""
+        """Whether a message, or the end, arrives within `timeout` seconds."""
 
 
 def send(connection: Connection, word: str, *values: Any) -> None:
@@ -36,15 +36,7 @@ def send(connection: Connection, word: str, *values: Any) -> None:
 
 
 def receive(connection: Connection, timeout: float) -> Message:
-    """Receive what was sent.
-
-    Raises
-    ------
-    TimeoutError
-        If nothing comes within `timeout` seconds.
-    EOFError
-        If the other side has closed the connection.
-    """
+    """Receive a message; TimeoutError after `timeout` seconds, EOFError if the other side has closed the connection."""
     if not connection.poll(timeout):
         raise TimeoutError(
             f"No answer within {timeout:g} s: look whether the other side still runs."

@@ -44,7 +44,7 @@ class _Group(NamedTuple):
 
 
 class Parquet:
-    """Rows of row groups; refers to their files by path."""
+    """Rows of row groups, with the paths of their files."""
 
     def __init__(self, groups: Sequence[_Group], kinds: Kinds) -> None:
         self.groups, self.kinds = groups, kinds
@@ -53,7 +53,7 @@ class Parquet:
 
     @property
     def description(self) -> str:
-        """For one line."""
+        """Text for one line."""
         n_files = len({group.path for group in self.groups})
         return f"Parquet, {n_files} file{'s' if n_files > 1 else ''}"
 
@@ -63,7 +63,7 @@ class Parquet:
             yield columns
 
     def cuts(self, n: int) -> list[int]:
-        """Numbers of rows that divide the rows into `n` ranges, between row groups where there are enough."""
+        """Row numbers that divide the rows into `n` ranges, between row groups if there are enough."""
         even = [k * self.n_rows // n for k in range(n + 1)]
         n_groups, starts, cuts = len(self.groups), np.array(self._starts), [0]
         if n > n_groups:
@@ -85,7 +85,7 @@ class Parquet:
         return group._replace(begin=group.begin + first, end=group.begin + last)
 
     def take(self, index: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
-        """Rows by number; reads the row groups that have them, `n_rows` at a time."""
+        """Rows by number; only the row groups that hold them are read, `n_rows` at a time."""
         order = np.argsort(index)
         ascending = index[order]
         bounds = np.searchsorted(ascending, self._starts)
@@ -129,7 +129,7 @@ class Parquet:
 
 
 def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet, Arguments]:
-    """Rows of the file, the files, or the folder, and the arguments of their columns; reads no values."""
+    """Rows of a file, of files or of a folder, and the arguments of their columns; no values are read."""
     groups: list[_Group] = []
     paths = _paths(path)
     with _opened(paths[0]) as file:
@@ -161,12 +161,12 @@ def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet
 
 
 def _types(schema: Any, given: Any, used: Kinds) -> dict[str, str]:
-    """Types of the columns that must be the same in all files: those used, by default all."""
+    """Types of the columns that must agree between files: the used ones, by default all."""
     return {field.name: str(field.type) for field in schema if given is None or field.name in used}
 
 
 def _paths(path: Any) -> list[str]:
-    """Absolute paths of files; of a folder, all except those that begin with a dot or an underscore, by name."""
+    """Absolute paths of the files; from a folder all, sorted, unless their names begin with a dot or an underscore."""
     if isinstance(path, str | os.PathLike):
         paths = [Path(path)]
         if paths[0].is_dir():
@@ -182,7 +182,7 @@ def _paths(path: Any) -> list[str]:
 
 @contextmanager
 def _opened(path: str) -> Generator[Any]:
-    """A Parquet file. The text of pyarrow's errors is withheld: it is not known to show no values."""
+    """Open a Parquet file. The text of pyarrow's errors is withheld: nothing shows that it has no values."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -203,13 +203,13 @@ def _opened(path: str) -> Generator[Any]:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Size and time of the last change."""
+    """Size and modification time."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
 
 
 def _check_statistics(metadata: Any, used: Kinds) -> None:
-    """Raise ValueError if the file's statistics count missing values; without statistics they are found while reading."""
+    """Raise ValueError if the file's statistics count missing values; without statistics, reading finds them."""
     names = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
     for k in range(metadata.num_row_groups):
         group = metadata.row_group(k)

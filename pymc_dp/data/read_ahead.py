@@ -12,10 +12,10 @@ __all__ = ["read_ahead"]
 
 
 def read_ahead(blocks: Generator[Any], depth: int = 2) -> Generator[Any]:
-    """Items of a generator, which a thread of its own runs.
+    """Items of a generator that runs in a thread of its own, from the first item on.
 
-    The thread starts with the first item. It has ended when the last item was given, when an error was raised, and
-    when the iterator was closed: a process with threads cannot be forked safely.
+    The thread ends with the last item, on an error and when the iterator is closed: a process with threads cannot be
+    forked safely.
     """
     ready: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
     room = threading.Semaphore(depth)

@@ -307,7 +307,7 @@ class Records:
             yield self._arguments.of(columns)
 
     def _filled(self) -> Generator[dict[str, np.ndarray]]:
-        """Blocks of equal length, from batches that end with row groups and files."""
+        """Blocks of equal length from batches that end with row groups and files."""
         left, at, block = self.n_records, 0, self._empty(min(self.block_rows, self.n_records))
         for columns in self._source.batches(self.block_rows):
             batch = self._arguments.of(columns)

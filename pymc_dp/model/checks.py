@@ -34,13 +34,10 @@ __all__ = ["check_graphs", "check_model", "has_binary_outcome", "is_random"]
 
 
 def check_model(model: pm.Model) -> list[int]:
-    """Check the variables of a model; return the number of rows of each observed variable.
+    """Check the variables of a model; number of rows of each observed variable.
 
-    Raises
-    ------
-    UnsupportedModel
-        If there are no observed or no free variables, if free variables are discrete, observations
-        are missing, or an observed variable is a single number.
+    UnsupportedModel if there are no observed or no free variables, if free variables are discrete, observations are
+    missing, or an observed variable is a single number.
     """
     _refuse_missing(model)
     if not model.observed_RVs:
@@ -64,7 +61,7 @@ def check_model(model: pm.Model) -> list[int]:
 
 
 def has_binary_outcome(model: pm.Model) -> bool:
-    """Whether all that is observed is one Bernoulli variable with an entry for each row."""
+    """Whether one Bernoulli variable with an entry per row is the only observed variable."""
     if len(model.observed_RVs) != 1:
         return False
     (outcome,) = model.observed_RVs
@@ -98,7 +95,7 @@ def _check_observed(rv: Variable, ndim: int) -> None:
 
 
 def check_graphs(model: pm.Model, graphs: Sequence[Variable]) -> None:
-    """Raise UnsupportedModel if an elementwise log-likelihood is random or has no entry for each row."""
+    """Raise UnsupportedModel if an elementwise log-likelihood is random or lacks an entry per row."""
     for rv, graph in zip(model.observed_RVs, graphs, strict=True):
         if any(is_random(v) for v in ancestors([graph, model.rvs_to_values[rv]])):
             raise UnsupportedModel(
@@ -116,7 +113,7 @@ def check_graphs(model: pm.Model, graphs: Sequence[Variable]) -> None:
 
 
 def is_random(variable: Variable) -> bool:
-    """Whether a variable is random, or the state of a generator."""
+    """Whether a variable is random or the state of a generator."""
     op = variable.owner.op if variable.owner is not None else None
     return (
         isinstance(variable.type, RandomType)

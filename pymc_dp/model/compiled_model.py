@@ -30,12 +30,11 @@ __all__ = ["CompiledModel", "ModelGraphs"]
 
 @dataclass(frozen=True)
 class ModelGraphs:
-    """Graphs of a model, without parameter checks.
+    """Graphs of a model, without parameter checks, in terms of the value variables.
 
-    `theta` is the vector of all parameters, and `parts` has each value variable of the model as a part of
-    it. `rows` has the row-wise log-likelihood of each observed variable; both these and `log_prior`
-    (``-inf`` where it is not a number, or where a condition on parameters fails) are in terms of the value
-    variables.
+    `theta` is the vector of all parameters, and `parts` has each value variable as a part of it. `rows` has the
+    row-wise log-likelihood of each observed variable; `log_prior` is ``-inf`` where it is not a number, or where a
+    condition on parameters fails.
     """
 
     exposed: Exposed
@@ -54,9 +53,8 @@ class ModelGraphs:
 class CompiledModel:
     """A model's log-prior, the log-likelihoods of its records, and their gradients.
 
-    Subclasses call `_assign_records`, `_derive` and `_compile`, in this order. What is wrong with
-    the model is thus reported before what is wrong with its graphs, and nothing is compiled for a
-    model that is refused.
+    Subclasses call `_assign_records`, `_derive` and `_compile`, in this order: errors in the model are reported before
+    errors in its graphs, and nothing is compiled for a model that is refused.
     """
 
     n_records: int
@@ -66,7 +64,7 @@ class CompiledModel:
     def _assign_records(
         self, model: pm.Model, records: np.ndarray | Mapping[str, np.ndarray] | None
     ) -> list[np.ndarray]:
-        """Check the variables of a model; return the record of each row of what is observed."""
+        """Check the variables of a model; record number of each observed row."""
         self.model_token = model_token(model)
         names = [rv.name for rv in model.observed_RVs]
         n_rows = check_model(model)
@@ -109,7 +107,7 @@ class CompiledModel:
         changing: Sequence[Variable] = (),
         private: Sequence[Variable] = (),
     ) -> None:
-        """Compile functions of `theta`; `changing` and `private` are those of `freeze`."""
+        """Compile functions of `theta`; `changing` and `private` are passed to `freeze`."""
         if self.n_records == 1:  # any function of the data is a sum over one record
             rows, labels = [pt.sum([pt.sum(row) for row in rows])[None]], [np.zeros(1, dtype=int)]
         rows = freeze(in_doubles(rows), changing, private)
@@ -144,18 +142,7 @@ class CompiledModel:
         return float(self._log_prior(self._checked(theta)))
 
     def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
-        """Gradient of `log_prior`, on the unconstrained scale.
-
-        Parameters
-        ----------
-        theta : array of float64, shape (n_dim,)
-
-        Returns
-        -------
-        array of float64, shape (n_dim,)
-            Entries that are not finite are returned as they are. Zero where a parameter is outside
-            its domain, and the log-prior is ``-inf``.
-        """
+        """Gradient of `log_prior`, shape ``(n_dim,)``, perhaps not finite; 0 where a parameter is outside its domain."""
         return self._gradients.log_prior(self._checked(theta))
 
     def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -182,7 +169,7 @@ class CompiledModel:
 
 
 def _prior_graph(model: pm.Model, conditions: Sequence[Variable]) -> Variable:
-    """Log-prior, ``-inf`` where it is not a number or one of the conditions fails."""
+    """Log-prior, ``-inf`` where it is not a number or a condition fails."""
     terms = model.logp(vars=[*model.free_RVs, *model.potentials], sum=False)
     terms, own_conditions = strip_checks(terms, set(), model.value_vars)
     log_prior = pt.sum([pt.sum(term.astype("float64")) for term in terms])

@@ -20,16 +20,16 @@ _SECRET = os.urandom(32)
 
 
 def row_keys(model: pm.Model, labels: Sequence[np.ndarray]) -> dict[str, tuple[bytes, bytes]]:
-    """For each observed variable the keyed hashes of its values, and of the record of each row."""
+    """For each observed variable, keyed hashes of its values and of the record number of each row."""
     names = [rv.name for rv in model.observed_RVs]
     arrays = zip(observed_arrays(model), labels, strict=True)
     return {n: (_key(y), _key(rows)) for n, (y, rows) in zip(names, arrays, strict=True)}
 
 
 class KeyedDigest:
-    """Makes keyed hashes that begin with a text: the type and shape of an array, whose bytes follow.
+    """Keyed hashes of arrays, begun with a text (type and shape) and continued with their bytes.
 
-    It takes its key along to other processes, whose hashes are then the same.
+    The key is pickled with it, so other processes make the same hashes.
     """
 
     def __init__(self, key: bytes) -> None:

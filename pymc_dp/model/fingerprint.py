@@ -38,7 +38,7 @@ _POWERS = {"Sqr", "Sqrt", "Pow"}
 
 
 def fingerprint(rows: Sequence[Variable], parameters: Sequence[Variable]) -> str:
-    """Digest of how parameters enter the graphs of row-wise log-likelihoods, in any order."""
+    """Digest of how the parameters enter the graphs of row-wise log-likelihoods, independent of their order."""
     codes = _Codes()
     codes.update((p, p.name or f"input {k}") for k, p in enumerate(parameters))
     dependent = downstream(rows, parameters)
@@ -54,7 +54,7 @@ def _digest(parts: Sequence[str]) -> str:
 
 
 class _Codes(dict[Variable, str]):
-    """A text for each variable that depends on parameters; that of all others is the same."""
+    """A text for each variable that depends on parameters; all other variables have the same one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class _Codes(dict[Variable, str]):
         return _FIXED
 
     def of(self, node: Apply, number: int) -> str:
-        """The text of an output of an operation."""
+        """Text of an output of an operation."""
         name = _kind(node.op)
         if name in _COPIES:
             return self[node.inputs[_COPIES[name]]]
@@ -90,7 +90,7 @@ class _Codes(dict[Variable, str]):
         return _digest([name, str(number), *(kept if isinstance(node.op, SELECTIONS) else parts), *inner])  # fmt: skip
 
     def _joined(self, name: str, parts: Sequence[str]) -> str:
-        """A sum or product of terms in any order, those of sums in sums included."""
+        """Sum or product of terms in canonical order, with nested sums flattened."""
         flat: list[str] = []
         for part in parts:
             kind, terms = self._terms.get(part, ("", [part]))
@@ -109,7 +109,7 @@ def _inverse(part: str) -> str:
 
 
 def _kind(op: Any) -> str:
-    """What an operation computes, whatever the shapes."""
+    """The computation of an operation, whatever the shapes."""
     if isinstance(op, SELECTIONS):
         return "Subtensor"
     op = getattr(op, "core_op", op)

@@ -51,20 +51,14 @@ def prove_independence(
     labels: Sequence[np.ndarray],
     n_records: int,
 ) -> list[str]:
-    """Prove that each record's log-likelihood depends on that record's data only.
+    """Prove that each record's log-likelihood depends on that record's data only; UnsupportedModel without a proof.
 
-    Returned are the likelihoods that depend on the position of a record among the others as well, or on
-    how many there are: under add/remove, removing one record changes these of all.
+    Given are, for each observed variable, the row-wise log-likelihood without parameter checks, the name, and the label
+    of each row: its record, from 0 to ``n_records - 1``. The parameters are inputs of known shape. A log-likelihood
+    without one entry per row, or a parameter with one entry per record, is refused too.
 
-    For each observed variable, there is the row-wise log-likelihood without parameter checks, the name,
-    and the label of each row: its record, from 0 to ``n_records - 1``. The parameters are inputs of
-    known shape.
-
-    Raises
-    ------
-    UnsupportedModel
-        If there is no proof, if a log-likelihood does not have one entry per row, or if a parameter
-        has one entry per record.
+    Returned are the likelihoods that also depend on the position of a record among the others, or on the number of
+    records: under add/remove, removing one record changes these for all.
     """
     rows = canonical(rows)
     owners: dict[Variable, tuple[int, np.ndarray]] = {}
@@ -99,9 +93,9 @@ def check_ranges(
 ) -> None:
     """Refuse operations that may fail for one record at some parameters, and thereby for all records.
 
-    If an index is out of range, compiled code does not raise, but reads other memory. So UnsupportedModel
-    is raised if an index that is not bounded, or a matrix that is inverted, depends on both the parameters
-    and data: on one of the variables in `dependent`.
+    Compiled code does not raise for an index out of range, but reads other memory. So UnsupportedModel is raised if an
+    index that is not bounded, or a matrix that is inverted, depends on both the parameters and data: on one of the
+    variables in `dependent`.
     """
     both = downstream(rows, parameters) & dependent
     for node in toposort(rows):
@@ -147,7 +141,7 @@ def _at_zeros(variable: Variable, inputs: Sequence[Variable]) -> np.ndarray:
 
 
 class _Proof(RowWalk):
-    """Rows of a log-likelihood, in which each entry of a private array is used by one record only."""
+    """Rows of a log-likelihood in which each entry of a private array is used by one record only."""
 
     def __init__(
         self,
@@ -171,10 +165,7 @@ class _Proof(RowWalk):
         self._rows: set[Variable] = {self.base}  # variables that differ between rows
 
     def run(self, row: Variable) -> bool:
-        """Refuse a log-likelihood whose rows depend on private arrays other than on one row of each.
-
-        Returns whether they depend on positions.
-        """
+        """Refuse rows that depend on more than one row of each private array; return whether they depend on positions."""
         try:
             of_rows = self(row, 0, self.base)
         except Blocked as error:
@@ -209,7 +200,7 @@ class _Proof(RowWalk):
     def _rearranged(
         self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray
     ) -> Variable:
-        """Rows of a function of data alone: the source of each entry, by the same operations on entry numbers."""
+        """Rows of a function of data alone: the source of each entry, from the same operations applied to entry numbers."""
         for array in self._private & upstream([variable]):
             source = _at_zeros(_sources(variable, array, self._private), ())
             source = np.moveaxis(source, axis, 0).reshape(source.shape[axis], -1)[place]
@@ -226,7 +217,7 @@ class _Proof(RowWalk):
         return rows
 
     def _places(self, index: Variable) -> tuple[np.ndarray, np.ndarray] | None:
-        """Entries of an index, and the row that uses each; None if they depend on private data."""
+        """Entries of an index and the row that uses each; None if the index depends on private data."""
         owner = self._owner(index)
         data = self._private | (self._rows - {self.base})
         if not data.isdisjoint(upstream([index, owner])):
@@ -237,10 +228,7 @@ class _Proof(RowWalk):
         return tuple(interpreted([self.base], [index, owner])(base))
 
     def _claim(self, variable: Variable, axis: int, place: np.ndarray, row: np.ndarray) -> None:
-        """Assign entries of an array to records; refuse if an entry would belong to two records.
-
-        Entry k of all arrays of equal length must belong to the same record.
-        """
+        """Assign entry k of all arrays of equal length to one record; refuse if it would belong to two."""
         n = stored(variable).shape[axis]
         if axis and stored(variable).shape[0] == n:
             _refuse(
@@ -280,13 +268,7 @@ class _Proof(RowWalk):
 
 
 def _sources(variable: Variable, array: Variable, private: set[Variable]) -> Variable:
-    """For each entry of a function of data: the entry of `array` that it depends on, or -1 for none.
-
-    Raises
-    ------
-    Blocked
-        If an entry may depend on more than one.
-    """
+    """Entry of `array` on which each entry of a function of data depends, -1 for none; `Blocked` if it may be several."""
     places = np.arange(stored(array).size).reshape(stored(array).shape)
     made: dict[Variable, Variable] = {array: pt.constant(places)}
     dependent = downstream([variable], private)
@@ -315,7 +297,7 @@ def _nowhere(v: Variable) -> Variable:
 
 
 def _first_of_equals(arrays: Sequence[Variable]) -> dict[Variable, Variable]:
-    """For each array, the first one with the same entries: equal arrays belong to the same records."""
+    """The first array with the same entries, for each array: equal arrays belong to the same records."""
     first: dict[Variable, Variable] = {}
     for array in arrays:
         data = stored(array)

@@ -22,7 +22,7 @@ MAX_RECORDS = 2**31
 def assign_rows(
     n_rows: dict[str, int], records: np.ndarray | Mapping[str, np.ndarray] | None
 ) -> tuple[list[np.ndarray], int]:
-    """For each observed variable the record of each row, from 0; and the number of records."""
+    """Record number of each row of each observed variable, from 0, and the number of records."""
     if not isinstance(records, Mapping):
         lengths = set(n_rows.values())
         if len(lengths) > 1:

@@ -41,7 +41,7 @@ _INSTEAD = {
 
 
 def check_proper(model: pm.Model) -> None:
-    """Raise UnsupportedModel if a free variable's prior is known to be improper; no private array is read."""
+    """Raise UnsupportedModel if the prior of a free variable is known to be improper; no private array is read."""
     for rv in model.free_RVs:
         if found := _improper(model, rv):
             what, instead = found
@@ -70,7 +70,7 @@ def _improper(model: pm.Model, rv: Variable) -> tuple[str, str] | None:
 
 
 def _parts(rv: Variable) -> int:
-    """Number of connected parts of the graph of a pm.ICAR."""
+    """Number of connected components of the graph of a pm.ICAR."""
     matrices = [
         v for v in rv.owner.inputs if is_array_root(v) and isinstance(v, Constant) and v.ndim == 2
     ]
@@ -78,7 +78,7 @@ def _parts(rv: Variable) -> int:
 
 
 def _entering(density: Variable) -> set[Variable]:
-    """What a density depends on, other than by conditions and shapes."""
+    """Variables on which a density depends, other than through conditions and shapes."""
     found: set[Variable] = set()
     stack = [density]
     while stack:

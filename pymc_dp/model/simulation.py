@@ -44,36 +44,19 @@ class SimulatedRecords(CompiledModel):
     """Data sets drawn from a model: as many records as the model has, with the same covariates.
 
     The observed values are not used, and may differ. `records` and `public` are those of
-    :class:`~pymc_dp.model.RecordLikelihood`.
+    :class:`~pymc_dp.model.RecordLikelihood`. `public_covariates` permits use of `records`, and of the model's arrays
+    with rows that are not observed; `public_data` permits use of the observed values, which are the data set if the
+    model cannot be drawn from. `has_parent`, shape ``(n_dim,)``, marks parameters whose prior depends on other
+    parameters.
 
-    Parameters
-    ----------
-    public_covariates : bool
-        Whether `records`, and the model's arrays with rows that are not observed, may be used. False
-        by default.
-    public_data : bool
-        Whether the observed values may be used, too: they are the data set if the model cannot be
-        drawn from. False by default.
+    Raises ValueError if covariates or `records` are used without being public; UnsupportedModel if an observed variable
+    cannot be drawn from, its data enter the parameters of another, or a bound of a ``pm.Censored`` is finite for some
+    rows only.
 
-    Attributes
-    ----------
-    has_parent : array of bool, shape (n_dim,)
-        Whether the prior of a parameter depends on other parameters.
-
-    Raises
-    ------
-    ValueError
-        If the model has covariates that are not public, or `records` is given and not public.
-    UnsupportedModel
-        If an observed variable cannot be drawn from, its data enter the parameters of another, or a bound of
-        a ``pm.Censored`` is finite for some rows only.
-
-    Notes
-    -----
-    A bound that is finite exactly for the censored, ``upper=np.where(censored, t, np.inf)``, carries the
-    outcome: as a public covariate it is not protected, and simulated events are never censored. So it is
-    refused, although that depends on its values: here they are public. `RecordLikelihood` accepts such a
-    bound, as it protects whole rows, and simulates nothing.
+    A bound that is finite exactly for the censored, ``upper=np.where(censored, t, np.inf)``, carries the outcome: as a
+    public covariate it is not protected, and simulated events are never censored. So it is refused, although that
+    depends on its values: here they are public. `RecordLikelihood` accepts such a bound, as it protects whole rows, and
+    simulates nothing.
     """
 
     def __init__(
@@ -135,7 +118,7 @@ class SimulatedRecords(CompiledModel):
             self._gradients.each(self._start, two)
 
     def _first_draw(self) -> Sequence[np.ndarray]:
-        """A data set at the initial point, or the observed one if it is public and none can be drawn."""
+        """A data set at the initial point; the observed one if none can be drawn and it is public."""
         try:
             return self.draw(self._start, np.random.default_rng(0))
         except NotImplementedError as error:
@@ -148,7 +131,7 @@ class SimulatedRecords(CompiledModel):
             return self._data
 
     def _load(self, data: Sequence[np.ndarray]) -> None:
-        """Make these the data of the compiled functions."""
+        """Use these data in the compiled functions."""
         if data is self._loaded[0]:
             return
         for variable, array in zip(self._shared, data, strict=True):
@@ -160,11 +143,11 @@ class SimulatedRecords(CompiledModel):
 
     @property
     def can_simulate(self) -> bool:
-        """Whether records are drawn from the model."""
+        """Whether records can be drawn from the model."""
         return self._drawing is not None
 
     def keeping(self, records: np.ndarray) -> SimulatedRecords:
-        """The same with some of the records only, by number; data sets have the rows of all."""
+        """A copy with only these records, by number; data sets still have the rows of all records."""
         subset = copy.copy(self)
         subset._kept = records if self._kept is None else self._kept[records]
         subset.n_records = len(records)
@@ -176,22 +159,22 @@ class SimulatedRecords(CompiledModel):
         return subset
 
     def _numbers(self, index: np.ndarray | None) -> np.ndarray | None:
-        """Numbers among all records of those that are kept, or of some of these."""
+        """Numbers, among all records, of the kept records or of these of them."""
         if self._kept is None:
             return index
         return self._kept if index is None else self._kept[index]
 
     @property
     def rows(self) -> np.ndarray:
-        """Numbers of the kept records among those of a data set."""
+        """Numbers of the kept records in a data set."""
         return np.arange(self._n_all) if self._kept is None else self._kept
 
     def some(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Numbers of `n` random records, or of all records if there are fewer."""
+        """Random subsample of `n` record numbers; all of them if there are fewer."""
         return np.sort(rng.permutation(self.n_records)[:n])
 
     def draw(self, theta: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        """Draw a data set given the parameters: values of the observed variables, in their order."""
+        """Draw a data set given the parameters: values of the observed variables, in order."""
         if self._drawing is None:
             assert self._data is not None
             return self._data
@@ -201,7 +184,7 @@ class SimulatedRecords(CompiledModel):
     def logp(
         self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
     ) -> np.ndarray:
-        """Log-likelihood of the records of a data set, of all or by number, shape ``(n,)``."""
+        """Log-likelihoods of the records of a data set, all or by number, shape ``(n,)``."""
         self._load(data)
         theta, index = self._checked(theta), self._numbers(index)
         return self._batch.all_records(theta) if index is None else self._batch([theta], index)[0]
@@ -213,12 +196,12 @@ class SimulatedRecords(CompiledModel):
         index: np.ndarray | None = None,
         directions: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Gradients of the log-likelihoods of these records, shape ``(n, n_dim)``, or ``(n, k)`` along `k` directions."""
+        """Gradients of these log-likelihoods, shape ``(n, n_dim)``, or ``(n, k)`` along `k` directions."""
         self._load(data)
         return self._gradients.each(self._checked(theta), self._numbers(index), directions)
 
     def pooled(self, sets: Iterable[tuple[Sequence[np.ndarray], np.ndarray]]) -> PooledRecords:
-        """Some records, by number, of each of several data sets."""
+        """Records of several data sets together, by number."""
         length = self._gradients.chunk
         chunks: list[list[Any]] = []
         room = 0
@@ -241,10 +224,7 @@ class SimulatedRecords(CompiledModel):
     def weighted_sum(
         self, theta: np.ndarray, data: Sequence[np.ndarray], weights: np.ndarray
     ) -> tuple[float, np.ndarray]:
-        """Sum of the weighted log-likelihoods of all records, and its gradient, shape ``(n_dim,)``.
-
-        Compiled at the first use.
-        """
+        """Weighted sum of all records' log-likelihoods, and its gradient, shape ``(n_dim,)``; compiled at first use."""
         self._load(data)
         if self._kept is not None:
             weights, few = np.zeros(self._n_all), weights
@@ -262,17 +242,14 @@ class SimulatedRecords(CompiledModel):
         return float(value), gradient
 
     def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
-        """Minus the Hessian of the log-likelihood of all records, by differences of gradients, shape ``(n_dim, n_dim)``."""
+        """Minus the Hessian of the total log-likelihood, by differences of gradients, shape ``(n_dim, n_dim)``."""
         self._load(data)
         block = Block(self._batch, self._gradients)
         return -differences(lambda t: block.plain_gradients(t, None), self._checked(theta))
 
 
 class PooledRecords:
-    """Records of several data sets: compiled functions are called for all of them, and not for each set.
-
-    A call for some hundred records takes little more time than for one.
-    """
+    """Records of several data sets in one compiled call, which takes little longer for some hundred than for one."""
 
     def __init__(
         self,
@@ -283,7 +260,7 @@ class PooledRecords:
         self._batch, self._gradients, self._chunks = batch, gradients, chunks
 
     def logp(self, theta: np.ndarray) -> np.ndarray:
-        """Log-likelihood of each record, set by set, shape ``(n,)``."""
+        """Log-likelihood of each record, data set by data set, shape ``(n,)``."""
         theta = np.array(theta, dtype=np.float64, order="C")  # see `CompiledModel._checked`
         return np.concatenate([self._batch.of([theta], rows)[0] for rows, _ in self._chunks])
 
@@ -294,7 +271,7 @@ class PooledRecords:
 
 
 def differences(gradient: Callable[[np.ndarray], np.ndarray], theta: np.ndarray) -> np.ndarray:
-    """Symmetric matrix of second derivatives, by central differences of a gradient."""
+    """Symmetric Hessian, by central differences of a gradient."""
     rows = []
     for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
         rows.append((gradient(theta + h * e) - gradient(theta - h * e)) / (2 * h))
@@ -308,7 +285,7 @@ def _have_parents(model: pm.Model) -> list[bool]:
 
 
 def _draws(model: pm.Model) -> list[Variable]:
-    """The observed variables as random variables, given the values of the free variables."""
+    """The observed variables as random variables, given values of the free variables."""
     free = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
     return replace_rvs_by_values(
         list(model.observed_RVs), rvs_to_values=free, rvs_to_transforms=model.rvs_to_transforms
@@ -318,7 +295,7 @@ def _draws(model: pm.Model) -> list[Variable]:
 def _check_public(
     left: Sequence[Variable], exposed: Exposed, model: pm.Model, public_covariates: bool
 ) -> None:
-    """Raise if the graphs hold private arrays that are not the replaced observations."""
+    """Raise if the graphs hold private arrays other than the replaced observations."""
     # Containers, never values: an outcome that is equal to a public covariate is no reason to refuse.
     inside = upstream([*exposed.values, *observed_values(model)])
     if not inside.isdisjoint(left):
@@ -345,7 +322,7 @@ def _check_public(
 
 
 def _check_bounds(model: pm.Model) -> None:
-    """Refuse bounds of pm.Censored, which are public here, that are finite for some rows and infinite for others."""
+    """Refuse bounds of pm.Censored, public here, that are finite for some rows and infinite for others."""
     for rv in model.observed_RVs:
         if not isinstance(rv.owner.op, CensoredRV):
             continue

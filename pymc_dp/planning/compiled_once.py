@@ -28,7 +28,7 @@ _PLAIN = {"covariates", "n_records", "temperature"}
 
 
 class _Kept:
-    """A simulator, and all that it was compiled from. A copy of the model, pickled or not, has an empty one."""
+    """A simulator and everything it was compiled from; copies of the model, pickled or not, get an empty one."""
 
     def __init__(self, simulator: Simulator | None = None, parts: tuple[Any, ...] = ()) -> None:
         self.simulator, self._parts = simulator, parts
@@ -37,7 +37,7 @@ class _Kept:
         return _Kept, ()
 
     def is_of(self, model: pm.Model, parts: tuple[Any, ...]) -> bool:
-        """Whether the simulator is of this model, and nothing has changed since: objects are the same ones, or equal texts."""
+        """Whether nothing has changed since this model was compiled: objects are identical, texts and numbers equal."""
         if self.simulator is None or self.simulator.model is not model:
             return False
         same = (a is b or (type(a) is type(b) in (str, bytes, int, float) and a == b)
@@ -46,10 +46,10 @@ class _Kept:
 
 
 def simulator_of(model: pm.Model | None, **options: Any) -> Simulator:
-    """The latest simulator of this model, if nothing has changed that it was compiled from, or a new one.
+    """The simulator that is kept with this model, or a new one if anything that it was compiled from has changed.
 
-    It is kept with the model, until the model is deleted or another one is made, if the model's data take less than
-    128 MB, and unless records are read in blocks, or privacy units or public arrays are given.
+    It is kept until the model is deleted or another one is made; not if the model's data take more than 128 MB, if
+    records are read in blocks, or with privacy units or public arrays.
     """
     given = {
         n: x for n, x in options.items() if not (x is None or (isinstance(x, tuple) and not x))
@@ -70,7 +70,7 @@ def simulator_of(model: pm.Model | None, **options: Any) -> Simulator:
 
 
 def _settings(given: Mapping[str, Any]) -> Iterator[Any]:
-    """Arguments, and where and how functions are compiled."""
+    """Thread, compilation settings of PyTensor, and arguments."""
     yield threading.get_ident()
     for name in ("mode", "floatX", "linker", "optimizer"):
         yield str(getattr(pytensor.config, name))
@@ -79,7 +79,7 @@ def _settings(given: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _parts(model: pm.Model, roots: list[Any]) -> Iterator[Any]:
-    """The variables of a model, what belongs to them, and a keyed hash of each array."""
+    """Variables of a model and their values, transforms and initial values; each array with its keyed hash."""
     yield from (*model.basic_RVs, *model.potentials, *model.deterministics, *model.data_vars)
     for of_variable in (model.rvs_to_values, model.rvs_to_transforms, model.rvs_to_initial_values):
         yield from of_variable.values()
@@ -91,6 +91,6 @@ def _parts(model: pm.Model, roots: list[Any]) -> Iterator[Any]:
 
 
 def _roots(model: pm.Model) -> list[Any]:
-    """Arrays that the model depends on, those that decide about shapes included, and all that ``pm.set_data`` replaces."""
+    """Arrays that a model depends on, also through shapes only, and all ``pm.Data``, which ``pm.set_data`` replaces."""
     variables = [*model.basic_RVs, *model.potentials, *observed_values(model), *model.data_vars]
     return [v for v in dict.fromkeys(ancestors(variables)) if is_array_root(v)]

@@ -45,13 +45,13 @@ Gradient = Callable[[np.ndarray], np.ndarray]
 
 
 def metrics_agree(a: np.ndarray, b: np.ndarray, factor: float = _TRUST_FACTOR) -> bool:
-    """Whether two metrics differ by less than a factor in every direction: then a Newton step is trusted."""
+    """Trust region of a Newton step: two metrics differ by less than a factor in every direction."""
     ratios = eigh(b, a, eigvals_only=True)
     return bool(ratios.min() > 1 / factor and ratios.max() < factor)
 
 
 class LocalInformation(NamedTuple):
-    """The posterior around a position, from simulated records."""
+    """Precision of the posterior at a position; scores, log-likelihoods and prior gradient from simulated records."""
 
     precision: np.ndarray
     gradients: np.ndarray
@@ -62,17 +62,16 @@ class LocalInformation(NamedTuple):
 def local_information(
     simulator: Simulator, theta: np.ndarray, rng: np.random.Generator
 ) -> LocalInformation:
-    """Simulate records at a position, and estimate the posterior's precision there.
+    """Simulate records at a position; estimate the posterior's precision there.
 
-    The precision is the covariance of the scores (the Fisher information, which is positive
-    semidefinite even when estimated) plus the curvature of the prior. If records cannot be drawn, it
-    is the curvature of the stand-in's own records; the absolute value of negative eigenvalues counts.
+    The precision is the covariance of the scores (the Fisher information, which is positive semidefinite even when
+    estimated) plus the curvature of the prior. If records cannot be drawn, it is the curvature of the stand-in's own
+    records, with the absolute values of negative eigenvalues.
 
     Hyperparameters without parents are treated as by the EM algorithm (Dempster, Laird, Rubin 1977,
-    doi:10.1111/j.2517-6161.1977.tb01600.x): the gradient of the log-prior is averaged over the other
-    parameters, given the hyperparameters, so that steps lead to the marginal mode. The joint mode of a
-    hierarchical model is far from its mass: the density is infinite where all groups are equal and
-    their standard deviation is 0.
+    doi:10.1111/j.2517-6161.1977.tb01600.x): the gradient of the log-prior is averaged over the other parameters, given
+    the hyperparameters, so that steps lead to the marginal mode. The joint mode of a hierarchical model is far from its
+    mass: the density is infinite where all groups are equal and their standard deviation is 0.
     """
     likelihood, simulated = simulator.likelihood, simulator.simulated
     some = simulated.some(_N_SIMULATED, rng)
@@ -117,11 +116,10 @@ def local_information(
 
 
 def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> Gradient:
-    """Average a gradient over normal errors of a part of its argument.
+    """Average of a gradient over normal errors of a part of its argument, by cubature with antithetic pairs of points.
 
-    By cubature with pairs of antithetic points and orthogonal signs: exact for polynomials up to degree
-    three in that part, such as the gradient of a normal prior. With many parameters the signs are random:
-    exact if the errors are independent, else approximate.
+    The signs are orthogonal: exact for polynomials up to degree three in that part, such as the gradient of a normal
+    prior. With many parameters they are random: exact if the errors are independent, else approximate.
     """
     d = len(part)
     pairs = min(1 << (d - 1).bit_length(), _MAX_PAIRS)
@@ -140,7 +138,7 @@ def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> G
 class NewtonStep(NamedTuple):
     """Settings of a Newton step with clipped scores, as for a Huber M-estimator.
 
-    All but the last are in coordinates in which the posterior's precision is 1 per (tempered) record.
+    All but `grad_log_prior` are in coordinates in which the posterior's precision is 1 per (tempered) record.
     """
 
     mass: np.ndarray
@@ -154,7 +152,7 @@ class NewtonStep(NamedTuple):
 def newton_step(
     information: LocalInformation, temperature: float, variance: float, n_records: int
 ) -> NewtonStep:
-    """Choose the clip bound with the least expected squared error."""
+    """Settings with the clip bound of least expected squared error."""
     mass, scores = information.precision / (temperature * n_records), information.gradients
     white = np.linalg.solve(np.linalg.cholesky(mass), scores.T).T
     norms = np.linalg.norm(white, axis=1)
@@ -186,8 +184,8 @@ def newton_step(
 def _clip(bound: float, white: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Scores removed by clipping, shape ``(n, n_dim)``, and the bread matrix.
 
-    The bread matrix is minus the derivative of the mean clipped score with respect to the parameters of
-    the records' law, which is the covariance of the clipped score with the score.
+    The bread matrix, minus the derivative of the mean clipped score by the parameters of the records' law, is the
+    covariance of clipped score and score.
     """
     removed = (1 - clip_factors(norms, bound))[:, None] * white
     bread = np.eye(white.shape[1]) - (removed.T @ white + white.T @ removed) / (2 * len(white))

@@ -17,7 +17,7 @@ _FALSE_ALARM = 1e-4
 
 
 class ExpandThenBisect:
-    """Multiple of a Newton step: double while moves agree, halve after the first reversal."""
+    """Multiple of a Newton step: doubled while moves agree, halved after the first reversal."""
 
     def __init__(self, n_dim: int) -> None:
         self._value = 0.5
@@ -27,8 +27,8 @@ class ExpandThenBisect:
     def after(self, move: np.ndarray, *, is_far: bool) -> float:
         """Multiple for this move; `is_far`: nearly all records are clipped, and their gradients agree.
 
-        Two moves in a row are in the coordinates of two steps. Only the sign of their product counts,
-        and trusted moves change the metric little.
+        Successive moves have different coordinates: only the sign of their product counts, and trusted moves keep the
+        metric similar.
         """
         is_reversal = bool(self._last_move @ move < 0)
         self._last_move = move
@@ -45,12 +45,12 @@ class ExpandThenBisect:
         return self._value
 
     def reset(self) -> None:
-        """Go on with single Newton steps, as the last move left the trust region."""
+        """Return to single Newton steps, after a move that left the trust region."""
         self._value = 1.0
 
 
 class MoveErrors(NamedTuple):
-    """Covariances of a Newton move, in its coordinates: from noise, from simulation, and a variance that is negligible."""
+    """Covariances of a Newton move from noise and from simulation, and a negligible variance, in its coordinates."""
 
     noise: np.ndarray
     simulation: np.ndarray
@@ -58,11 +58,10 @@ class MoveErrors(NamedTuple):
 
 
 class PolyakAverage:
-    """Weights of moves such that each position is the average of the preceding steps.
+    """Polyak averaging: weights of moves such that each position is the average of the preceding steps.
 
-    The average begins when moves are no longer than noise explains; the first of them does not count,
-    since it may have come from far away. A longer move begins it again. (Both directions count equally,
-    so this causes no bias.)
+    The average begins when moves are no longer than noise explains; the first of them is left out, since it may have
+    come from far away. A longer move restarts it. (Both directions count equally, so this causes no bias.)
     """
 
     def __init__(self, n_dim: int) -> None:

@@ -97,7 +97,7 @@ class Candidate(Shown):
 
 @dataclass(frozen=True)
 class PlanningProblem:
-    """What a planner chooses settings for."""
+    """Input of a planner."""
 
     budget: PrivacyBudget
     simulator: Simulator
@@ -108,11 +108,11 @@ class PlanningProblem:
 
     @cached_property
     def remaining(self) -> float:
-        """Sum of prices that the budget still allows."""
+        """Sum of prices that the budget can still pay."""
         return self.budget.left(self.other_accesses)
 
     def price(self, mechanism: Mechanism) -> float:
-        """Price of an access in what the budget composes adaptively; expected, if proposals decide."""
+        """Price of an access in the budget's adaptive composition; the mean price where proposals set the cost."""
         price = self.budget.terms.adaptive.price
         return (
             mechanism.mean_price(price)
@@ -122,7 +122,7 @@ class PlanningProblem:
 
 
 class Planned(NamedTuple):
-    """Answer of a planner."""
+    """Output of a planner."""
 
     candidates: list[Candidate]
     chosen: Candidate
@@ -269,7 +269,7 @@ def affordable_draws(remaining: float, price: float, chains: int, most: float) -
 
 
 def decision_price(budget: PrivacyBudget, rule: AcceptanceRule, sensitivity: float) -> float:
-    """Price of a decision in what the budget composes adaptively, to a few per cent: to compare candidates."""
+    """Price of a decision in the budget's adaptive composition, to a few per cent: for comparing candidates."""
     # Relative to the square it hardly differs within a factor of two.
     rounded = 2.0 ** round(math.log2(min(max(2.0**-7, sensitivity), 2.0**4)))
     return _price_per_square(budget.terms.adaptive, rule, rounded) * sensitivity**2

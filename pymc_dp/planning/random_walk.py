@@ -61,10 +61,10 @@ _FEW_EFFECTIVE = 30
 
 
 def plan_random_walk(step: type[DPStep], problem: PlanningProblem) -> Planned:
-    """Choose settings of :class:`DPPenalty`, :class:`DPBarker` or :class:`DPFastMH`.
+    """Settings of :class:`DPPenalty`, :class:`DPBarker` or :class:`DPFastMH`.
 
-    The forecast of the chosen candidate takes into account how the length of a proposal varies. The
-    others' do not, which makes them better by a few per cent.
+    The forecast of the chosen candidate accounts for the varying length of proposals; those of the others do not and
+    are too good by a few per cent.
     """
     posterior = SimulatedPosterior(problem.simulator, problem.theta, problem.rng)
     candidates = [
@@ -98,7 +98,7 @@ def plan_random_walk(step: type[DPStep], problem: PlanningProblem) -> Planned:
 
 
 def _chosen(candidates: list[Candidate]) -> Candidate:
-    """Of the candidates with next to the least error, the one that clips the fewest records: it depends least on the model."""
+    """The candidate that clips fewest records, and so depends least on the model, among those of nearly least error."""
     least = min(candidate.forecast.error for candidate in candidates)
     equal = [c for c in candidates if c.forecast.error <= _EQUAL * least]
     return min(equal, key=lambda c: (c.forecast.clipped, c.forecast.error))
@@ -157,7 +157,7 @@ def _step_settings(
 
 
 def _rule(noise_scale: float | None, laziness: float) -> AcceptanceRule:
-    """Barker's rule, or the penalty rule with some noise; lazy or not."""
+    """Barker's rule, or the penalty rule with this noise scale; lazy if ``laziness`` is below 1."""
     rule: AcceptanceRule = Barker() if noise_scale is None else Penalty(noise_scale)
     return rule if laziness == 1 else Lazy(rule, laziness)
 
@@ -165,7 +165,7 @@ def _rule(noise_scale: float | None, laziness: float) -> AcceptanceRule:
 def _candidates(
     moves: Moves, choices: tuple[_Rule, ...], problem: PlanningProblem
 ) -> Iterator[Candidate]:
-    """The best rule for proposals of one length, for each clip bound at which there are enough draws."""
+    """For proposals of one length, the best rule at each clip bound that allows enough draws."""
     rules = {choice: _rule(*choice) for choice in choices}
     acceptance = {
         choice: float(np.mean([rule.probability(x) for x in moves.ratios]))
@@ -195,7 +195,7 @@ def _candidates(
 
 
 def _draws(rule: AcceptanceRule, bound: float, moves: Moves, problem: PlanningProblem) -> float:
-    """Draws per chain; none where most records do not change, and a quantile of the changes is 0, which is no clip bound."""
+    """Draws per chain; 0 where the clip bound is 0, as most records do not change."""
     if not bound:
         return 0.0
     factor = problem.budget.adjacency.sensitivity_factor
@@ -206,6 +206,6 @@ def _draws(rule: AcceptanceRule, bound: float, moves: Moves, problem: PlanningPr
 
 
 def _ess_per_draw(acceptance: float, moves: Moves) -> float:
-    """Effective draws per draw in the slowest direction, from the autocorrelation of successive draws (an AR(1) process)."""
+    """Effective draws per draw in the slowest direction, for successive draws as an AR(1) process."""
     decay = min(1.0, acceptance * moves.slowest / 2)
     return decay / (2 - decay)

@@ -57,7 +57,7 @@ class SimulatedPosterior:
         return len(self.spread)
 
     def target(self, theta: np.ndarray) -> float:
-        """Log-posterior, tempered."""
+        """Tempered log-posterior."""
         return self.weight * float(self.logp(theta).sum()) + self._log_prior(theta)
 
     def logp(self, theta: np.ndarray) -> np.ndarray:
@@ -65,7 +65,7 @@ class SimulatedPosterior:
         return self._simulated.logp(theta, self._data, self._some)
 
     def _chain(self, theta: np.ndarray, covariance: np.ndarray) -> np.ndarray:
-        """Second half of a Metropolis chain whose covariance is adapted in the first half."""
+        """Second half of an adaptive Metropolis chain whose covariance adapts in the first half."""
         d, rng, chain = len(theta), self.rng, []
         now, scale, root = self.target(theta), 2.4 / math.sqrt(d), np.linalg.cholesky(covariance)
         for k in range(_N_CHAIN):
@@ -85,7 +85,7 @@ class SimulatedPosterior:
         return np.array(chain[_N_CHAIN // 2 :])
 
     def moves(self, shape: str, length: float) -> Moves:
-        """Propose random walk moves from draws of the posterior."""
+        """Random walk moves from draws of the posterior."""
         d = self.n_dim
         root = np.linalg.cholesky(self.shapes[shape]) * length / math.sqrt(d)
         z = self.rng.standard_normal((_N_MOVES, d))
@@ -105,18 +105,18 @@ class SimulatedPosterior:
         )  # fmt: skip
 
     def narrowest(self, shape: str) -> float:
-        """Smallest ratio of a covariance to that of the posterior in any direction."""
+        """Smallest ratio, over all directions, of the variance of a covariance to that of the posterior."""
         root = self.white(np.linalg.cholesky(self.shapes[shape]))
         return float(np.linalg.eigvalsh(root @ root.T)[0])
 
     def white(self, columns: np.ndarray) -> np.ndarray:
-        """Whiten vectors: columns in posterior standard deviations."""
+        """Columns in posterior standard deviations."""
         return np.linalg.solve(np.linalg.cholesky(self.spread), columns)
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Proposals of one length."""
+    """Simulated proposals of one root mean square length."""
 
     shape: str
     length: float
@@ -128,7 +128,7 @@ class Moves:
     weight: float
 
     def clipping(self, quantile: float) -> tuple[float, float, float]:
-        """Clip bound at a quantile of the changes; fraction of them that it clips; bias of a posterior mean."""
+        """Clip bound at a quantile of the changes, fraction of changes it clips, and bias of a posterior mean."""
         bound = float(np.quantile(np.abs(self.changes) / self.sizes[:, None], quantile))
         limits = bound * self.sizes[:, None]
         removed = np.clip(self.changes, -limits, limits) - self.changes

@@ -226,7 +226,7 @@ class Simulator(Shown):
         return self.covariates is not None and stand_in.has_rows(data)
 
     def _make_up(self, stand_in: StandIn) -> None:
-        """Simulate records with the rows of a stand-in. All other arrays must be public: observed values are not used."""
+        """Simulate with the rows of a stand-in. All other arrays must be public: observed values are not used."""
         rows = {
             name: np.asarray(row, self.model[name].dtype) for name, row in stand_in.rows.items()
         }
@@ -306,7 +306,7 @@ def check_is_simulator(simulator: Any) -> None:
 def check_number_is_public(
     budget: PrivacyBudget, covariates: str | pm.Model | None, n_records: int | None
 ) -> None:
-    """Raise ValueError if the number of records is used although neighbouring data sets differ in it."""
+    """Raise ValueError if the number of records is used under add/remove, where it is private."""
     guessed = isinstance(covariates, pm.Model) and n_records is not None
     is_public = guessed or (covariates is not None and not isinstance(covariates, pm.Model))
     if budget.adjacency is Adjacency.ADD_REMOVE and not is_public:
@@ -317,7 +317,7 @@ def check_number_is_public(
 
 
 def notes_on_position(position: Any) -> list[str]:
-    """What the user of a plan should know about where its records were drawn."""
+    """Notes of a plan on the position at which its records were drawn."""
     if position is None:
         return [
             "the forecast holds near PyMC's initial point, and elsewhere the posterior may be wider: guess=, public values, moves it."
@@ -330,7 +330,7 @@ def notes_on_position(position: Any) -> list[str]:
 
 
 def _check_covariates(covariates: Any) -> None:
-    """Raise unless this is one of the two ways to simulate covariates, or none."""
+    """Raise unless the argument is "public", ranges, a stand-in or None."""
     if covariates is None or isinstance(covariates, pm.Model | Ranges):
         return
     if not (isinstance(covariates, str) and covariates == "public"):
@@ -343,7 +343,7 @@ def _check_covariates(covariates: Any) -> None:
 
 
 def _function_of_block(model: Any, records: Any, ranges: Ranges | None) -> Callable[..., Any]:
-    """The model function; raises for what does not go with records that are read in blocks."""
+    """The model as a function of a block; raises for arguments that blocks of records do not support."""
     if not callable(model) or isinstance(model, pm.Model):
         raise TypeError(
             "With data=, model must be a function of its columns that builds the model of a block, such as def model(X, y): ..., got a "
@@ -379,7 +379,7 @@ def _places(model: pm.Model, ranges: Ranges, records: Any) -> np.ndarray:
 def _check_stand_in(
     model: pm.Model, stand_in: pm.Model, records: Any, stand_in_records: Any
 ) -> None:
-    """Raise unless a stand-in has the parameters of the model, and units where the model has them."""
+    """Raise unless a stand-in has the parameters of the model, and privacy units if the model has them."""
     if records is not None and stand_in_records is None:
         raise ValueError(
             "with records= and a stand-in, pass stand_in_records= too: the unit that each of its rows belongs to."

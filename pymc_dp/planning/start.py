@@ -195,7 +195,7 @@ def private_start(
 
 
 class NoisyNewton:
-    """The steps of :func:`private_start`; what can be compiled and tried before anything is paid for, is."""
+    """The steps of :func:`private_start`; everything that can fail is compiled and tried before payment."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class NoisyNewton:
         return Coordinates(settings.mass, np.arange(d), d)
 
     def run(self, budget_id: str | None) -> PrivateStart:
-        """Make the steps, which a budget has paid for."""
+        """Make the steps; the caller has paid."""
         simulator, theta, settings = self._simulator, self._theta, self._settings
         weight, d = simulator.temperature * simulator.n_records, len(theta)
         path = [theta]
@@ -278,10 +278,10 @@ def _trusted_move(
     log_prior: Callable[[np.ndarray], float],
     settings_at: Callable[[np.ndarray], NewtonStep],
 ) -> tuple[np.ndarray, NewtonStep, bool]:
-    """Halve a move until its end is in the trust region: new position, settings there, whether it was halved.
+    """Halve a move until it ends in the trust region; new position, settings there, and whether it was halved.
 
-    The region is where the prior is positive, records can be simulated, and the metric is similar: all
-    of this is a function of the model, not of the data.
+    In the region the prior is positive, records can be simulated, and the metric is similar: this depends on the model,
+    not on the data.
     """
     for n_halvings in range(_MAX_HALVINGS):
         new = coordinates.moved(theta, move)
@@ -315,7 +315,7 @@ def _warn_unless_converged(n_converged: int, n_steps: int) -> None:
 def start_accesses(
     budget: PrivacyBudget, share: float, n_steps: int = 24
 ) -> tuple[tuple[Gaussian, int], ...]:
-    """Accesses that `private_start` claims, with the noise for this share of what composes adaptively."""
+    """Accesses that `private_start` claims, with the noise for this share of the adaptively composed budget."""
     if not 0.001 <= as_float(share) < 1:
         raise ValueError(f"share must be from 0.001 to below 1, got {share!r}.")
     n_steps = as_integer("n_steps", n_steps, 2)

@@ -193,7 +193,7 @@ class PrivatizedRecords(Shown, BlockedStep):
         return point, [stats]
 
     def _fitted(self, point: PointType) -> PointType:
-        """Records that fit the release, by sweeps that accept all changes which make it more probable."""
+        """Records that fit the release, by sweeps that accept every change which makes it more probable."""
         for _ in range(MAX_START):
             point, sweep = self._sweep(point, np.zeros(self.records.n_records))
             if not sweep.gain >= 1:
@@ -201,9 +201,9 @@ class PrivatizedRecords(Shown, BlockedStep):
         return point
 
     def _make_possible(self, model: Any, contributions: Sequence[str]) -> None:
-        """Set other initial values of the records, with which the release is possible.
+        """Set initial records with which the release is possible: NUTS refuses to start otherwise.
 
-        NUTS refuses to start otherwise. If none are found, the first sweep raises an error.
+        If none are found, the first sweep raises an error.
         """
         possible, self.records = (
             self.records,
@@ -244,10 +244,9 @@ class PrivatizedRecords(Shown, BlockedStep):
 
 
 class _Sweep(NamedTuple):
-    """Result of a sweep.
+    """Result of a sweep: `lowest` and `highest` are the extremes of 0 and the log-ratios, proposed over current.
 
-    `gain` is the gain in log-probability, `rate` the mean acceptance probability; `lowest` and `highest` are
-    the extremes of 0 and the log-ratios, proposed over current.
+    `gain` is the gain in log-probability, `rate` the mean acceptance probability.
     """
 
     accepted: np.ndarray
@@ -258,7 +257,7 @@ class _Sweep(NamedTuple):
 
 
 def _compile(outer: Callable) -> Callable:
-    """Compile the sweep around the log-probability of the release, a function of sums."""
+    """Compile the sweep around the log-probability of the release as a function of the sums."""
 
     @numba.njit(error_model="numpy")
     def sweep(

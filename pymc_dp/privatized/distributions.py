@@ -28,7 +28,7 @@ __all__ = ["DiscreteGaussian", "DiscreteLaplace", "RandomizedResponse"]
 
 
 class _ReleaseRV(SymbolicRandomVariable):
-    """Draw of a release, composed of draws that PyTensor compiles on each of its backends."""
+    """Draw of a release, composed of draws that PyTensor compiles on each backend."""
 
     extended_signature = "[rng],[size],(),()->[rng],()"
     draw: Any  # (rng, size, *params) -> next state of the generator, draws of shape size
@@ -49,7 +49,7 @@ def _independent(op: Any, rng: Any, size: tuple[Any, ...], *params: float) -> li
 
 
 def _typed(x: Any, dtype: str) -> TensorVariable:
-    """Variable of a given type; constants such as 2 and 2.0 would be int8 and float32, as would their exp."""
+    """Variable of a given type: constants such as 2 and 2.0 would be int8 and float32, as would their exponentials."""
     x = pt.as_tensor(x)
     return pt.constant(x.data, dtype=dtype) if isinstance(x, TensorConstant) else x.astype(dtype)
 

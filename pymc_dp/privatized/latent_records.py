@@ -37,31 +37,17 @@ Point = Mapping[str, np.ndarray]  # values of the model's variables, as PyMC pas
 
 
 class LatentRecords:
-    """Records as unobserved variables, on which all observed variables depend through sums.
+    """Records as unobserved variables, on which the observed variables depend only through sums over records.
 
-    Records are given and returned as PyMC's value variables, transformed to the real line if a distribution has
-    bounds. `contributions` are names of Deterministics with a row for each record, whose sums enter the release.
+    Records are PyMC's value variables `names`, transformed to the real line if a distribution has bounds.
+    `contributions` are names of Deterministics with a row for each record, whose sums enter the release. `outer` is the
+    log-probability, up to a constant, of all variables that depend on the records, as a compiled function of the sums
+    of all terms and of `parameters`. With `nearness` it is minus the squared distance of the observed values from the
+    centres of their distributions, which makes sense where their probability is 0. `start` has PyMC's initial values.
 
-    Attributes
-    ----------
-    names : tuple of str
-        The value variables of the records.
-    n_records : int
-    outer : callable
-        Compiled function of the sums of all terms, and of `parameters`: log-probability of all variables that
-        depend on the records, up to a constant. With `nearness`, minus the squared distance of the observed values
-        from the centres of their distributions, which also makes sense where their probability is 0.
-    parameters : tuple of str
-    start : dict of str to array
-        PyMC's initial values.
-
-    Raises
-    ------
-    ValueError
-        If the variables have different numbers of rows, or there is no such Deterministic.
-    UnsupportedModel
-        If records are not independent given the parameters, if nothing depends on them, or if something depends
-        on them other than through sums over records.
+    Raises ValueError if the variables have different numbers of rows, or there is no such Deterministic;
+    UnsupportedModel if records are not independent given the parameters, if nothing depends on them, or if something
+    depends on them other than through sums over records.
     """
 
     def __init__(
@@ -117,7 +103,7 @@ class LatentRecords:
         return self._draw.generators(rng)
 
     def draw(self, point: Point, generators: list[np.random.Generator]) -> Sequence[np.ndarray]:
-        """Values of all records, given the parameters: one array for each of `names`."""
+        """Draws of all records given the parameters: one array for each of `names`."""
         return self._draw(generators, [np.asarray(point[name]) for name in self._inputs])
 
     def terms(self, point: Point, proposed: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -125,13 +111,13 @@ class LatentRecords:
         return self._terms(*(np.asarray(point[name]) for name in self._inputs), *proposed)
 
     def is_possible(self, point: Point) -> bool:
-        """Whether the observed values have a positive probability."""
+        """Whether the observed values have positive probability."""
         now, _ = self.terms(point, [point[name] for name in self.names])
         value = self.outer(now.sum(axis=0), *(point[name] for name in self.parameters))
         return bool(np.isfinite(value))
 
     def set_initial(self, model: pm.Model, point: Point) -> None:
-        """Set these records as initial values of the model."""
+        """Make these records the model's initial values."""
         values = [v for v in model.value_vars if v.name in self.names]
         rvs = [model.values_to_rvs[v] for v in values]
         untransformed = interpreted(model.value_vars, model.replace_rvs_by_values(rvs))
@@ -145,7 +131,7 @@ class LatentRecords:
         contributions: Sequence[str],
         start: Point,
     ) -> None:
-        """Check on draws that each record's probability and terms are functions of this record only."""
+        """Check on draws that each record's probability and terms are functions of that record alone."""
         rng = np.random.default_rng(20240219)  # fixed, so that refusals are the same in all runs
         generators = self.generators(rng)
         one, other = (self.draw(start, generators) for _ in range(2))
@@ -201,7 +187,7 @@ def _in_terms_of(
 def _draws(
     model: pm.Model, values: Sequence[Variable], inputs: Mapping[str, Variable]
 ) -> list[Variable]:
-    """Graphs of draws from the model of the records, as values, given the other variables."""
+    """Graphs of draws of the records, as value variables, given the other variables."""
     rvs = [model.values_to_rvs[v] for v in values]
     known = {rv: value for rv, value in model.rvs_to_values.items() if rv not in rvs}
     draws = replace_rvs_by_values(
@@ -221,7 +207,7 @@ def _draws(
 def _stand_ins(
     model: pm.Model, names: Sequence[str], inputs: Mapping[str, Variable], n_records: int
 ) -> dict[Variable, Variable]:
-    """Inputs that replace named terms, and the graphs of these."""
+    """Inputs that replace named terms, mapped to the graphs of these terms."""
     unknown = sorted(set(names).difference(d.name for d in model.deterministics))
     if unknown:
         raise ValueError(
@@ -243,7 +229,7 @@ def _stand_ins(
 
 
 def _factors(model: pm.Model, own: Sequence[str]) -> list[Variable]:
-    """Log-probabilities of everything but the records."""
+    """Log-probabilities of all variables but the records."""
     others = [rv for rv in model.basic_RVs if model.rvs_to_values[rv].name not in own]
     return model.logp(vars=[*others, *model.potentials], sum=False)
 

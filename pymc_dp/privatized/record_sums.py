@@ -34,11 +34,10 @@ __all__ = ["SumDecomposition", "split_into_sums"]
 
 @dataclass(frozen=True)
 class SumDecomposition:
-    """A scalar as a function of a sum over records.
+    """A scalar as a function `outer` of a sum over records.
 
-    `terms` is a matrix of float64 with a row for each record, a function of this record (and of other
-    variables). `sums` is the input of `outer` that replaces ``terms.sum(axis=0)``. No record is among the
-    ancestors of `outer`.
+    `terms` is a matrix of float64 with a row for each record, a function of that record (and of other variables).
+    `sums` is the input of `outer` that replaces ``terms.sum(axis=0)``: no record is an ancestor of `outer`.
     """
 
     terms: Variable
@@ -49,10 +48,9 @@ class SumDecomposition:
 def split_into_sums(
     total: Variable, records: Sequence[Variable], n_records: int
 ) -> SumDecomposition:
-    """Split a scalar into terms and an outer function.
+    """Split a scalar into terms and an outer function; UnsupportedModel if no sums over records are found.
 
     The records are inputs of its graph, of known shapes, with the records on their leading axis.
-    UnsupportedModel is raised if no decomposition into sums over records is found.
     """
     if n_records == 1:  # any function is one of a single term
         sums = pt.vector("sums", shape=(1,))
@@ -87,7 +85,7 @@ def _is_table(node: Apply) -> bool:
 
 
 class _Rows(RowWalk):
-    """Walk to rows of arrays that are computed from records."""
+    """Walk to the rows of arrays computed from records."""
 
     def __init__(self, index: Variable, records: Sequence[Variable]) -> None:
         super().__init__(index)
@@ -100,7 +98,7 @@ class _Rows(RowWalk):
 
 
 class _Split:
-    """Rebuilds a graph with inputs in place of its sums over records."""
+    """Rebuild a graph with inputs in place of its sums over records."""
 
     def __init__(self, total: Variable, records: Sequence[Variable], n_records: int) -> None:
         self._records, self._n = list(records), n_records
@@ -134,7 +132,7 @@ class _Split:
         self._made.update(zip(node.outputs, node.op.make_node(*inputs).outputs, strict=True))
 
     def _has_rows(self, variable: Variable, axis: int) -> bool:
-        """Whether entry i along an axis is a function of record i only."""
+        """Whether entry i along an axis depends on record i only."""
         if variable.type.shape[axis] != self._n:
             return False
         index = pt.vector("index", dtype="int64")
@@ -145,7 +143,7 @@ class _Split:
         return set(ancestors([rows])).isdisjoint(self._records)
 
     def _terms(self, node: Apply) -> Variable | None:
-        """Terms of each record in the output of a node, if this is a sum over records."""
+        """Terms of each record in the output of a node; None unless it is a sum over records."""
         if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, ps.Add):
             return self._summands(node)
         if isinstance(node.op, Dot):
@@ -176,7 +174,7 @@ class _Split:
         )
 
     def _selected(self, node: Apply) -> Variable | None:
-        """Entries of a sum: the same entries of its terms, so that no others are computed."""
+        """Entries of a sum as sums of the same entries of its terms, so that no others are computed."""
         x, *indices = node.inputs
         if x.owner is None or _is_table(x.owner) or not self._dependent.isdisjoint(indices):
             return None
@@ -207,7 +205,7 @@ class _Split:
 
 
 def _raveled(entries: Sequence[Variable], shape: Sequence[int]) -> Variable:
-    """Places in a raveled array, from indices along each axis."""
+    """Positions in a raveled array, from indices along each axis."""
     flat = pt.zeros((), dtype="int64")
     for entry, length in zip(entries, shape, strict=True):
         flat = flat * length + pt.switch(entry < 0, entry + length, entry)
@@ -215,7 +213,7 @@ def _raveled(entries: Sequence[Variable], shape: Sequence[int]) -> Variable:
 
 
 def _entries(node: Apply, x: Variable, indices: Sequence[Variable]) -> list[Any]:
-    """The index expression, empty if it is not known."""
+    """The index expression; empty if unknown."""
     try:
         return subtensor_entries(node.op, x, indices)
     except Blocked:

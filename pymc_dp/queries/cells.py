@@ -5,9 +5,9 @@ r"""Probabilities of all combinations of categories, and of parts of ranges, fro
 where the columns of ``B`` are products of orthogonal contrasts of some of the variables, the set ``s(k)``: main effects, and
 interactions of two, three and more. Contrasts of the parts of a range are polynomials, whose effects have a standard
 deviation in inverse proportion to the degree. The model is saturated, so that with little noise probabilities are the shares
-that were counted. The prior variance of the interactions of each set of variables is that of the largest evidence, with a
-prior that is the narrower the more variables they have: with much noise it is these that go to zero, and not the margins.
-Estimates are the mode, and their errors those of the law linearized there.
+that were counted. The prior variance of the interactions of each set of variables maximizes the evidence, under a hyperprior
+that is narrower the more variables they have: large noise shrinks interactions to zero and leaves margins. Estimates are the
+posterior mode, and their errors those of the law linearized there.
 
 References
 ----------
@@ -53,7 +53,7 @@ _RANGE_FACTOR = 3.0
 def cell_probabilities(
     noisy: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
 ) -> np.ndarray:
-    """Probabilities of combinations."""
+    """Posterior mode of the cell probabilities, from noisy shares."""
     prior = _Prior(sizes, ordered)
     margins = [
         nearest_probabilities(shares, noise_sd * (len(noisy) / len(shares)) ** 0.5)
@@ -72,7 +72,7 @@ def cell_probabilities(
 def cell_covariance(
     probabilities: np.ndarray, sizes: Sequence[int], ordered: Sequence[bool], noise_sd: float
 ) -> np.ndarray:
-    """Covariance of the errors of these probabilities, shape ``(n_cells, n_cells)``."""
+    """Covariance of the errors of cell probabilities, shape ``(n_cells, n_cells)``."""
     prior = _Prior(sizes, ordered)
     effects, sds = prior.effects(probabilities), prior.first
     for _ in range(_MOST_UPDATES):
@@ -85,14 +85,14 @@ def cell_covariance(
 
 
 def cell_numbers(cells: np.ndarray, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-    """Numbers of combinations by systematic sampling: how often each is drawn is its mean, rounded up or down."""
+    """Cell numbers by systematic sampling: each cell occurs as often as its mean, rounded up or down."""
     ends = n_rows * cells.cumsum() / cells.sum()
     numbers = np.searchsorted(ends[:-1], np.arange(n_rows) + rng.random(), side="right")
     return rng.permutation(numbers)
 
 
 def cell_correlations(cells: np.ndarray, margins: Sequence[np.ndarray]) -> np.ndarray:
-    """Correlations of the Gaussian copula that has the correlations of ranks of these combinations."""
+    """Correlations of the Gaussian copula with the rank correlations of these cells."""
     numbers = np.indices([len(p) for p in margins]).reshape(len(margins), -1)
     laws = [Margin(p, True) for p in margins]
     scores = [law.scores(bins) for law, bins in zip(laws, numbers, strict=True)]
@@ -108,10 +108,10 @@ def cell_places(
     n_rows: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Positions of rows with these combinations, shape ``(n_rows, n_columns)``.
+    """Positions of rows in sampled cells, shape ``(n_rows, n_columns)``.
 
-    Those within parts of ranges are dependent as in a Gaussian copula: rows of the copula are drawn, and each combination
-    gets some that have it; where there is none, they are independent.
+    Within parts of ranges they follow a Gaussian copula: rows of the copula are drawn, and each cell takes those that
+    fall into it; positions in cells without such rows are independent.
     """
     numbers = cell_numbers(cells, n_rows, rng)
     own_bins = np.unravel_index(numbers, sizes)
@@ -138,21 +138,21 @@ def cell_places(
 
 
 def margins_of(cells: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Sums of the values of combinations, for each variable."""
+    """Margin of each variable: sums over cells."""
     axes = range(len(sizes))
     table = cells.reshape(sizes)
     return [table.sum(axis=tuple(k for k in axes if k != j)) for j in axes]
 
 
 def _derivative(p: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """Of the probabilities by the effects."""
+    """Jacobian of the probabilities by the effects."""
     return p[:, None] * (basis - p @ basis)
 
 
 def _mode(
     basis: np.ndarray, noisy: np.ndarray, noise_sd: float, sds: np.ndarray, first: np.ndarray
 ) -> np.ndarray:
-    """Effects of the largest posterior density, by Gauss-Newton steps in a trust region."""
+    """Posterior mode of the effects, by Gauss-Newton steps in a trust region."""
 
     def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
         p = special.softmax(basis @ (sds * scaled))
@@ -172,12 +172,12 @@ def _mode(
 
 
 def _precision(slope: np.ndarray, noise_sd: float, sds: np.ndarray | float) -> np.ndarray:
-    """Of effects with this prior, given noisy shares whose derivatives by the effects are `slope`."""
+    """Posterior precision of the effects, given noisy shares with Jacobian `slope`."""
     return slope.T @ slope / noise_sd**2 + np.diag(np.full(slope.shape[1], sds**-2))
 
 
 class _Prior:
-    """Of the effects: contrasts, shape ``(n_cells, n_cells - 1)``, and first standard deviations."""
+    """Prior of the effects: contrasts, shape ``(n_cells, n_cells - 1)``, and initial standard deviations."""
 
     def __init__(self, sizes: Sequence[int], ordered: Sequence[bool]) -> None:
         parts, degrees = list[np.ndarray](), list[np.ndarray]()
@@ -197,12 +197,12 @@ class _Prior:
         self._sets = np.unique(has, axis=0, return_inverse=True)[1].ravel()
 
     def effects(self, probabilities: np.ndarray) -> np.ndarray:
-        """Of these probabilities: the model is saturated."""
+        """Effects of these probabilities, exactly, as the model is saturated."""
         tiny = np.finfo(float).tiny
         return self.basis.T @ np.log(np.maximum(probabilities, tiny)) / len(probabilities)
 
     def updated(self, sds: np.ndarray, effects: np.ndarray, noise_sd: float) -> np.ndarray:
-        """Standard deviations of a larger evidence, alike for all effects of the same variables (MacKay 1992)."""
+        """Standard deviations with larger evidence (MacKay 1992), equal for all effects of a set of variables."""
         if not self._is_estimated.any():
             return sds
         slope = _derivative(special.softmax(self.basis @ effects), self.basis)

@@ -33,7 +33,7 @@ _WEIGHTS = 10.0 ** np.arange(6, -5, -1)
 
 
 def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
-    """The nearest vector of probabilities (Duchi et al.), each at least half of the noise: a category exists."""
+    """Euclidean projection onto the simplex (Duchi et al.), raised to at least half of the noise: each category exists."""
     descending = np.sort(vector)[::-1]
     excess = (descending.cumsum() - 1) / np.arange(1, len(vector) + 1)
     last = np.flatnonzero(descending > excess)[-1]
@@ -42,12 +42,11 @@ def nearest_probabilities(vector: np.ndarray, noise_sd: float) -> np.ndarray:
 
 
 def smooth_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np.ndarray:
-    r"""Probabilities of equal parts of a range that are as smooth as noisy counts allow (Silverman 1982).
+    r"""Probabilities of equal parts of a range, as smooth as the noisy counts allow (Silverman 1982).
 
-    Third differences of the log-probabilities are penalized, so that uniform, exponential and normal laws are
-    not. The weight of the penalty is the largest with which counts differ from their means by no more than the noise
-    does: the mean of the squares is :math:`\sigma^2` (Morozov). If none is small enough, probabilities are the nearest
-    ones.
+    The penalty is on third differences of the log-probabilities, so uniform, exponential and normal laws have none. Its
+    weight is the largest at which the mean squared residual is at most :math:`\sigma^2` (Morozov's discrepancy
+    principle). If no weight is small enough, the probabilities are the nearest ones.
     """
     third = np.diff(np.eye(len(counts)), 3, axis=0)
     precision = third.T @ third
@@ -73,7 +72,7 @@ def smooth_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> n
 def limit_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np.ndarray:
     """Probabilities of the lower limit of a range, of equal parts between the limits, and of the upper limit.
 
-    That of a limit is zero if its count is not distinct from the noise.
+    The probability of a limit is zero if its count is not distinct from the noise.
     """
     limits = np.where(counts[[0, -1]] > _SPIKE * noise_sd, counts[[0, -1]], 0.0)
     between = max(total - limits.sum(), noise_sd)
@@ -83,22 +82,17 @@ def limit_probabilities(counts: np.ndarray, total: float, noise_sd: float) -> np
 
 
 def bin_edges(n_categories: int, n_parts: int) -> np.ndarray:
-    """Edges of bins of positions: between categories, or around the limits of a range and equal parts between them."""
+    """Edges of bins of positions: between categories, or around the limits and equal parts of a range."""
     if n_categories:
         return np.arange(0.5, n_categories - 1)
     return np.concatenate([[np.nextafter(0, 1)], np.arange(1, n_parts + 1) / n_parts])
 
 
 class Margin:
-    """Released law of a column: positions from normal scores, and centred ranks of positions.
+    """Released law of a column, from normal scores to positions and from positions to centred ranks.
 
-    Parameters
-    ----------
-    probabilities : array of shape (n_bins,)
-        Of categories, or of parts of a range.
-    is_category : bool
-    has_limits : bool
-        Whether the first and the last bin are the limits of the range, and the other ones the parts between them.
+    `probabilities` are those of categories, or of parts of a range; with `has_limits` the first and last bins are the
+    limits of the range, and the others the parts between them.
     """
 
     def __init__(
@@ -112,7 +106,7 @@ class Margin:
         self._at_edges = self._below[self.n_limits : self.n_limits + self._n + 1]
 
     def places(self, normal: np.ndarray) -> np.ndarray:
-        """The position whose rank is that of a standard normal number."""
+        """Positions whose ranks are those of standard normal numbers."""
         ranks = special.ndtr(normal)
         bins = self.bins(ranks)
         if self.is_category:
@@ -122,7 +116,7 @@ class Margin:
         return np.clip(parts / self._n, 0.0, 1.0)
 
     def bins(self, ranks: np.ndarray) -> np.ndarray:
-        """Bins of ranks from 0 to 1."""
+        """Bins of ranks in [0, 1]."""
         return np.searchsorted(self._below[1:-1], ranks, side="right")
 
     def bins_of(self, places: np.ndarray) -> np.ndarray:
@@ -133,11 +127,11 @@ class Margin:
         return bins + self.n_limits * ((places >= 1).astype(int) - (places <= 0))
 
     def ranks(self, bins: np.ndarray, uniform: np.ndarray | float) -> np.ndarray:
-        """Ranks in given bins; `uniform` is from 0 to 1."""
+        """Ranks in given bins, for `uniform` in [0, 1]."""
         return self._below[bins] + uniform * np.diff(self._below)[bins]
 
     def smooth_places(self, ranks: np.ndarray) -> np.ndarray:
-        """Positions of ranks; in a range by a smooth distribution function through the released ones."""
+        """Positions of ranks; in a range by a smooth interpolation of the released distribution function."""
         if self.is_category:
             return self.bins(ranks).astype(float)
         edges = np.arange(self._n + 1) / self._n
@@ -146,12 +140,12 @@ class Margin:
 
     @property
     def largest_score(self) -> float:
-        """Absolute value."""
+        """Largest absolute value of a score."""
         ends = np.arange(self._n) if self.is_category else np.array([0.0, 1.0])
         return float(np.abs(self.scores(ends)).max())
 
     def scores(self, places: np.ndarray) -> np.ndarray:
-        """Centred ranks times the root of 12, each a function of one position."""
+        """Centred ranks times the square root of 12, each a function of one position."""
         if self.is_category:
             bins = places.astype(int)
             ranks = (self._below[bins] + self._below[bins + 1]) / 2
@@ -164,12 +158,12 @@ class Margin:
 
 
 def product_sd(first: np.ndarray, second: np.ndarray) -> float:
-    """Standard deviation of the mean product of two columns' scores before it is released."""
+    """Prior standard deviation of the mean product of two columns' scores."""
     return float(_PRIOR_SD * first.std() * second.std())
 
 
 def correlations_of(margins: list[Margin], means: np.ndarray, noise_sd: float) -> np.ndarray:
-    """Correlations of the copula whose scores have these mean products, shrunk by the noise."""
+    """Copula correlations whose scores have these mean products, after shrinkage by the noise."""
     rng = np.random.default_rng(0)
     one, two = rng.standard_normal((2, _N_POINTS))
     one, two = np.concatenate([one, -one]), np.concatenate([two, two])

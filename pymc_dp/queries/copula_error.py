@@ -29,7 +29,7 @@ _SMALL = 1e-6
 def copula_error(
     margins: Sequence[Margin], places: np.ndarray, noise_sd: float, product_noise_sd: float
 ) -> StandInError:
-    """That of counts in bins of each column, of products of scores, and of further dependence."""
+    """Covariance of the copula's error: from noisy margins and correlations, and from dependence it cannot represent."""
     width = sum(len(x.probabilities) for x in margins) + math.comb(len(margins), 2)
     places = places[: _MOST_NUMBERS // (width + 2 * _MOST_PRODUCTS)]
     statistics, covariances = list[np.ndarray](), list[np.ndarray]()
@@ -49,7 +49,7 @@ def copula_error(
 
 
 def _of_bins(margin: Margin, noise_sd: float) -> np.ndarray:
-    """Covariance of the errors of probabilities: of a limit of a range that of its noise, to which the parts adapt."""
+    """Covariance of the errors of bin probabilities; a limit of a range has its own noise, and the parts adapt to it."""
     p, is_range = margin.probabilities, not margin.is_category
     if not margin.n_limits:
         return cell_covariance(p, [len(p)], [is_range], noise_sd)
@@ -67,7 +67,7 @@ def _of_bins(margin: Margin, noise_sd: float) -> np.ndarray:
 
 
 def _further(scores: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, float]]:
-    """Products that are not released, and their standard deviations."""
+    """Products of scores that are not released, with prior standard deviations."""
     m = len(scores)
     bent = [_bent(score) for score in scores] if math.perm(m, 2) <= _MOST_PRODUCTS else []
     for j, k in permutations(range(len(bent)), 2):
@@ -79,6 +79,6 @@ def _further(scores: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, float]]
 
 
 def _bent(score: np.ndarray) -> np.ndarray:
-    """The square of a score, less its regression on the score: zero if there are two values only."""
+    """Squared score minus its regression on the score: zero for a column of two values."""
     basis = np.column_stack([np.ones(len(score)), score])
     return score**2 - basis @ np.linalg.lstsq(basis, score**2)[0]

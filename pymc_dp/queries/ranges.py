@@ -22,17 +22,7 @@ _WHERE = "when a covariate was read"
 
 @dataclass(frozen=True)
 class Column(Shown):
-    """One covariate: a number in a range, or one of some categories.
-
-    Parameters
-    ----------
-    name : str
-        With the number of the column, for a matrix.
-    low, high : float
-        Limits of a range.
-    categories : tuple, optional
-        Values, in place of a range.
-    """
+    """One covariate, or one column of a matrix: a number in the range from `low` to `high`, or one of `categories`."""
 
     name: str
     low: float = 0.0
@@ -40,10 +30,10 @@ class Column(Shown):
     categories: tuple[Any, ...] = ()
 
     def places(self, values: np.ndarray) -> np.ndarray:
-        """Position of each value as a function of this value alone: from 0 to 1 in a range, or the number of a category.
+        """Position of each value, a function of it alone: from 0 to 1 in a range, or the number of its category.
 
-        Values outside of a range have the position of the nearest limit; other categories, and whatever is not a number
-        where one is expected, that of the last one. No value makes it raise or warn.
+        Values outside of a range have the position of the nearest limit. Other categories, and whatever is not a number
+        where one is expected, have that of the last one. No value makes it raise or warn.
         """
         if self.has_text:
             numbers = {category: float(k) for k, category in enumerate(self.categories)}
@@ -173,7 +163,7 @@ class Ranges(Mapping[str, Any]):
 
 
 def _as_array(values: Any, is_matrix: bool = False) -> np.ndarray:
-    """A column as it is; of a list, whose type one entry may decide, the entries as objects."""
+    """A column as an array; a list becomes an array of objects, because one entry could decide its type."""
     if not isinstance(values, list | tuple):
         return np.asarray(values)
     if is_matrix:
@@ -182,7 +172,7 @@ def _as_array(values: Any, is_matrix: bool = False) -> np.ndarray:
 
 
 def _each(values: np.ndarray, position: Callable[[Any], float]) -> np.ndarray:
-    """A function of each entry; NaN, or the last category, where it raises, as it does for a list or ``pandas.NA``."""
+    """A function of each entry, or its value at None where it raises, as for a list or ``pandas.NA``."""
     last = position(None)
 
     def guarded(value: Any) -> float:
@@ -195,7 +185,7 @@ def _each(values: np.ndarray, position: Callable[[Any], float]) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    """An entry as a float, with huge integers as infinities; NaN if it is not a real number, such as a text."""
+    """An entry as a float, huge integers as infinities; NaN unless it is a real number."""
     is_number = isinstance(value, Real | Decimal | np.bool_)
     try:
         return float(value) if is_number else np.nan
@@ -226,7 +216,7 @@ def _column(name: str, given: Any) -> Column:
 
 
 def _plain(given: Any) -> Any:
-    """Ranges as dicts, which a file keeps apart from lists of categories."""
+    """Ranges as dicts, so that a file distinguishes them from lists of categories."""
     if isinstance(given, tuple) and not all(isinstance(value, str) for value in given):
         return {"low": as_float(given[0]), "high": as_float(given[1])}
     values = [_plain(value) if isinstance(value, list | tuple) else value for value in given]

@@ -119,7 +119,7 @@ class StandIn(Shown):
 
     @cached_property
     def rows(self) -> dict[str, np.ndarray]:
-        """Made-up rows, by the names of the ranges: for a model of the same parameters, passed as ``covariates=``."""
+        """Simulated rows by the names of the ranges: for a model of the same parameters, passed as ``covariates=``."""
         return self.draw(self.n_rows, self.seed)
 
     @property
@@ -129,7 +129,7 @@ class StandIn(Shown):
 
     @cached_property
     def error(self) -> StandInError | None:
-        """Of the statistics of the rows, as far as it is known."""
+        """Covariance of the error of the rows' statistics, as far as it is known; None without noise."""
         if not self.noise_sd:
             return None
         rng = np.random.default_rng(self.seed)
@@ -157,7 +157,7 @@ class StandIn(Shown):
         return self.ranges.rows(self._places(n_rows, np.random.default_rng(random_seed)))
 
     def _places(self, n_rows: int, rng: np.random.Generator) -> np.ndarray:
-        """Positions of made-up rows, shape ``(n_rows, n_columns)``."""
+        """Positions of simulated rows, shape ``(n_rows, n_columns)``."""
         margins = self._margins
         if self.cells is not None:
             return cell_places(self.cells, margins, self.sizes, self.correlations, n_rows, rng)
@@ -185,7 +185,7 @@ class StandIn(Shown):
 
 
 def uniform_stand_in(ranges: Ranges, n_rows: int) -> StandIn:
-    """A stand-in before anything is released: uniform and independent columns."""
+    """The stand-in before any release: uniform and independent columns."""
     sizes = [len(column.categories) or 1 for column in ranges.columns]
     return StandIn(ranges, tuple(np.full(k, 1 / k) for k in sizes), np.eye(len(sizes)), n_rows)
 
@@ -318,7 +318,7 @@ def _release_cells(
     n_rows: int,
     seed: int,
 ) -> StandIn:
-    """Release the counts of all combinations of bins, and make a stand-in from them."""
+    """Release the counts of all cells and make a stand-in from them."""
     sizes = [len(column.categories) or design.n_bins for column in ranges.columns]
     bins = [
         place.astype(int) if column.categories else np.minimum(place * n, n - 1).astype(int)
@@ -339,7 +339,7 @@ def _release_cells(
 
 
 def _products(scores: Any) -> Any:
-    """Of a record's scores, all pairs."""
+    """Products of all pairs of a record's scores."""
     first, second = np.triu_indices(scores.type.shape[0], 1)
     return pt.stack([scores[j] * scores[k] for j, k in zip(first, second, strict=True)])
 

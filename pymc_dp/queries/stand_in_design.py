@@ -27,18 +27,9 @@ ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class StandInDesign(Shown):
-    """Releases of a stand-in.
+    """Releases of a stand-in: counts in the bins of each column, or of all cells (`is_joint`), and products of scores.
 
-    Parameters
-    ----------
-    n_bins : int
-        Equal parts of each range.
-    counts : Gaussian or L2Laplace
-        Of the counts in the bins of all columns, or of all combinations of bins.
-    products : Gaussian or L2Laplace, optional
-        Of the products of scores; None for a single column.
-    is_joint : bool
-        Whether the counts are those of combinations.
+    `n_bins` is the number of equal parts of each range; `products` is None for a single column.
     """
 
     n_bins: int
@@ -48,7 +39,7 @@ class StandInDesign(Shown):
 
     @property
     def accesses(self) -> Accesses:
-        """All that is claimed."""
+        """All accesses that are claimed."""
         return ((self.counts, 1), *(((self.products, 1),) if self.products else ()))
 
     def count_noise(self, adjacency: Adjacency, n_columns: int) -> float:
@@ -60,10 +51,10 @@ class StandInDesign(Shown):
 def design_stand_in(
     ranges: Ranges, budget: PrivacyBudget, n_records: int, share: float = 1.0
 ) -> StandInDesign:
-    """Bins and noise of a stand-in, for a share of a budget: Gaussian noise, or l2 noise with ``delta = 0``.
+    """Bins and noise of a stand-in for a share of a budget: Gaussian noise, or l2 noise if ``delta = 0``.
 
-    The share is that of the squared ``mu``, or of epsilon. Combinations are counted, with all of it, unless they are
-    too many, or there is a single range; else counts of each column and products get half of it each.
+    The share is of the squared ``mu``, or of epsilon. The counts of all cells get all of it, unless there are too many
+    cells or a single range; else counts of each column and products get half of it each.
     """
     columns = ranges.columns
     sizes = [len(column.categories) for column in columns]

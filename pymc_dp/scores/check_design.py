@@ -48,7 +48,7 @@ _MARGIN = 1.2
 
 @dataclass(frozen=True)
 class CheckDesign(Shown):
-    """Bins of the fit check, and its noise."""
+    """Bins of the fit check, as quantile levels, and the noise on their counts."""
 
     mechanism: Gaussian | L2Laplace
     levels: tuple[float, ...]
@@ -56,13 +56,13 @@ class CheckDesign(Shown):
 
 @dataclass(frozen=True, eq=False)
 class TailMisfit(Shown):
-    """Part of the clipped scores about which the model may be wrong, by the clip bound."""
+    """Fraction of the clipped scores about which the model may be wrong, by clip bound."""
 
     edges: np.ndarray = field(default_factory=lambda: np.zeros(0))
     parts: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     def beyond(self, bound: float) -> float:
-        """Part at the last edge below the bound; at least a tenth."""
+        """Fraction at the last edge below the bound; at least a tenth."""
         k = int(np.searchsorted(self.edges, bound, side="right"))
         return max(MODEL_MISFIT_FRACTION, float(self.parts[k - 1])) if k else MODEL_MISFIT_FRACTION
 
@@ -70,10 +70,10 @@ class TailMisfit(Shown):
 def tail_misfit(
     histogram: Release, norms: np.ndarray, vectors: np.ndarray, reference_error: float
 ) -> TailMisfit:
-    """What a released histogram says for certain: differences from the model, less three standard deviations.
+    """Lower bound of the misfit beyond each edge, relative to the expected count.
 
-    These are of the noise, of the numbers of records, and of the expected numbers, as the reference is not where
-    the records' law is.
+    The bound is ``|observed - expected|`` minus three standard errors: from noise, from sampling, and from the error of
+    the reference, which is not where the records' law is.
     """
     n_bins = len(histogram.total)
     total = max(histogram.total.sum(), 1.0)
@@ -92,7 +92,7 @@ def tail_misfit(
 
 
 def edges_of(norms: np.ndarray, levels: tuple[float, ...]) -> np.ndarray:
-    """Edges near quantiles of norms, between different values; equal edges make empty bins."""
+    """Edges near quantiles of norms and between distinct values; equal edges make empty bins."""
     values = np.sort(norms)
     edges = []
     for level in levels:
@@ -110,7 +110,7 @@ def design_check(
     before: Accesses,
     noise: str,
 ) -> CheckDesign:
-    """Choose the bins with the greatest power, by simulated norms, and the least noise within the budget."""
+    """Bins with the greatest power on simulated norms, and the least noise within the budget."""
     found = []
     for levels in _LEVELS:
         n_bins = len(levels) + 1

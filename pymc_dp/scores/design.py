@@ -48,7 +48,7 @@ Steps = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class StartDesign(Shown):
-    """Releases that find the reference, and the main one."""
+    """Releases before the main one, which find its reference, and the main one."""
 
     moments: MomentDesign | None
     steps: Steps
@@ -62,13 +62,13 @@ class StartDesign(Shown):
 
     @property
     def accesses(self) -> Accesses:
-        """All that is claimed."""
+        """All accesses that are claimed."""
         check: Accesses = ((self.check.mechanism, 1),) if self.check else ()
         return (*self.before, (self.main, 1), *check)
 
     @property
     def before(self) -> Accesses:
-        """Accesses before the main one."""
+        """Accesses before the main release."""
         moments: Accesses = ((self.moments.mechanism, 1),) if self.moments else ()
         stand_in: Accesses = self.stand_in.accesses if self.stand_in else ()
         return (*stand_in, *moments, *self.start)
@@ -79,7 +79,7 @@ class StartDesign(Shown):
         return (*self.steps, *self.sums)
 
     def check_feasible(self, budget: PrivacyBudget) -> None:
-        """Raise ValueError unless all releases can be made, and the main one gets its part of the budget."""
+        """Raise ValueError unless all releases can be made and the main one gets at least a tenth of epsilon."""
         check_can_be_made(self.accesses, budget.adjacency)
         main = Cost.of([(self.main, 1)]).epsilon(budget.delta, budget.accountant)
         if budget.epsilon < math.inf and main < _LEAST_MAIN * budget.epsilon:
@@ -99,9 +99,10 @@ def best_design(
 ) -> StartDesign:
     """Start, noise and clip bound with the least expected error.
 
-    Noise is calibrated twice: with the stand-in, but without moments and start, and with the chosen ones. Between them,
-    the part that these take of what the stand-in leaves is taken from the epsilon of l2 noise, or from the squared ``mu``
-    of Gaussian noise. So is `fit_share`, the part that the fit check takes; its noise is the least that the rest of the budget pays for.
+    Noise is calibrated twice: with the stand-in but without moments and start, and then with the chosen ones. In
+    between, their share of what the stand-in leaves is subtracted from the epsilon of l2 noise, or from the squared
+    ``mu`` of Gaussian noise. So is `fit_share`, the share of the fit check, whose noise is the least that the rest of
+    the budget pays for.
     """
     d = simulated.n_features
     epsilon, delta = budget.epsilon, budget.delta
@@ -176,7 +177,7 @@ def _calibrated(
     noise: str,
     fit_share: float,
 ) -> StartDesign:
-    """The design with the noise that the budget pays for, given the start, and with the fit check."""
+    """The design with the noise that the budget pays for given the start, and with the fit check."""
     main, check = best.main, None
     if best.before:
         kind = "l2" if isinstance(main, L2Laplace) else "gaussian"
@@ -193,14 +194,14 @@ def _calibrated(
 
 
 def _reduced(mechanism: Gaussian | L2Laplace, share: float) -> Gaussian | L2Laplace:
-    """The mechanism without a share of its epsilon (l2 noise), or of its squared ``mu``."""
+    """The mechanism less a share of its epsilon (l2 noise) or of its squared ``mu``."""
     if isinstance(mechanism, L2Laplace):
         return replace(mechanism, epsilon=(1 - share) * mechanism.epsilon)
     return Gaussian(mechanism.noise_multiplier / math.sqrt(1 - share))
 
 
 def _part(alone: Gaussian | L2Laplace, share: float, n_dim: int) -> Gaussian | L2Laplace:
-    """A mechanism for so many coordinates with a share of the epsilon, or of the squared ``mu``."""
+    """A mechanism for `n_dim` coordinates with a share of the epsilon or of the squared ``mu``."""
     if isinstance(alone, L2Laplace):
         return L2Laplace(share * alone.epsilon, n_dim)
     return Gaussian(alone.noise_multiplier / math.sqrt(share))

@@ -160,7 +160,7 @@ def check_fit(
 
 
 class _RecordLaw:
-    """Law of the bin of a simulated record's norm, around a position."""
+    """Law of the bin of a simulated record's norm, linearized at a position."""
 
     def __init__(self, scores: PrivateScores, simulator: Simulator, term: ScoreNorms) -> None:
         self._simulated = simulated = simulator.simulated
@@ -176,7 +176,7 @@ class _RecordLaw:
         return np.eye(term.n_dim)[norm_bins(vectors, term.edges)]
 
     def moments(self, theta: np.ndarray, rng: np.random.Generator) -> Moments:
-        """Simulate records at a position: probabilities of the bins, and their derivatives."""
+        """Probabilities of the bins and their derivatives, from records simulated at a position."""
         simulated = self._simulated
         n_sets = -(-self._n // simulated.n_records) if simulated.can_simulate else 1
         found = simulated_moments(simulated, theta, n_sets, self._bins, rng)
@@ -184,7 +184,7 @@ class _RecordLaw:
 
 
 def _probabilities(at: Moments, shifts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Probabilities of the bins at positions nearby, with the error of the simulation."""
+    """Probabilities of the bins at nearby positions, with simulation error."""
     values, vectors = np.linalg.eigh(at.unexplained / at.n)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
     errors = rng.standard_normal((len(shifts), len(root))) @ root.T
@@ -192,7 +192,7 @@ def _probabilities(at: Moments, shifts: np.ndarray, rng: np.random.Generator) ->
 
 
 def _normalized(probabilities: np.ndarray) -> np.ndarray:
-    """Positive, with sum 1."""
+    """Clip to positive numbers and scale to sum 1."""
     positive = np.maximum(probabilities, 0.0)
     return positive / positive.sum(axis=-1, keepdims=True)
 
@@ -219,7 +219,7 @@ def _in_words(
     p_value: float,
     simulator: Simulator,
 ) -> str:
-    """The result, and what to do."""
+    """Result and advice as text."""
     if p_value >= REJECTION_LEVEL:
         return f"fit check: the scores are like the model's (p = {p_value:.2g})"
     beyond, found = (

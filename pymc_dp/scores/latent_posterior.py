@@ -53,7 +53,7 @@ _COEFFICIENTS = (0.0, 0.7, 0.95)
 
 @dataclass
 class LatentState(Shown):
-    """State of a chain: parameters, records, and their features."""
+    """State of a chain: parameters, latent records and their features."""
 
     theta: np.ndarray
     data: list[list[np.ndarray]]
@@ -63,7 +63,7 @@ class LatentState(Shown):
 
 
 class LatentPosterior(Shown):
-    """The target, and its moves."""
+    """The target on parameters and records, and its moves."""
 
     def __init__(
         self,
@@ -85,18 +85,18 @@ class LatentPosterior(Shown):
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """For each block of records: 1 for those that count, 0 for others."""
+        """Weights of latent records, block by block: 1 for each that counts, 0 for surplus ones."""
         return self._weights
 
     def compile(self, theta: np.ndarray) -> None:
-        """Compile all functions, which would otherwise be compiled in every worker."""
+        """Compile all functions here rather than in every worker."""
         rng = np.random.default_rng(0)
         if (state := self.draw(theta, rng)) is not None:
             self.update_records(state, rng)
             self.log_density(theta, state)
 
     def draw(self, theta: np.ndarray, rng: np.random.Generator) -> LatentState | None:
-        """State with records drawn from the model; None where this is impossible."""
+        """A state with records drawn from the model; None where they cannot be drawn."""
         if not np.isfinite(self._prior.log_prior(theta)):
             return None
         data, features = [], []
@@ -119,7 +119,7 @@ class LatentPosterior(Shown):
             return None
 
     def update_records(self, state: LatentState, rng: np.random.Generator) -> float:
-        """Move 1, and the error of the stand-in, in place; mean acceptance probability of records."""
+        """Move 1 and the error of the stand-in, in place; returns the mean acceptance probability of records."""
         if len(state.error):
             self._update_error(state, rng)
         rates = []
@@ -150,7 +150,7 @@ class LatentPosterior(Shown):
                 state.error, state.residual = error, residual
 
     def log_density(self, theta: np.ndarray, state: LatentState) -> tuple[float, np.ndarray]:
-        """Log-density of parameters given the records of a state, and its gradient."""
+        """Log-density of parameters given a state's records, and its gradient."""
         value, gradient = self._prior.log_prior(theta), self._prior.grad_log_prior(theta)
         if not np.isfinite(value):
             return -np.inf, gradient
@@ -179,13 +179,13 @@ class LatentPosterior(Shown):
 
 
 class Walk(NamedTuple):
-    """Proposals that are reversible with respect to a normal law: preconditioned Crank-Nicolson."""
+    """Preconditioned Crank-Nicolson proposals (pCN), reversible with respect to a normal law."""
 
     mean: np.ndarray
     root: np.ndarray
 
     def proposal(self, theta: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
-        """A position, and the logarithm of the ratio of the proposals' densities."""
+        """Proposed position, and the log Hastings ratio of the proposal densities."""
         coefficient = _COEFFICIENTS[rng.integers(len(_COEFFICIENTS))]
         move = math.sqrt(1 - coefficient**2) * self.root @ rng.standard_normal(len(theta))
         new = self.mean + coefficient * (theta - self.mean) + move

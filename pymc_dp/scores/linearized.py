@@ -24,7 +24,7 @@ _MIN_PRECISION = 1e-6
 
 
 class NormalPosterior(NamedTuple):
-    """Normal approximation of a posterior given noisy sums."""
+    """Normal approximation of the posterior given noisy sums."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -37,7 +37,7 @@ class NormalPosterior(NamedTuple):
         return one_line(self)
 
     def distance(self, theta: np.ndarray) -> float:
-        """Root mean square distance from the mean, in standard deviations, of the parameters with information."""
+        """Root mean square distance from the mean, in standard deviations, over the parameters with information."""
         has_scores = self.information > 0
         squares = (theta - self.mean) ** 2 / np.diag(self.covariance)
         return float(np.sqrt(squares[has_scores].mean()))
@@ -50,9 +50,9 @@ def normal_posterior(
     n_records: int,
     rng: np.random.Generator,
 ) -> NormalPosterior:
-    """Approximate the posterior by the law of the sums, linearized at a position and then at the mean found there.
+    """Normal approximation from the law of the sums, linearized at a position and again at each new mean.
 
-    Gauss-Newton steps, each halved until records can be drawn and the precision is similar at its end.
+    These are Gauss-Newton steps, each halved until records can be drawn and the precision is similar at its end.
     """
     found = _linearized(simulator, features, theta, n_records, rng)
     for _ in range(_N_STEPS):
@@ -74,7 +74,7 @@ def normal_posterior(
 def _try_linearized(
     simulator: Simulator, features: ScoreFeatures, theta: np.ndarray, *rest: Any
 ) -> NormalPosterior | None:
-    """The approximation at a position; None where the prior is zero, or records cannot be drawn."""
+    """The approximation at a position; None where the prior is zero or records cannot be drawn."""
     if not np.isfinite(simulator.likelihood.log_prior(theta)):
         return None
     try:
@@ -116,7 +116,7 @@ def _linearized(
 def information_of(
     scores: np.ndarray, features: np.ndarray, noise: np.ndarray, n_records: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Fisher information in a noisy sum of features, and the matrix from the sum to its score."""
+    """Fisher information in a noisy sum of features, and the gain matrix that maps the sum to its score."""
     centred = features - features.mean(axis=0)
     slope = n_records * centred.T @ scores / len(scores)
     covariance = n_records * centred.T @ centred / len(scores) + noise
@@ -125,7 +125,7 @@ def information_of(
 
 
 def floored(precision: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """A precision with eigenvalues of at least a small part of those of another one."""
+    """A precision whose eigenvalues are at least a small fraction of those of another one."""
     root = np.linalg.cholesky(whole)
     inverse = np.linalg.inv(root)
     values, vectors = np.linalg.eigh(inverse @ precision @ inverse.T)

@@ -32,7 +32,7 @@ def simulated_moments(
     values_of: Callable[[list[np.ndarray]], np.ndarray],
     rng: np.random.Generator,
 ) -> Moments:
-    """Simulate records at a position; the mean of their scores, known to be zero, corrects that of the values."""
+    """Moments of records simulated at a position; the score, whose mean is zero, is a control variate for the values."""
     n, sums = 0, np.zeros((1, 1))
     for _ in range(n_sets):
         with np.errstate(all="ignore"):

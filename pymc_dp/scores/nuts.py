@@ -22,7 +22,7 @@ LogDensity = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class _Compiled:
-    """What ``pm.NUTS`` reads of a compiled density."""
+    """The attributes of a compiled density that ``pm.NUTS`` reads."""
 
     dtype = "float64"
     _raveled_inputs = True
@@ -33,7 +33,7 @@ class _Compiled:
 
 
 class Nuts:
-    """Moves by NUTS, whose step size and mass matrix adapt until :meth:`stop_tuning`."""
+    """NUTS moves; step size and mass matrix adapt until :meth:`stop_tuning`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Nuts:
         )  # fmt: skip
 
     def move(self, position: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-        """The next position, and NUTS's statistics by the names that PyMC gives them in a result."""
+        """Next position, and NUTS's statistics under PyMC's names."""
         with np.errstate(all="ignore"):
             point, (stats,) = self._nuts.step({"z": self._inverse @ (position - self._mean)})
         return self._mean + self._root @ point["z"], {
@@ -78,5 +78,5 @@ class Nuts:
         }
 
     def stop_tuning(self) -> None:
-        """Keep step size and mass matrix from now on."""
+        """End the adaptation of step size and mass matrix."""
         self._nuts.stop_tuning()

@@ -223,7 +223,7 @@ def plan_scores(
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:
-    """Of combinations, if these can be counted; else with the smallest part of the budget that gives accurate counts."""
+    """Counts of all cells if these are possible; else the smallest share of the budget that gives accurate counts."""
     joint = design_stand_in(ranges, budget, n_records, _CELL_SHARE)
     if joint.is_joint:
         return joint

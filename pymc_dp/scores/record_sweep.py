@@ -20,7 +20,7 @@ def sweep(
     scales: np.ndarray,
     is_gaussian: np.ndarray,
 ) -> tuple[np.ndarray, float]:
-    """Accept or reject a proposal for each record in turn; `current` and `residual` are changed."""
+    """Accept or reject a proposal for each record in turn; changes `current` and `residual`."""
     n, width = current.shape
     n_releases = len(scales)
     accepted = np.zeros(n, dtype=np.bool_)

@@ -120,7 +120,7 @@ class PrivateScores(Shown):
         return codec.loads(text)
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
-        """Scores with the releases of both, of the same records."""
+        """Scores with the releases of both, from the same records."""
         self.check_model(other)
         mine, others = (self.n_records, self.adjacency), (other.n_records, other.adjacency)
         if mine != others:

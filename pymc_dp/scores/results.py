@@ -26,10 +26,10 @@ _FAR = 4.0
 
 
 def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
-    """Reduce what ``pm.sample`` has returned for this step alone; scores and fit check are attributes of the result.
+    """Reduce the result of ``pm.sample`` for this step alone; scores and fit check become attributes of it.
 
-    The draws and statistics are functions of the scores, so all of them may be published. PyMC adds what
-    shows the data of the model: observed values, and Deterministics of these.
+    The draws and statistics are functions of the scores, so all of them may be published. PyMC adds what shows the data
+    of the model: observed values, and Deterministics of these.
     """
     simulator, scores = step.simulator, step.scores
     report = joint_report(scores.reports)
@@ -52,7 +52,7 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
 
 
 def _assumed(step: DPScore) -> str:
-    """What the covariates of latent records are."""
+    """Source of the covariates of latent records, in words."""
     simulator, scores = step.simulator, step.scores
     is_own = isinstance(simulator.covariates, str)
     own = {v.name: v.get_value() for v in simulator.model.data_vars}
@@ -64,7 +64,7 @@ def _assumed(step: DPScore) -> str:
 
 
 def warn_of_distance(released: Any) -> None:
-    """Warn if a chain is far from where the scores say that the posterior is: both are public."""
+    """Warn if a chain is far from the posterior that the scores imply; both are public."""
     distances = released.sample_stats["reference_distance"].median("draw")
     if (largest := float(distances.max())) > _FAR:
         warnings.warn(
@@ -76,7 +76,7 @@ def warn_of_distance(released: Any) -> None:
 
 
 def joint_report(reports: Sequence[PrivacyReport]) -> PrivacyReport:
-    """One report of several budgets that were spent on the same data, by basic composition."""
+    """Report of several budgets on the same data together, by basic composition."""
     *before, last = reports
     if not before:
         return last

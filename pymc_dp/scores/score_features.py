@@ -41,10 +41,10 @@ class ScoreFeatures(Shown):
     def stand_in_error(
         self, theta: np.ndarray, n_records: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Covariance of the sums that is due to errors of a stand-in, shape ``(width, width)``; zero if none are known.
+        """Covariance of the sums from errors of a stand-in, shape ``(width, width)``; zero if none are known.
 
-        The means of the features of a row in a product are those of two independent simulations, with the scores at
-        `theta` as control variates: given the row, their mean is zero.
+        A product takes the mean features of a row from two independent simulations, with the scores at `theta` as
+        control variates: given the row, their mean is zero.
         """
         width = len(self.total)
         if (error := self._simulated.error) is None:
@@ -70,18 +70,18 @@ class ScoreFeatures(Shown):
     def _with_scores(
         self, theta: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Features of simulated records, and their scores at the position, zero if not finite."""
+        """Features of simulated records, and their scores at the position (zero where not finite)."""
         data = self._simulated.draw(theta, rng)
         with np.errstate(all="ignore"):
             scores = self._simulated.gradients(theta, data)
         return self.of(data), clip_rows(scores, np.inf)
 
     def release_variances(self) -> np.ndarray:
-        """Variance of each coordinate of the noise, for each release."""
+        """Variance of the noise on a coordinate, for each release."""
         return np.array([r.noise_sd**2 for r in self._releases])
 
     def noise_variances(self) -> np.ndarray:
-        """Variance of the noise on each column."""
+        """Variance of the noise on each column of the features."""
         return np.repeat(self.release_variances(), np.diff(self.ends))
 
     def log_noise(self, residual: np.ndarray) -> float:

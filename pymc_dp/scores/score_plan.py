@@ -160,7 +160,7 @@ class ScorePlan(Shown):
         return self._scores(releases, histogram)
 
     def _with_stand_in(self, design: StandInDesign) -> ScorePlan:
-        """Release what the covariates are like; the plan with rows that are made up from it.
+        """Release the law of the covariates; returns the plan with simulated rows of it.
 
         If records cannot be simulated with these, uniform rows are kept: the releases are paid for.
         """
@@ -179,9 +179,9 @@ class ScorePlan(Shown):
         return replace(self, simulator=simulator, simulated=simulated)
 
     def _with_moments(self, design: MomentDesign) -> ScorePlan:
-        """Release the moments; the plan with a stand-in that has them.
+        """Release the moments; returns the plan with a stand-in that has them.
 
-        If records cannot be simulated with its rows, all of them are kept: the moments are paid for.
+        If records cannot be simulated with its rows, all rows are kept: the moments are paid for.
         """
         self._spend("moments", ((design.mechanism, 1),))
         simulator, guess = self.simulator, self.simulated
@@ -199,7 +199,7 @@ class ScorePlan(Shown):
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
     def _after_steps(self, mechanism: Gaussian | L2Laplace, n_steps: int) -> SimulatedScores:
-        """Newton steps from the guess; simulated scores where they end.
+        """Newton steps from the guess; simulated scores at their end.
 
         If records cannot be simulated there, the guess is kept: the steps are paid for.
         """
@@ -221,7 +221,7 @@ class ScorePlan(Shown):
     def _after(self, releases: list[Release], simulated: SimulatedScores) -> SimulatedScores:
         """Simulated scores at the mean of the posterior given sums, of which the last one was released here.
 
-        If records cannot be simulated there, the next release is made here, too: these are paid for.
+        If records cannot be simulated there, the next release is made at `simulated`, too: the sums are paid for.
         """
         simulator = self.simulator
         features = ScoreFeatures(self._scores(releases), simulator.simulated)
@@ -259,7 +259,7 @@ class ScorePlan(Shown):
         )
 
     def _share(self, label: str, accesses: Accesses) -> str:
-        """The part of the budget that accesses cost, as the budget adds up successive claims, in words."""
+        """Fraction of the budget that accesses cost, in the budget's composition of successive claims, in words."""
         price = self.budget.terms.adaptive.price
         cost, total = (sum(k * price(m) for m, k in a) for a in (accesses, self.design.accesses))
         epsilon = self.budget.epsilon
@@ -277,7 +277,7 @@ class ScorePlan(Shown):
         )  # fmt: skip
 
     def __str__(self) -> str:
-        """The releases, and the forecast."""
+        """Releases and forecast."""
         lines = [*self._head(), *(f"  {name:<20} {text}" for name, text in self._rows())]
         return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
 

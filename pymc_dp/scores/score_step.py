@@ -125,7 +125,7 @@ class DPScore(Shown, BlockedStep):
     _state_class = StepMethodState
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Take the model from the simulator, if there is one."""
+        """Take the model from the simulator, if given."""
         if (simulator := kwargs.get("simulator")) is not None:
             kwargs["model"] = simulator.model
         return super().__new__(cls, *args, **kwargs)
@@ -238,7 +238,7 @@ class DPScore(Shown, BlockedStep):
 
 
 def _chosen(method: str, n_records: int, simulator: Simulator) -> str:
-    """The method, chosen for "auto"; ValueError if it is unknown or cannot be used."""
+    """The method, or the choice for "auto"; ValueError if it is unknown or not usable."""
     temperature = simulator.temperature
     if method not in ("auto", "records", "normal"):
         raise ValueError(f"method must be 'auto', 'records' or 'normal', got {method!r}.")
@@ -253,7 +253,7 @@ def _chosen(method: str, n_records: int, simulator: Simulator) -> str:
 
 
 class _RecordsChain:
-    """A chain that augments by records."""
+    """A chain with latent records (data augmentation)."""
 
     def __init__(
         self, target: LatentPosterior, approximation: NormalPosterior, rng: np.random.Generator
@@ -273,7 +273,7 @@ class _RecordsChain:
         )
 
     def iterate(self) -> dict[str, Any]:
-        """Each move once, and the cheap ones several times; statistics."""
+        """Each move once, cheap ones several times; returns statistics."""
         accepted = []
         for _ in range(self._n_both):
             self.state, was_accepted = self._target.update_both(self.state, self._walk, self._rng)
@@ -285,7 +285,7 @@ class _RecordsChain:
         }
 
     def warm_up(self) -> None:
-        """Iterate, and adapt the step size and the walk; both are fixed afterwards."""
+        """Iterate while step size and walk adapt; then fix both."""
         first, path = self._walk, []
         for length in _WARMUP:
             accepted = []
@@ -318,7 +318,7 @@ class _SumsChain:
         return self._target.state(self._position)
 
     def iterate(self) -> dict[str, Any]:
-        """Move parameters and variances of l2 noise; statistics."""
+        """Move the parameters and the variances of l2 noise; returns statistics."""
         self._position, stats = self._nuts.move(self._position)
         return stats | {"record_acceptance_rate": np.nan, "both_acceptance_rate": np.nan}
 
@@ -330,7 +330,7 @@ class _SumsChain:
 
 
 def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:
-    """A state at a draw from a wider normal law; nearer to the mean if records cannot be drawn there."""
+    """Initial state from a normal law wider than the posterior; nearer to its mean if records cannot be drawn there."""
     root = np.linalg.cholesky(approximation.covariance)
     width = _OVERDISPERSION
     for _ in range(_MAX_TRIES):
@@ -342,7 +342,7 @@ def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) 
 
 
 def _adapted(walk: Walk, path: np.ndarray) -> Walk:
-    """A walk with mean and covariance of a path, as far as it has enough draws."""
+    """A walk with the mean and covariance of a path, weighted by its number of draws."""
     n, d = path.shape
     weight = n / (n + 10 * d)
     mean = weight * path.mean(axis=0) + (1 - weight) * walk.mean

@@ -78,7 +78,7 @@ def row_weights(
     covariance: np.ndarray,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Weights of the simulated records with which their scores have the moments, with sum 1."""
+    """Weights of simulated records, with sum 1, under which their scores have the released moments."""
     simulated = simulator.simulated
     means = np.zeros((simulated.n_records, len(moments.total)))
     slope = np.zeros((len(moments.total), len(theta)))
@@ -111,7 +111,7 @@ def corrected(
     theta: np.ndarray,
     covariance: np.ndarray,
 ) -> Simulator:
-    """The simulator with those rows of its stand-in whose scores have the released moments; see :func:`row_weights`.
+    """The simulator with those stand-in rows whose scores have the released moments, see :func:`row_weights`.
 
     The rows are the same in each call: their choice has a public seed.
     """
@@ -124,9 +124,9 @@ def corrected(
 
 
 def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
-    """The simulator with the stand-in that was released, and its rows whose scores have the released moments.
+    """The simulator with the released stand-in and those rows of it whose scores have the released moments.
 
-    Raises ValueError if the scores are those of other parameters, or of another likelihood.
+    Raises ValueError if the scores belong to other parameters or to another likelihood.
     """
     scores.check_model(simulator.likelihood)
     if scores.stand_in is not None:

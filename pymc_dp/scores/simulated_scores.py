@@ -46,7 +46,7 @@ _UNKNOWN = TailMisfit()
 
 @dataclass(frozen=True, eq=False)
 class ScoreDesign(Shown):
-    """Clip bound of a release, and what is expected of it."""
+    """Clip bound of a release and its forecast."""
 
     bound: float
     clipped: float
@@ -55,7 +55,7 @@ class ScoreDesign(Shown):
 
 
 class SimulatedScores(Shown):
-    """Scores of records simulated at a position, in coordinates in which the posterior's precision is 1 per record."""
+    """Scores of records simulated at a position, in coordinates with a posterior precision of 1 per record."""
 
     def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
         self.theta, self._n = theta, simulator.n_records
@@ -93,7 +93,7 @@ class SimulatedScores(Shown):
 
     @property
     def spread(self) -> np.ndarray:
-        """Covariance of the parameters around the position, as far as scores are nearly linear, shape ``(n_dim, n_dim)``."""
+        """Covariance of the parameters around the position, shape ``(n_dim, n_dim)``, where scores are nearly linear."""
         return min(self.prior_width, NEAR) ** 2 * self.directions @ self.directions.T
 
     def term(self, bound: float) -> ClippedScores:
@@ -117,7 +117,7 @@ class SimulatedScores(Shown):
 
     @property
     def has_moments(self) -> bool:
-        """Whether moments may be released, to correct a stand-in."""
+        """Whether moments can correct the stand-in."""
         few = n_products(self.n_features) <= MOST_PRODUCTS
         return self.information_error > 0 and self._can_simulate and few
 
@@ -127,14 +127,15 @@ class SimulatedScores(Shown):
 
     @property
     def _clipped_norms(self) -> np.ndarray:
-        """Those that the bound clips: with `unbiased`, of the larger of the scores of both outcomes."""
+        """Norms that the bound clips: with `unbiased`, those of the larger score of both outcomes."""
         return self.norms * larger_over_own(self._logp) if self.unbiased else self.norms
 
     def _clip(self, bound: float) -> tuple[np.ndarray, np.ndarray]:
-        """Clipped scores, and the mean length of what is cut off in each coordinate.
+        """Clipped scores, and the mean length cut off in each coordinate.
 
-        With `unbiased`, the latter is what follows from the probability ``p`` of the rarer outcome: where it is wrong by a
-        part of it, the mean of scores is by this part of ``p |x|``, and their mean length is ``2 p (1 - p) |x|``.
+        With `unbiased` the length follows from the probability ``p`` of the rarer outcome: if ``p`` is wrong by a
+        fraction of itself, the mean score is wrong by this fraction of ``p |x|``, and the mean length is
+        ``2 p (1 - p) |x|``.
         """
         clipped = self.term(bound).clipped(self._vectors.copy(), self._logp)
         if not self.unbiased:
@@ -144,7 +145,7 @@ class SimulatedScores(Shown):
         return clipped, lengths.mean(axis=0)
 
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
-        """Choose the clip bound with the least error of noise and misfit."""
+        """Clip bound with the least error from noise and misfit."""
         norms = self._clipped_norms
         bounds = {float(b) for b in np.quantile(norms, _QUANTILES) if b > 0}
         bounds = {b * (_MARGIN if b == norms.max() else 1) for b in bounds}
@@ -153,7 +154,7 @@ class SimulatedScores(Shown):
         )
 
     def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
-        """What is expected with a clip bound."""
+        """Forecast for a clip bound."""
         features, cut_off = self._clip(bound)
         noise = (noise_sd * bound) ** 2 * np.eye(self.n_features)
         information, pull = information_of(self._scores, features, noise, self._n)

@@ -59,7 +59,7 @@ _FAR = 80.0
 
 
 class SumState(NamedTuple):
-    """Parameters, and the logarithm of the variance of the noise of each release."""
+    """Parameters, and the log-variance of each release's noise."""
 
     theta: np.ndarray
     log_variances: np.ndarray
@@ -69,7 +69,7 @@ class SumState(NamedTuple):
 
 
 class NormalSums(Shown):
-    """The density of positions: parameters, followed by the log-variances of the releases with l2 noise."""
+    """Density of positions: parameters followed by the log-variances of the releases with l2 noise."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class NormalSums(Shown):
         self._simulate(centre, _MOST, rng)
 
     def _central(self, centre: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The mode, found by the law around the given centre, and around what was found there."""
+        """The mode, from the law around the given centre and then around each mode found."""
         n, root = len(centre), self._root
         for _ in range(_N_CENTRES):
             self._simulate(centre, _FEW, rng)
@@ -108,19 +108,19 @@ class NormalSums(Shown):
         return centre
 
     def _minus(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Minus the log-density with the expected variances, and its gradient in the coordinates of the root."""
+        """Negative log-density at the expected variances, and its gradient in the coordinates of the root."""
         value, gradient = self.log_density(self.position(theta))
         return -value, -self._root.T @ gradient[: len(theta)]
 
     def _curvature(self, theta: np.ndarray) -> np.ndarray:
-        """Minus the second derivative of the same, without that of the means."""
+        """Hessian of `_minus` in the parameters, without the second derivative of the means."""
         found = self.with_slope(theta)
         assert found is not None
         precision = self._temperature * self._precision(self._expected)[0]
         return found[1].T @ precision @ found[1] - differences(self._prior.grad_log_prior, theta)
 
     def _simulate(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
-        """Draw records at the centre, at most so many: mean and covariance of their features."""
+        """Draw records at the centre, at most `most`: mean and covariance of their features."""
         simulated = self._simulated
         n_sets = min(-(-_N_WEIGHTED // simulated.n_records), _MOST_SETS)
         sets = [simulated.draw(centre, rng) for _ in range(n_sets)]
@@ -158,9 +158,9 @@ class NormalSums(Shown):
             self._constant = self._precision(self._expected)
 
     def _different(self, values: np.ndarray, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of weighted records that differ, in ascending order, and how many are equal to each.
+        """Indices of distinct weighted records, ascending, and numbers of equal ones.
 
-        Equal are those with the same features, and the same scores and log-likelihoods at two positions.
+        Records are equal if they have the same features, and the same scores and log-likelihoods at two positions.
         """
         seen = [values]
         for theta in (centre, centre + self._root.sum(axis=1)):
@@ -172,18 +172,18 @@ class NormalSums(Shown):
         return first[order], counts[order].astype(float)
 
     def position(self, theta: np.ndarray) -> np.ndarray:
-        """Parameters with the expected variances of the noise."""
+        """Parameters with the expected log-variances of the noise."""
         return np.append(theta, self._expected[self._l2])
 
     def state(self, position: np.ndarray) -> SumState:
-        """Parameters and log-variances of a position."""
+        """Parameters and log-variances at a position."""
         n, log_variances = len(self._centre), self._expected.copy()
         log_variances[self._l2] = position[n:]
         return SumState(position[:n], log_variances)
 
     @property
     def standard(self) -> tuple[np.ndarray, np.ndarray]:
-        """A position in the bulk, and the root of the covariance of positions, approximately."""
+        """A position in the bulk, and a root of the approximate covariance of positions."""
         widths = np.diff(self._features.ends)[self._l2]
         n = len(self._centre)
         root = np.diag(np.append(np.ones(n), np.sqrt(2 / (widths + 1))))
@@ -195,13 +195,13 @@ class NormalSums(Shown):
         return bool(np.isfinite(self._prior.log_prior(theta))) and self.residual(theta) is not None
 
     def _precision(self, log_variances: np.ndarray) -> tuple[np.ndarray, float]:
-        """Inverse of the covariance of the noisy sums, and the logarithm of its determinant."""
+        """Inverse covariance of the noisy sums, and its log-determinant."""
         noise = np.repeat(np.exp(log_variances), np.diff(self._features.ends))
         inverse = np.linalg.inv(self._spread + np.diag(noise))
         return inverse, float(np.linalg.slogdet(inverse)[1])
 
     def _weights(self, theta: np.ndarray) -> np.ndarray | None:
-        """Weights of the simulated records; None where none is finite."""
+        """Importance weights of the simulated records; None where none is finite."""
         ratios = self._weighted.logp(theta) - self._base
         with np.errstate(all="ignore"):
             weights = self._counts * np.exp(ratios - ratios.max())
@@ -209,7 +209,7 @@ class NormalSums(Shown):
         return weights / total if np.isfinite(total) else None
 
     def residual(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Sums minus their means, and the weights of the simulated records; None where none is finite."""
+        """Residual of the sums and the weights of the simulated records; None where none is finite."""
         weights = self._weights(theta)
         if weights is None:
             return None
@@ -217,7 +217,7 @@ class NormalSums(Shown):
         return self._features.total - self._n * mean, weights
 
     def with_slope(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Sums minus their means, and the derivative of the means."""
+        """Residual of the sums and Jacobian of their means."""
         found = self.residual(theta)
         if found is None:
             return None
@@ -259,7 +259,7 @@ class NormalSums(Shown):
         return value + more, np.append(gradient, slopes[self._l2])
 
     def _noise_density(self, log_variances: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log-density of the log-variances of l2 noise, and the derivative of each one's."""
+        """Log-density of the log-variances of l2 noise, and its derivatives."""
         shapes = (np.diff(self._features.ends) + 1) / 2
         ratios = np.exp(log_variances) / (2 * self._features.scales**2)
         return float((shapes * log_variances - ratios)[self._l2].sum()), shapes - ratios

@@ -92,7 +92,7 @@ class Move(Shown):
 
 @dataclass(frozen=True)
 class Uncharged:
-    """Decision without a finite cost, in a run without a budget."""
+    """A decision without a finite cost, in a run without a budget."""
 
     rule: AcceptanceRule | None
 
@@ -163,7 +163,7 @@ class AcceptRejectStep(DPStep):
     def _decisions(
         self, rule: AcceptanceRule | None, noise_multiplier: float | None, distances: tuple[float, ...], **batch: float
     ) -> PerProposalDecision | None:  # fmt: skip
-        """Cost of decisions; None if it is not finite. ``batch``: fields of the cost, if there are batches."""
+        """Cost of decisions, None if it is not finite; ``batch`` has the fields that describe subsampling."""
         if math.isinf(self.clip_bound) or isinstance(rule, Metropolis):
             return None
         batch.setdefault("sensitivity_per_distance", self.sensitivity_per_distance)
@@ -336,7 +336,7 @@ class BatchStep(ProposalStep):
             self.compile_batches()
 
     def _batch(self) -> int:
-        """Number of records that decide."""
+        """Number of records per decision."""
         return self.likelihood.n_records if self.batch_size is None else self.batch_size
 
     @property
@@ -360,7 +360,7 @@ class BatchStep(ProposalStep):
         noise_multiplier: float | None,
         slopes: tuple[float, float],
     ) -> PerProposalDecision | None:
-        """Cost of decisions; on batches ``slopes`` bound how they depend on estimate and variance."""
+        """Cost of decisions; on batches ``slopes`` bound how the log-odds change with the estimate and its variance."""
         batch = {}
         if self.batch_size is not None:
             n, m = self.likelihood.n_records, self.batch_size
@@ -377,7 +377,7 @@ class BatchStep(ProposalStep):
 def follows_sensitivity(
     name: str, value: Any, noise_multiplier: float | None, clip_bound: float
 ) -> bool:
-    """Whether the noise of the penalty rule follows the sensitivity; ValueError if that cannot be."""
+    """Whether the penalty rule's noise is proportional to the sensitivity; ValueError if arguments conflict."""
     if noise_multiplier is None:
         return False
     if value is not None:

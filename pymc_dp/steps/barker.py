@@ -111,7 +111,7 @@ class DPBarker(BatchStep):
         self.register()
 
     def _largest_variance(self) -> float:
-        """Bound the variance on a batch, at most 1, or refuse: ``v <= k**2 sum r**2 <= (N T b M)**2 / m``."""
+        """Bound the batch variance, at most 1, or refuse: ``v <= k**2 sum r**2 <= (N T b M)**2 / m``."""
         size = self._batch()
         reach = self.likelihood.n_records * self.temperature * self.clip_bound
         root, cap = math.sqrt(size), getattr(self.proposal, "max_distance", None)

@@ -45,7 +45,7 @@ Accesses = Sequence[tuple[Mechanism, int]]
 
 
 class _AllocationUsedUp(Exception):
-    """The next iteration is not paid for; nothing was accessed."""
+    """The chain's allocation does not pay for the next iteration; nothing was accessed."""
 
 
 class DPStep(HostedStep):
@@ -121,19 +121,19 @@ class DPStep(HostedStep):
     _frozen: frozenset[str] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show the arguments that a step passes on, in its signature and its documentation."""
+        """Show the arguments that a step passes on in its signature and its docstring."""
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             describe_options(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Name the arguments that are missing, and where to get them."""
+        """Raise for missing arguments, with their names and where to get them."""
         check_nothing_is_missing(cls, kwargs, has_plan=cls.has_plan)
         kwargs["model"] = as_model(kwargs.get("model"))
         return super().__new__(cls, *args, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse changes that would make the charge wrong."""
+        """Refuse changes that would invalidate the registered cost."""
         if name in self._frozen:
             raise AttributeError(
                 f"{name} cannot be changed: the cost of this step is registered with its budget. Build a new step."
@@ -367,7 +367,7 @@ class DPStep(HostedStep):
         return point, [stats]
 
     def _to_be_raised(self, error: Exception) -> BaseException:
-        """Return the error, or one without its words if it comes from the model of a private run."""
+        """The error; with its message withheld if it comes from the model of a private run."""
         withheld = without_words(error, f"in draw {self._n_steps + 1} of {self.label}")
         frames = traceback.walk_tb(error.__traceback__)
         compiled = any(f.f_globals.get("__name__", "").startswith("pytensor.") for f, _ in frames)
@@ -378,7 +378,7 @@ class DPStep(HostedStep):
         return error
 
     def _stay(self) -> None:
-        """Count a call after the chain's share was used up; raise if nothing is going to end the chain."""
+        """Count a call after the allocation was used up; raise if nothing will end the chain."""
         if self._n_steps == 0:
             raise PrivacyBudgetExhausted(
                 f"The share of a chain does not pay for its first draw of {self.label}: the proposal is too long. Use a smaller "

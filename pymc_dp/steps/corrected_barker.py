@@ -52,7 +52,7 @@ CUT = 20.0
 
 
 class Mixture(NamedTuple):
-    """Symmetric mixture of normal distributions, and the error of its sum with N(0, C)."""
+    """Symmetric mixture of normal distributions; `sup_error` is the error of its sum with ``N(0, C)``."""
 
     means: np.ndarray
     variances: np.ndarray
@@ -60,12 +60,12 @@ class Mixture(NamedTuple):
     sup_error: float
 
     def upper_tail(self, x: Any, variance: float) -> Any:
-        """Probability that its sum with N(0, variance) exceeds ``x``, a float or a column."""
+        """Probability that the mixture plus ``N(0, variance)`` exceeds ``x``, a float or a column."""
         return ndtr((self.means - x) / np.sqrt(variance + self.variances)) @ self.weights
 
 
 def component_shapes(x: np.ndarray, means: np.ndarray, sds: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Upper tail, density and its derivative of every component (columns) at every x (rows)."""
+    """Upper tail, density and derivative of the density of every component (columns) at every x (rows)."""
     z = (x[:, None] - means) / sds
     density = np.exp(-0.5 * z * z) / (math.sqrt(2 * math.pi) * sds)
     return ndtr(-z), density, -z * density / sds
@@ -73,7 +73,7 @@ def component_shapes(x: np.ndarray, means: np.ndarray, sds: np.ndarray) -> tuple
 
 @lru_cache
 def mixture(noise_variance: float) -> Mixture:
-    """Return the fit that comes with the package."""
+    """The stored mixture for this ``C``."""
     stored = json.loads(FILE.read_text(encoding="utf-8"))[str(float(noise_variance))]
     means, variances, weights = (np.array(stored[name]) for name in Mixture._fields[:3])
     return Mixture(means, variances, weights, stored["sup_error"])
@@ -89,23 +89,15 @@ def _checked(noise_variance: float, batch_variance: float, name: str) -> float:
 
 @dataclass(frozen=True)
 class CorrectedBarker(BaseRule):
-    """Barker's test of a log-ratio that is estimated with a known sampling variance.
+    """Barker's test of a log-ratio with known sampling variance ``v`` (`batch_variance`), in [0, C].
 
-    ``a(-x) = 1 - a(x)`` holds exactly. Beyond ``|x| = 20``, where the finite mixture would end, the
-    smaller probability is continued like ``exp(-|x|)``: this changes it by less than 1e-12 and bounds
-    the slope of the log-odds on the whole line.
+    ``a(-x) = 1 - a(x)`` holds exactly. Beyond ``|x| = 20``, where the finite mixture would end, the smaller probability
+    is continued like ``exp(-|x|)``: this changes it by less than 1e-12 and bounds the slope of the log-odds on the
+    whole line. ``C`` (`noise_variance`) is 1, for smaller errors, or 2, for larger batch variances.
 
-    Not private by itself (``private`` is False): one record changes the batch variance too, so no
-    sensitivity of the log-ratio alone bounds what a decision reveals. :func:`slopes` gives the
-    decision by plain Barker to account for.
-
-    Parameters
-    ----------
-    noise_variance : {1.0, 2.0}
-        ``C``. Smaller errors with 1, larger batch variances with 2.
-    batch_variance : float
-        Sampling variance ``v`` of the log-ratio, in [0, C]. It depends on the records, so no name
-        or message shows it.
+    Not private by itself (``private`` is False): one record changes the batch variance too, so no sensitivity of the
+    log-ratio alone bounds what a decision reveals. :func:`slopes` gives the decision by plain Barker to account for.
+    The batch variance depends on the records, so no name or message shows it.
     """
 
     noise_variance: float = 1.0
@@ -118,7 +110,7 @@ class CorrectedBarker(BaseRule):
 
     @property
     def name(self) -> str:
-        """Name with the noise variance."""
+        """Name of the rule, with ``C`` and without the batch variance."""
         return f"corrected Barker(C={self.noise_variance:.4g})"
 
     def probability(self, log_ratio: float) -> float:

@@ -188,11 +188,11 @@ class DPFastMH(ProposalStep):
         return self.choose(move, decision.rule, log_ratio)  # one secret Bernoulli draw
 
     def _bound(self, distance: float) -> float:
-        """``c``: largest contribution of a record to the log-ratio of a move of this length."""
+        """``c``: bound on a record's contribution to the log-ratio of a move of this length."""
         return self.temperature * self.clip_bound * distance
 
     def _batch_bound(self, move: Move, decision: Any) -> float | None:
-        """``c`` of a decision from a batch, as it was charged; None where all records decide."""
+        """``c`` of a decision from a batch, as charged; None if all records decide."""
         if not isinstance(decision, Uncharged):
             return getattr(decision, "log_ratio_bound", None)
         c, n = self._bound(move.distance), self.likelihood.n_records
@@ -220,7 +220,7 @@ class DPFastMH(ProposalStep):
 
 
 def _checked_laziness(laziness: float | None, rule: AcceptanceRule, private: bool) -> float:
-    """Return the laziness; by default 0.5 for the penalty rule in a private run, where 1 has no finite cost."""
+    """The laziness; by default 0.5 for the penalty rule in a private run, where 1 has no finite cost."""
     has_no_cost = private and isinstance(rule, Penalty)
     if laziness is None:
         return 0.5 if has_no_cost else 1.0

@@ -27,7 +27,7 @@ __all__ = ["DPHMC", "Phase", "Trajectory", "leapfrog"]
 
 
 class Phase(NamedTuple):
-    """A point of a path: position, momentum, and the (noisy) gradient of the log-posterior there."""
+    """A point of a path: position, ``(n_dim,)``, momentum and (noisy) gradient of the log-posterior, both ``(d,)``."""
 
     theta: np.ndarray
     momentum: np.ndarray
@@ -35,17 +35,10 @@ class Phase(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """A recorded path, for teaching: only for data that need no protection.
+    """A recorded path with its step size after jitter: only for data that need no protection.
 
-    Parameters
-    ----------
-    phases : list of Phase
-        Positions of shape ``(n_dim,)``, momenta and gradients of shape ``(d,)``; the latter two in
-        coordinates in which the mass matrix is the identity.
-    step_size : float
-        Of this path, after jitter.
-    accepted : bool
-        Whether the end of the path became the next state.
+    Momenta and gradients are in coordinates in which the mass matrix is the identity; `accepted` states whether the end
+    of the path became the next state.
     """
 
     phases: list[Phase]
@@ -60,10 +53,9 @@ def leapfrog(
     step_size: float,
     n_leapfrog: int,
 ) -> Iterator[Phase]:
-    """Path of the leapfrog integrator: the phases after each step, one gradient each.
+    """The phases of a leapfrog path after each step, one gradient each; ends early if the state is not finite.
 
-    ``gradient_at`` is called with a position and whether it is the last one. Stops early if the state
-    is no longer finite.
+    ``gradient_at`` is called with a position and whether it is the last one.
     """
     phase = start
     for step in range(1, n_leapfrog + 1):
@@ -244,7 +236,7 @@ class DPHMC(AcceptRejectStep):
         self.register()
 
     def _typical_distances(self) -> tuple[float, ...]:
-        """Lengths of paths in free flight, a good approximation up to a quarter of an orbit."""
+        """Lengths of paths in free flight: a good approximation up to a quarter of an orbit."""
         momenta = np.random.default_rng(0).standard_normal((PLANNING_DRAWS, len(self.part)))
         length = self.step_size * self.n_leapfrog
         lengths = np.minimum(length * np.linalg.norm(momenta, axis=1), self.max_distance)
@@ -254,7 +246,7 @@ class DPHMC(AcceptRejectStep):
 
     @property
     def _reuses(self) -> bool:
-        """Whether the gradient of a state is still known when the next iteration begins."""
+        """Whether the gradient at the current state is kept for the next iteration."""
         return self.reuse_gradient and len(self.part) == self.likelihood.n_dim
 
     def _gradients(self, count: int) -> tuple[tuple[Mechanism, int], ...]:
@@ -309,10 +301,7 @@ class DPHMC(AcceptRejectStep):
         return self._gradient(theta, noise_sd, self._bits, keeps_logp=keeps_logp)
 
     def _move_along(self, old: State, path: list[Phase]) -> Move | None:
-        """Move from the first to the last phase of a path; None if it is too long or not finite.
-
-        A path that is not finite shows in the gradients, which are released.
-        """
+        """Move from first to last phase; None if too long or not finite (which the released gradients show)."""
         first, last = path[0], path[-1]
         with np.errstate(over="ignore", invalid="ignore"):
             distance = self.coordinates.distance(first.theta, last.theta)
@@ -325,7 +314,7 @@ class DPHMC(AcceptRejectStep):
 
 
 def recorded_paths(record_trajectories: bool, private: bool) -> list[Trajectory] | None:
-    """Return a list for the paths of a run, if they are recorded; ValueError if the run is private."""
+    """Empty list for the paths of a run, None if they are not recorded; ValueError if the run is private."""
     if record_trajectories and private:
         raise ValueError(
             "record_trajectories shows gradients and momenta, for data that need no protection: it needs budget=None."

@@ -40,7 +40,7 @@ _COLUMNS = {"acceptance_rate": ("Accept", "0.2f"), "epsilon_spent": ("Epsilon", 
 
 
 def number_of_tuning_draws() -> int:
-    """Tuning draws of the chain that begins, read from the frames of PyMC 5; 0 if there are none to read."""
+    """Number of tuning draws of the chain that begins, read from PyMC 5's stack frames; 0 if they do not show it."""
     frame = inspect.currentframe()
     while frame is not None:
         known = frame.f_locals
@@ -51,7 +51,7 @@ def number_of_tuning_draws() -> int:
 
 
 class HostedStep(Shown, BlockedStep):
-    """The calls that PyMC makes, under names that do not depend on its version."""
+    """Adapter to PyMC's step interface: the calls under names that do not depend on its version."""
 
     default_blocked = True
     default_tune_steps = 0
@@ -59,7 +59,7 @@ class HostedStep(Shown, BlockedStep):
 
     @abstractmethod
     def begin_chain(self, rng: Any, tune: int) -> None:
-        """Forget the previous chain; ``tune`` draws of the new one will be thrown away."""
+        """Forget the previous chain; the new one begins with ``tune`` draws that PyMC discards."""
 
     @abstractmethod
     def expect_chains(self, n_chains: int) -> None:
@@ -74,7 +74,7 @@ class HostedStep(Shown, BlockedStep):
         self.begin_chain(rng, tune)
 
     def stop_tuning(self) -> None:
-        """Note that the draws to be kept begin; PyMC calls this first if there is no tuning."""
+        """Mark the end of tuning; PyMC calls this first if there is none."""
         self._tuning = False
 
     def _progressbar_config(self, n_chains: int = 1) -> tuple[list, dict[str, list[float]]]:

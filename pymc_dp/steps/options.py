@@ -70,10 +70,10 @@ class BatchOptions(ProposalOptions, total=False):
 
 
 def describe_options(step: type) -> None:
-    """Put the arguments that a constructor passes on in the place of ``**options``.
+    """Replace ``**options`` by the arguments that a constructor passes on.
 
-    In its signature these are the keys of ``**options: Unpack[...]``, with the defaults of the base
-    class; in the docstring of the step, the entries of the base class for these parameters.
+    In the signature these are the keys of ``**options: Unpack[...]`` with the defaults of the base class; in the
+    docstring of the step, the base class's entries for them.
     """
     constructor, base = vars(step)["__init__"], step.__mro__[1]
     signature = inspect.signature(constructor)
@@ -94,14 +94,14 @@ def describe_options(step: type) -> None:
 
 
 def _entries(doc: str) -> dict[str, str]:
-    """Entries in the section on parameters of a docstring, by the names of the parameters."""
+    """Entries of the Parameters section of a docstring, by the names of the parameters."""
     section = re.search(r"^Parameters\n-+\n((?:.+\n?)*)", doc, re.M)
     found = re.findall(r"^\S.*(?:\n .*)*", section[1], re.M) if section else []
     return {name: entry for entry in found for name in re.split(" : |\n", entry)[0].split(", ")}
 
 
 def check_nothing_is_missing(step: type, given: Mapping[str, Any], *, has_plan: bool) -> None:
-    """Raise TypeError with the names of all missing arguments, and where to get them."""
+    """Raise TypeError with the names of all missing arguments and where to get them."""
     parameters = inspect.signature(step.__init__).parameters.values()  # type: ignore[misc]
     needed = [p.name for p in parameters if (p.kind, p.default) == (p.KEYWORD_ONLY, p.empty)]
     missing = [name for name in dict.fromkeys([*needed, "budget"]) if name not in given]
@@ -114,9 +114,9 @@ def check_nothing_is_missing(step: type, given: Mapping[str, Any], *, has_plan: 
 
 
 def check_likelihood(likelihood: Any, model: Any, budget: PrivacyBudget | None) -> None:
-    """Raise ValueError if it is of another model, or if its errors could show the data of a private run.
+    """Raise ValueError if it is of another model, or if its errors may show private values of a private run.
 
-    A copy of a model, pickled or not, has the number of the original.
+    A copy of a model, pickled or not, has the token of the original.
     """
     token = model_token(model)
     if getattr(likelihood, "model_token", token) != token:
@@ -131,7 +131,7 @@ def check_likelihood(likelihood: Any, model: Any, budget: PrivacyBudget | None) 
 
 
 def value_vars(vars: Sequence[Any], model: Any) -> list[Any]:
-    """Value variables of those that a user names; ValueError unless they are of the model."""
+    """Value variables of the variables that a user names; ValueError unless the model has them."""
     given = [vars] if isinstance(vars, str) else list(vars)
     if names := [v for v in given if isinstance(v, str)]:
         raise TypeError(

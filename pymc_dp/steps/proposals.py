@@ -136,10 +136,10 @@ class RandomWalk(Shown):
         )
 
     def _choose(self, rng: np.random.Generator) -> None:
-        """Choose what moves: all parameters."""
+        """The parameters that move: all of them."""
 
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return a move, and the standard normal variables it was made from."""
+        """A move, and the standard normal variables from which it was made."""
         z = rng.standard_normal(self.n_dim)
         return self._root @ z if self._root.ndim == 2 else self._root * z, z
 
@@ -186,7 +186,7 @@ class OneComponent(RandomWalk):
         return walk
 
     def _choose(self, rng: np.random.Generator) -> None:
-        """Choose the parameter that moves."""
+        """The one parameter that moves, drawn at random."""
         self._component = int(rng.integers(self.n_dim))
 
     def _draw(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

@@ -36,35 +36,19 @@ class CubeRoot:
     beta: float
 
     def __call__(self, draw: int) -> float:
-        """Step size of draw 1, 2, ..."""
+        """Step size of draw ``t = 1, 2, ...``."""
         return float(self.beta * draw ** (-1 / 3))
 
 
 @dataclass(frozen=True)
 class NoiseSchedule:
-    """Step size, noise and data accesses of each draw.
+    """Step size, noise and accesses of each draw.
 
-    It holds no reference to the step: PyMC rebuilds a step from its arguments, among them the
-    budget, which holds this schedule and is pickled before the step exists.
-
-    Parameters
-    ----------
-    step_size : callable
-        Step size of draw 1, 2, ...
-    added : float
-        ``2 (C - B)``, variance of the noise on the momentum, per unit of time.
-    temperature : float
-        Power of the likelihood.
-    sensitivity : float
-        Of the sum over a batch, under the adjacency in use.
-    n_steps : int
-        Gradients per draw.
-    probability : float
-        ``q``, of a record to be in a batch.
-    sampling : Sampling
-        How batches are drawn.
-    adjacency : Adjacency or None
-        Of the budget, if there is one.
+    `added` is ``2 (C - B)``, the variance of the momentum noise per unit of time; `temperature` the power of the
+    likelihood; `sensitivity` that of the sum over a batch under `adjacency` (None without a budget); `n_steps` the
+    gradients per draw; `probability` the probability ``q`` that a record is in a batch. The schedule holds no reference
+    to the step: PyMC rebuilds a step from its arguments, among them the budget, which holds this schedule and is
+    pickled before the step exists.
     """
 
     step_size: Schedule
@@ -91,12 +75,12 @@ class NoiseSchedule:
         return step_size
 
     def noise_sd(self, draw: int) -> float:
-        """Standard deviation of the noise on the sum of a batch: ``sqrt(2 (C - B) / eta_t) q / T``."""
+        """Standard deviation of the noise on the sum over a batch: ``sqrt(2 (C - B) / eta_t) q / T``."""
         added = self.added / self.step_size_at(draw)
         return math.sqrt(added) * self.probability / self.temperature
 
     def noise_multiplier(self, draw: int) -> float:
-        """Noise relative to the sensitivity, 0 without noise or without a clip bound; ValueError if out of range."""
+        """Noise over sensitivity, 0 without noise or without a clip bound; ValueError if it is out of range."""
         noise = self.noise_sd(draw) / self.sensitivity
         least = 0 if self.adjacency is None else math.ulp(0.0)
         if not least <= noise <= MOST_NOISE:
@@ -109,7 +93,7 @@ class NoiseSchedule:
         return noise
 
     def __call__(self, draw: int) -> tuple[tuple[Mechanism, int], ...]:
-        """Accesses of draw 1, 2, ...; none without noise or without a clip bound."""
+        """Accesses of draw ``t = 1, 2, ...``; none without noise or without a clip bound."""
         noise = self.noise_multiplier(draw)
         if noise == 0:
             return ()
@@ -319,7 +303,7 @@ class DPSGHMC(DPStep):
             return end.theta, True, self.coordinates.distance(theta, end.theta)
 
     def _step(self, phase: Phase, step_size: float, noise_sd: float) -> Phase:
-        """One step on a new batch. The noise on its sum is, times ``eta T / q``, the noise on the momentum."""
+        """One step on a new batch. The noise on the sum, times ``eta T / q``, is the noise on the momentum."""
         with np.errstate(over="ignore", invalid="ignore"):
             gradient = self._gradient(
                 phase.theta,
@@ -333,7 +317,7 @@ class DPSGHMC(DPStep):
         return Phase(theta, momentum, gradient)
 
     def _batch(self) -> np.ndarray | None:
-        """Records of a new batch; None for all."""
+        """Indices of the records of a new batch; None for all records."""
         n_records = self.likelihood.n_records
         if self.batch_size is not None:
             return without_replacement(n_records, self.batch_size, self._bits)
@@ -345,7 +329,7 @@ class DPSGHMC(DPStep):
 def _batch_law(
     size: int | None, probability: float | None, n_records: int
 ) -> tuple[int | None, float]:
-    """Fixed size (None for Poisson sampling or all records) and probability of a record to be read."""
+    """Batch size (None for Poisson sampling or all records) and probability that a record is in the batch."""
     if (size is None) == (probability is None):
         raise ValueError(
             "Give batch_size, for batches of fixed size without replacement, or sampling_probability, for Poisson sampling."

@@ -37,7 +37,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 def check_functions(
     what: str, graphs: Sequence[Variable], public: PublicArrays, lengths: set[int]
 ) -> None:
-    """Refuse functions that draw a graph's random variables and have captured arrays that are not declared public."""
+    """Refuse functions that draw random variables and have captured arrays that are not declared public."""
     for op in {node.op for node in nodes_of(with_inner(graphs, frozenset()))}:
         if isinstance(op, CustomDistRV):
             function = op._random_fn
@@ -55,7 +55,7 @@ def check_functions(
 
 
 def _captured(function: Any) -> Iterator[np.ndarray]:
-    """Arrays that a function can reach, as they are; tables that are not in memory as an object each."""
+    """Arrays that a function can reach, without copies; a table that is not in memory as one array of objects."""
     seen: list[Any] = []  # kept alive: their identities are compared
     known: set[int] = set()
     stack = [function]
@@ -94,7 +94,7 @@ def _is_of_library(each: Any) -> bool:
 
 
 def _parts(each: Any) -> Iterator[Any]:
-    """What an object is made of: what a function reads, entries of containers, and attributes."""
+    """Parts of an object: what a function reads, entries of containers, and attributes."""
     if isinstance(each, types.FunctionType):
         if not _is_of_library(each):
             yield from _read_by(each)

@@ -46,11 +46,7 @@ MAX_CONSTANT = 8
 
 @contextmanager
 def quiet_compilers() -> Iterator[None]:
-    """Ignore warnings while code is compiled.
-
-    PyTensor warns if BLAS is missing, and Numba about code that it compiles in object mode or
-    slowly: neither needs an action of the user.
-    """
+    """Ignore warnings of compilers: of missing BLAS, object mode or slow code. None needs an action of the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -60,8 +56,8 @@ def quiet_compilers() -> Iterator[None]:
 def _lift_from_switch(_: FunctionGraph, node: Apply) -> list[Variable] | None:
     """``switch(c, f(a), f(b)) -> f(switch(c, a, b))``: one evaluation of f instead of two.
 
-    Numba compiles the first to a branch per row, which the processor cannot predict for data: a
-    Bernoulli likelihood takes twice as long.
+    Numba compiles the first to a branch per row, which the processor cannot predict for data: a Bernoulli likelihood
+    takes twice as long.
     """
     if not isinstance(node.op.scalar_op, ps.Switch):
         return None
@@ -120,12 +116,11 @@ def freeze(
 ) -> list[Variable]:
     """Simplify graphs, and move their data to shared variables that nothing else refers to.
 
-    Variables in `changing` stay in the graphs, because their values will change. The values of data in
-    `private`, shared variables of known shape, must not affect how graphs are simplified: PyTensor
-    rewrites a graph where all entries of a constant are equal, or 0, so one record could choose the
-    formula for all others. These arrays stay shared variables while graphs are rewritten. Public arrays
-    are constants then. What depends on data alone (``log(y!)``) is computed once, here. Afterwards all
-    arrays are shared variables, except small public ones: compiled code, and with it Numba's cache on
+    Variables in `changing` stay in the graphs, as their values will change. The values of `private`, shared variables
+    of known shape, must not affect how graphs are simplified: PyTensor rewrites a graph where all entries of a constant
+    are equal, or 0, so one record could choose the formula for all others. So they stay shared variables during
+    rewriting, while public arrays are constants. Functions of data alone (``log(y!)``) are computed once, here.
+    Afterwards all arrays are shared variables, except small public ones: compiled code, and with it Numba's cache on
     disk, would hold constants.
     """
     kept = {*changing, *private}
@@ -145,7 +140,7 @@ def freeze(
 
 
 def _shared(array: np.ndarray, dtype: str) -> SharedVariable:
-    """A shared variable with a copy of an array, by rows, so that all functions of rows can use this copy."""
+    """A shared variable with a copy of an array in C order, which all functions of rows can use."""
     return pytensor.shared(np.array(array, dtype, order="C"), shape=np.shape(array), borrow=True)
 
 
@@ -155,7 +150,7 @@ def _arrays(graphs: Sequence[Variable], kind: type) -> list[Variable]:
 
 
 def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
-    """Graphs in which shared variables hold what is computed from private arrays alone."""
+    """Graphs with shared variables for everything computed from private arrays alone."""
     ends = _ends(graphs, private)
     values = interpreted([], ends)()
     new: dict[Variable, Variable] = {
@@ -165,7 +160,7 @@ def _computed(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
 
 
 def _ends(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
-    """The last variables in graphs that are computed from private arrays and constants alone."""
+    """The last variables of graphs that depend on private arrays and constants alone."""
     known = private.union(v for v in ancestors(graphs) if isinstance(v, Constant))
     used = dict.fromkeys(graphs)
     for node in toposort(graphs):
@@ -177,10 +172,7 @@ def _ends(graphs: list[Variable], private: set[Variable]) -> list[Variable]:
 
 
 class StrictNumbaLinker(NumbaLinker):
-    """Numba without PyTensor's flags for fast and inexact arithmetic.
-
-    With them the compiler may round differently in the vectorised part of a loop and in its remainder.
-    """
+    """Numba without PyTensor's fast-math flags, which may round a loop's vectorised part unlike its remainder."""
 
     def fgraph_convert(self, *args: Any, **kwargs: Any) -> Any:
         with pytensor.config.change_flags(numba__fastmath=False):
@@ -192,7 +184,7 @@ class StrictNumbaLinker(NumbaLinker):
 
 
 def check_compile_kwargs(options: Any) -> None:
-    """Raise for options that ``pytensor.function`` does not have, and for compilers whose roundings are not controlled."""
+    """Raise for options that ``pytensor.function`` lacks, and for compilers whose rounding is not controlled."""
     if options is None:
         return
     if not isinstance(options, Mapping):
@@ -214,7 +206,7 @@ def check_compile_kwargs(options: Any) -> None:
 
 
 def strict(mode: Any) -> Any:
-    """A compilation mode whose results for a row are the same in any place, where it is Numba's."""
+    """Compilation mode; with Numba, the result for a row does not depend on its position."""
     mode = get_mode(mode)
     if type(mode.linker) is NumbaLinker:
         return Mode(StrictNumbaLinker(), mode.provided_optimizer)
@@ -256,10 +248,7 @@ class NumbaFunction:
 def with_constants(
     graphs: Sequence[Variable], known: Mapping[Variable, Variable] | None = None
 ) -> list[Variable]:
-    """Simplified graphs with constants in place of shared variables, so that shapes are known.
-
-    `known` has further replacements, for instance inputs of known shape.
-    """
+    """Simplified graphs with constants for shared variables, so that shapes are known; `known` has further replacements."""
     new = dict(known or {})
     for variable in _arrays(graphs, SharedVariable):
         new.setdefault(variable, pt.constant(stored(variable).copy()))

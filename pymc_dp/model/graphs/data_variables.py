@@ -51,14 +51,14 @@ def is_array_root(variable: Variable) -> bool:
 
 
 def stored(root: Variable) -> np.ndarray:
-    """The array that a constant or shared variable holds (not a copy: never write to it)."""
+    """The array in a constant or shared variable (not a copy: never write to it)."""
     if isinstance(root, Constant):
         return np.asarray(root.data)
     return np.asarray(root.get_value(borrow=True))
 
 
 def interpreted(inputs: Sequence[Variable], outputs: Any) -> Callable:
-    """A function that runs graphs with NumPy. A few calls take less time than compilation."""
+    """A function that runs graphs with NumPy: for a few calls, faster than compilation."""
     mode = Mode(linker="py", optimizer=None)
     return pytensor.function(list(inputs), outputs, mode=mode, on_unused_input="ignore")
 
@@ -69,12 +69,12 @@ def evaluate_without_inputs(outputs: Sequence[Variable], where: str) -> list[np.
 
 
 def observed_values(model: pm.Model) -> list[Variable]:
-    """The value variables of the observed variables, in their order."""
+    """Value variables of the observed variables, in order."""
     return [model.rvs_to_values[rv] for rv in model.observed_RVs]
 
 
 def observed_arrays(model: pm.Model) -> list[np.ndarray]:
-    """The values of the observed variables, in their order."""
+    """Values of the observed variables, in order."""
     values = observed_values(model)
     symbolic = [value for value in values if not is_array_root(value)]
     computed = iter(evaluate_without_inputs(symbolic, "when its observed data were computed"))
@@ -82,10 +82,10 @@ def observed_arrays(model: pm.Model) -> list[np.ndarray]:
 
 
 def value_inputs(node: Apply) -> list[Variable]:
-    """The inputs of a node that its values depend on, and not only its shape.
+    """Inputs of a node on which its values depend, and not only its shape.
 
-    The number of rows is public under substitution. So a shape that is known before evaluation adds
-    no dependence; a shape that is computed from values does.
+    The number of rows is public under substitution. So a shape known before evaluation adds no dependence; a shape
+    computed from values does.
     """
     if isinstance(node.op, Shape | Shape_i):
         return _deciding_shape(node.inputs[0])
@@ -99,7 +99,7 @@ def value_inputs(node: Apply) -> list[Variable]:
 
 
 def _is_written(length: Variable, node: Apply) -> bool:
-    """Whether a length is written in the program: a number, or an entry of a vector with one entry per axis."""
+    """Whether a length is a literal of the program: a number, or an entry of a vector with one entry per axis."""
     if isinstance(node.op, Split):  # its inputs are the axis and the lengths of the parts
         return isinstance(length, Constant) and stored(length).size <= 4
     if length.owner is not None and isinstance(length.owner.op, Subtensor):
@@ -124,15 +124,12 @@ def _deciding_shape(variable: Variable) -> list[Variable]:
 
 
 def joined(node: Apply) -> list[Variable]:
-    """The arrays that a Join puts together; in PyTensor 2 its first input is the axis."""
+    """Arrays that a Join concatenates; in PyTensor 2 its first input is the axis."""
     return [v for v in node.inputs if v.ndim]
 
 
 def upstream(starts: Iterable[Variable], stop: Set[Variable] = frozenset()) -> set[Variable]:
-    """All variables that the values of `starts` depend on, `starts` included.
-
-    Variables in `stop` are left out, and so are their ancestors.
-    """
+    """`starts` and all variables on which their values depend; `stop` and its ancestors are left out."""
     found: set[Variable] = set()
     stack = list(starts)
     while stack:
@@ -146,7 +143,7 @@ def upstream(starts: Iterable[Variable], stop: Set[Variable] = frozenset()) -> s
 
 
 def downstream(outputs: Sequence[Variable], sources: Iterable[Variable]) -> set[Variable]:
-    """The variables in the graphs of `outputs` whose value depends on one of `sources`."""
+    """Variables in the graphs of `outputs` whose values depend on one of `sources`."""
     reached = set(sources)
     for node in toposort(outputs):
         if not reached.isdisjoint(value_inputs(node)):
@@ -157,12 +154,12 @@ def downstream(outputs: Sequence[Variable], sources: Iterable[Variable]) -> set[
 def rebuilt(
     outputs: Sequence[Variable], new: dict[Variable, Variable], rule: Rule = lambda *_: None
 ) -> list[Variable]:
-    """Graphs with replacements, in which every node that depends on one is made anew.
+    """Graphs with replacements, in which every node that depends on one is rebuilt.
 
-    Other than with ``graph_replace``, static shapes and broadcasting are inferred again: a node
-    remembers the shapes that were known when it was made. All variables that are made are added to
-    `new`. The rule is called with each node whose outputs are not all in `new`, inputs first, and with
-    its new inputs. It returns what replaces the outputs, or None for the same operation on these inputs.
+    Unlike ``graph_replace`` this infers static shapes and broadcasting again: a node remembers the shapes that were
+    known when it was made. All new variables are added to `new`. The rule is called with each node whose outputs are
+    not all in `new`, inputs first, and with its new inputs; it returns replacements of the outputs, or None for the
+    same operation on these inputs.
     """
     for node in toposort(outputs):
         if new.keys() >= set(node.outputs):

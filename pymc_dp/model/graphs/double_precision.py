@@ -26,10 +26,10 @@ _SHORT = ("float32", "float16")
 
 
 def in_doubles(graphs: Sequence[Variable]) -> list[Variable]:
-    """The same graphs with numbers of type float64 in place of float32, and where one is computed from integers alone.
+    """The graphs in float64 in place of float32, also where a float32 is computed from integers alone.
 
-    Conversions to float32 that the model asks for stay, and so does what PyMC computes from numbers alone, such as
-    ``log(2.0)``: it is the same for all records, and as in PyMC's own log-likelihood.
+    Conversions that the model asks for stay, as do PyMC's own constants (``log(2.0)``): equal for all records, and as
+    in PyMC's log-likelihood.
     """
     known: set[Variable] = set()  # computed from numbers alone
 

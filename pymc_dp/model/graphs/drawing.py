@@ -27,7 +27,7 @@ FEW = (
 
 
 def _category(u: Variable, p: Variable) -> Variable:
-    """Inverse of the cumulative probabilities: how many of them, without the last, are at most `u`."""
+    """Inverse of the cumulative probabilities: number of them, without the last, that are at most `u`."""
     n = p.type.shape[-1]
     if n is None or n > FEW:
         return (u[..., None] >= pt.cumsum(p, -1)[..., :-1]).sum(-1)
@@ -58,7 +58,7 @@ _INTERPRETED = Mode(
 
 
 class Drawing:
-    """Function that draws the random variables in graphs; the states of their own generators do not change."""
+    """A function that draws the random variables in graphs; the states of their own generators do not change."""
 
     def __init__(self, inputs: Sequence[Variable], outputs: Sequence[Variable]) -> None:
         self._n_outputs = len(outputs)
@@ -90,7 +90,7 @@ class Drawing:
     def __call__(
         self, generators: list[np.random.Generator], arguments: Sequence[np.ndarray]
     ) -> Sequence[np.ndarray]:
-        """Draw once. The generators in the list may be replaced."""
+        """Draw once; may replace the generators in the list."""
         if self._standard:
             (rng,) = generators
             standard = (getattr(rng, kind)(shape) for kind, shape in self._standard)
@@ -101,10 +101,7 @@ class Drawing:
 
 
 def _standardized(graphs: Sequence[Variable]) -> tuple[list[Variable], dict[Variable, str]]:
-    """Graphs in which random variables are functions of standard draws, where `_STANDARD` has one.
-
-    The second value is the NumPy method that draws each of the new inputs.
-    """
+    """Graphs with random variables as functions of standard draws (`_STANDARD`); NumPy's method for each new input."""
     drawn: dict[Variable, str] = {}
 
     def standard(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:

@@ -55,10 +55,10 @@ _ONE_AT_A_TIME = threading.RLock()  # `in_sight` changes PyTensor for all thread
 class Exposed:
     """Log-likelihoods in which the arrays of a model are shared variables.
 
-    `graphs` has the elementwise log-likelihood of each observed variable, at its value in `values`.
-    `private` has all arrays in the graphs except those declared public and patterns made without data,
-    and `names` their descriptions, for messages. `by_number` has what depends on the number of rows.
-    Axes whose length is in `unknown` have no static length, so that it does not become a number in the graphs.
+    `graphs` has the elementwise log-likelihood of each observed variable, at its value in `values`. `private` has all
+    arrays in the graphs except those declared public and patterns made without data, and `names` their descriptions,
+    for messages. `by_number` lists factors that depend on the number of rows. Axes whose length is in `unknown` have no
+    static length, so that it does not become a number in the graphs.
     """
 
     graphs: list[Variable] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Exposed:
         return arrays_in(graphs, lengths={len(stored(v)) for v in self.private if v.ndim} - {1})
 
     def shared(self, variable: Variable, public: PublicArrays | tuple = ()) -> SharedVariable:
-        """Make a shared variable in place of an array: a private one unless the array is public."""
+        """A shared variable in place of an array: private unless the array is public."""
         data = np.array(stored(variable), order="C")  # by rows, as functions of rows read them
         shape = tuple(None if n in self.unknown else n for n in data.shape)
         own = pytensor.shared(data, shape=shape, name=variable.name, borrow=True)
@@ -85,7 +85,7 @@ class Exposed:
     def in_place_of(
         self, arrays: Sequence[Variable], public: PublicArrays
     ) -> dict[Variable, Variable]:
-        """Shared variables for arrays, by array. Public constants stay: some distributions accept nothing else."""
+        """Shared variables in place of arrays. Public constants stay: some distributions accept nothing else."""
         changed = (v for v in arrays if not (isinstance(v, Constant) and v in public))
         return {v: self.shared(v, public) for v in changed}
 
@@ -93,8 +93,8 @@ class Exposed:
 def expose(model: pm.Model, public: PublicArrays) -> Exposed:
     """Derive the log-likelihoods of a model from its own graph, without evaluating an array.
 
-    UnsupportedModel is raised if a private array or an observed variable is among the ancestors of a
-    prior, a potential or an initial value, or an array is hidden in an inner graph.
+    Raises UnsupportedModel if a private array or an observed variable is an ancestor of a prior, a potential or an
+    initial value, or if an array is hidden in an inner graph.
     """
     lengths = {len(array) for array in observed_arrays(model)} - {1}
     with in_sight(lengths):
@@ -118,7 +118,7 @@ def expose(model: pm.Model, public: PublicArrays) -> Exposed:
 def _uses_number(model: pm.Model, public: PublicArrays, rows: set[int], place: int) -> bool:
     """Whether rows of a log-likelihood depend on the number of rows: on one of the lengths in `rows`, on any axis.
 
-    These are not known here, so they are in the graph of the rows if its values need them; those that only
+    These lengths are not static here, so they are in the graph of the rows if its values need them. Lengths that only
     fill arrays, as in many log-densities of PyMC, are not: a row of ``alloc(x, n)`` is x.
     """
     with in_sight(rows):
@@ -134,14 +134,14 @@ def _uses_number(model: pm.Model, public: PublicArrays, rows: set[int], place: i
 
 
 def _measured(graphs: Sequence[Variable], stop: Iterable[Variable]) -> list[Variable]:
-    """Arrays whose shapes, or those of what is computed from them, are in graphs."""
+    """Arrays whose shapes, or shapes derived from them, are in graphs."""
     nodes = (v.owner for v in ancestors(graphs, blockers=stop) if v.owner is not None)
     shaped = [n.inputs[0] for n in nodes if isinstance(n.op, Shape | Shape_i)]
     return [v for v in ancestors(shaped) if is_array_root(v) and v.ndim]
 
 
 def canonical(graphs: Sequence[Variable]) -> list[Variable]:
-    """Graphs in which shapes are computed from those of arrays, and operations are PyTensor's canonical ones."""
+    """Graphs of PyTensor's canonical operations, with shapes computed from those of arrays."""
     stages = ("ShapeOpt", "canonicalize", "stabilize", "specialize")
     exclude = ("local_pow_to_nested_squaring", "constant_folding")
     return rewrite_graph(list(graphs), include=stages, exclude=exclude)
@@ -150,7 +150,7 @@ def canonical(graphs: Sequence[Variable]) -> list[Variable]:
 def _sizes(rv: Variable) -> set[Variable]:
     """Sizes of PyMC's random variables, which for observed ones are the shapes of what is observed.
 
-    A function ``dist(..., size)`` of the user may compute with its size.
+    A user's function ``dist(..., size)`` is left out: it may compute with its size.
     """
     sizes = set()
     for node in {v.owner for v in ancestors([rv]) if v.owner is not None}:
@@ -164,10 +164,7 @@ def _sizes(rv: Variable) -> set[Variable]:
 
 @contextmanager
 def in_sight(lengths: set[int]) -> Iterator[None]:
-    """Keep PyMC from evaluating expressions of data while it derives log-densities.
-
-    This includes constants that functions of the user have captured.
-    """
+    """Keep PyMC from evaluating expressions of data, also of captured constants, while it derives log-densities."""
 
     def may_be_data(v: Variable) -> bool:
         if not is_array_root(v) or stored(v).size <= 1:

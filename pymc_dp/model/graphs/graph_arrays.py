@@ -48,7 +48,7 @@ def array_name(variable: Variable) -> str:
 
 
 def is_custom(graphs: Sequence[Variable], stop: Set[Variable], transform: Any = None) -> bool:
-    """Whether a random variable or a transform is defined by the user, and may have captured arrays."""
+    """Whether a random variable or a transform is the user's own and may have captured arrays."""
     operations = {type(node.op) for node in nodes_of(with_inner(graphs, stop))}
     if any(issubclass(kind, CustomDistRV) for kind in operations):
         return True
@@ -58,7 +58,7 @@ def is_custom(graphs: Sequence[Variable], stop: Set[Variable], transform: Any = 
 
 
 def _makers(transform: Any) -> list[Any]:
-    """The types and functions of which a transform is made."""
+    """Types and functions of which a transform is made."""
     objects = [transform]
     for each in objects:  # chains of transforms may be nested
         objects += getattr(each, "transform_list", ())
@@ -72,10 +72,10 @@ def arrays_in(
     lengths: Set[int] = frozenset(),
     single: bool = False,
 ) -> list[Variable]:
-    """Arrays that the values of graphs depend on, except scalars and patterns made without data.
+    """Arrays on which the values of graphs depend, except scalars and patterns made without data.
 
-    A pattern that is as long as the data counts as a column of the data, and so do two different
-    integers, unless they are used as an index only. With `single`, vectors with one entry count, too.
+    A pattern that is as long as the data counts as a column of the data, and so do two different integers, unless they
+    are only used as an index. With `single`, vectors with one entry count, too.
     """
     found = upstream(graphs, stop)
     inside = set(graphs)  # inputs of operations other than Join
@@ -113,7 +113,7 @@ def _may_be_column(array: np.ndarray, lengths: Set[int], is_index: bool) -> bool
 
 
 def _inputs_but_indices(node: Apply) -> list[Variable]:
-    """Inputs that the values of a node depend on, other than those that index another input."""
+    """Inputs on which the values of a node depend, other than as indices of another input."""
     indices: list[Variable] = []
     if isinstance(node.op, SELECTIONS):
         indices = node.inputs[1:]
@@ -123,7 +123,7 @@ def _inputs_but_indices(node: Apply) -> list[Variable]:
 
 
 def is_length(variable: Variable) -> bool:
-    """Whether a variable is an entry of a few integers: PyTensor writes ``constant.shape[0]`` so."""
+    """Whether a variable is an entry of a few integers, as PyTensor writes ``constant.shape[0]``."""
     if variable.owner is None or not isinstance(variable.owner.op, Subtensor) or variable.ndim:
         return False
     x, *_ = variable.owner.inputs
@@ -138,7 +138,7 @@ def nodes_of(found: Set[Variable]) -> set[Apply]:
 def _inner(
     graphs: Sequence[Variable], stop: Set[Variable] = frozenset()
 ) -> Iterator[list[Variable]]:
-    """Outputs of the inner graphs of operations, and of those inside of these."""
+    """Outputs of the inner graphs of operations, at all depths."""
     for node in nodes_of(upstream(graphs, stop)):
         for outputs in inner_graphs(_fresh(node)):
             yield outputs
@@ -146,14 +146,14 @@ def _inner(
 
 
 def with_inner(graphs: Sequence[Variable], stop: Set[Variable]) -> set[Variable]:
-    """What graphs depend on, and what their inner graphs do."""
+    """Variables on which graphs and their inner graphs depend."""
     return upstream(graphs, stop).union(*map(upstream, _inner(graphs, stop)))
 
 
 def inner_arrays(
     what: str, graphs: Sequence[Variable], stop: Set[Variable], public: PublicArrays
 ) -> list[Variable]:
-    """Private arrays in inner graphs; what `refuse_hidden` refuses is refused."""
+    """Private arrays in inner graphs; refuses what `refuse_hidden` refuses."""
     refuse_hidden(what, graphs, stop)
     return [v for outputs in _inner(graphs, stop) for v in arrays_in(outputs) if v not in public]
 
@@ -161,7 +161,7 @@ def inner_arrays(
 def refuse_hidden(
     what: str, graphs: Sequence[Variable], stop: Set[Variable] = frozenset()
 ) -> set[Variable]:
-    """Refuse operations and stored objects that may hold data; all that graphs depend on, inner graphs included."""
+    """Refuse operations and stored objects that may hold data; return all ancestors, those in inner graphs included."""
     found = with_inner(graphs, stop)
     if any(map(is_stored_object, found)):
         raise UnsupportedModel(
@@ -178,7 +178,7 @@ def refuse_hidden(
 
 
 def _fresh(node: Apply) -> Any:
-    """The operation of a node; that of a pm.CustomDist is made anew from the user's function.
+    """The operation of a node; that of a pm.CustomDist is rebuilt from the user's function.
 
     Once PyMC has compiled a model, expressions of constants in its inner graphs are evaluated.
     """

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Blocked(Exception):
-    """There is no rule for the rows of an operation, whose name is the argument."""
+    """No rule is known for the rows of an operation; the argument is its name."""
 
 
 def block(op: Op) -> NoReturn:
@@ -53,7 +53,7 @@ def subtensor_entries(op: Op, x: Variable, indices: Sequence[Variable]) -> list[
 
 
 def with_bounded_indices(graphs: Sequence[Variable], data: Sequence[Variable]) -> list[Variable]:
-    """Graphs in which an index that depends on data is moved into its range: compiled code would read other memory.
+    """Graphs in which an index that depends on data is clipped to its range: compiled code would read other memory.
 
     An error would depend on the data: a record with a group that does not exist counts in the last one.
     """
@@ -81,7 +81,7 @@ def with_bounded_indices(graphs: Sequence[Variable], data: Sequence[Variable]) -
 
 
 def bounds(op: Op, entry: Any, length: int | None) -> tuple[int, int, int]:
-    """First, last (excluded) and step of a slice of constants."""
+    """Start, stop and step of a slice of constants."""
     if not isinstance(entry, slice) or (length is None and entry != slice(None)):
         block(op)
     numbers = []
@@ -102,7 +102,7 @@ def new_axes(entries: Sequence[Any]) -> range:
 
 
 def has_rows(entry: Any, from_end: int) -> bool:
-    """Whether an entry of an index is an array with more than one entry along an axis."""
+    """Whether an index has an array with more than one entry along an axis."""
     if isinstance(entry, slice) or entry.ndim < -from_end:
         return False
     return entry.type.shape[from_end] != 1

@@ -41,7 +41,7 @@ _strict = numba.njit(nogil=True, error_model="numpy")
 
 
 def in_fixed_order(output: Variable, rows: Sequence[Variable]) -> Variable:
-    """The same graph with operations of this module, where products or solutions depend on `rows`."""
+    """The graph with operations of this module, where products or solutions depend on `rows`."""
     dependent = downstream([output], rows)
 
     def rule(node: Apply, inputs: list[Variable]) -> Sequence[Variable] | None:
@@ -81,7 +81,7 @@ def _is_transposed(x: Variable) -> bool:
 
 
 def _solved_one_by_one(node: Apply, inputs: list[Variable]) -> list[Variable] | None:
-    """A batch of systems with a column each, in place of one with a column for each row."""
+    """A batch of systems with one column each, in place of one system with a column for each row."""
     matrix, right = inputs
     core = getattr(node.op, "core_op", node.op)
     if matrix.ndim > 2 or right.ndim != 2 or core.b_ndim == 1:
@@ -93,11 +93,8 @@ def _solved_one_by_one(node: Apply, inputs: list[Variable]) -> list[Variable] | 
 class OrderedDot(Op):
     """Matrix product whose entries are sums of products in a fixed order.
 
-    Parameters
-    ----------
-    lanes : bool
-        Each entry is the sum of `LANES` sums, of every fourth product, plus the last products one by one.
-        Otherwise products are added one by one.
+    With `lanes` an entry is the sum of `LANES` sums, of every fourth product, plus the last products one by one.
+    Otherwise products are added one by one.
     """
 
     __props__ = ("lanes",)
@@ -132,7 +129,7 @@ class OrderedDot(Op):
 
 
 class OrderedSolve(Op):
-    """Solution of triangular systems with the same matrix, by substitution, for each column alone."""
+    """Solution of triangular systems with one matrix by substitution, column by column."""
 
     __props__ = ("lower", "unit_diagonal")
     gufunc_signature = "(m,m),(m,n)->(m,n)"
@@ -173,7 +170,7 @@ def _(op: OrderedSolve, node: Apply, **_: Any) -> tuple[Callable, int]:
 
 @_strict
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Matrix product; an entry's products are added one by one."""
+    """Matrix product; the products of an entry are added one by one."""
     n, width = x.shape[0], y.shape[1]
     x, padded = np.ascontiguousarray(x), np.zeros((y.shape[0], -(-width // FEW) * FEW), y.dtype)
     padded[:, :width] = y
@@ -187,7 +184,7 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 @_strict
 def product_of_rows(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Matrix product with few columns; an entry's products are added in lanes: see `OrderedDot`."""
+    """Matrix product with few columns; the products of an entry are added in lanes, see `OrderedDot`."""
     x, columns = np.ascontiguousarray(x), np.ascontiguousarray(y.T)
     n, width = x.shape
     total = np.empty((n, len(columns)), dtype=x.dtype)

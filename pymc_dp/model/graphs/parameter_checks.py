@@ -79,13 +79,9 @@ def strip_checks(
 ) -> tuple[list[Variable], list[Variable]]:
     """Remove the parameter checks from elementwise log-probabilities.
 
-    `data_dependent` has the variables in their graphs that depend on data; with `private`, checks that
-    join the data of several records are refused, otherwise they make everything NaN where they fail.
-
-    Raises
-    ------
-    UnsupportedModel
-        If a check joins the data of several records, or is inside a loop or an inner graph.
+    `data_dependent` has the variables in their graphs that depend on data. With `private`,
+    UnsupportedModel is raised if a check joins the data of several records; otherwise such a check
+    makes everything NaN where it fails. A check inside a loop or an inner graph is always refused.
     """
     new: dict[Variable, Variable] = {}
     conditions: list[Variable] = []
@@ -168,10 +164,9 @@ def _is_conjunction(node: Apply) -> bool:
 
 
 def holds(condition: Variable, data_dependent: Set[Variable] = frozenset()) -> bool:
-    """Whether a condition is proved to hold for all parameters and data.
+    """Whether a condition provably holds for all parameters and data, by interval arithmetic.
 
-    Intervals are propagated through common elementwise operations. Data count as any number of
-    their type, so the answer does not depend on their values.
+    Data may be any numbers of their type, so the answer does not depend on their values.
     """
     if condition.owner is None or not isinstance(condition.owner.op, Elemwise):
         return False
@@ -187,7 +182,7 @@ def holds(condition: Variable, data_dependent: Set[Variable] = frozenset()) -> b
 
 
 def _is_simplex_check(condition: Variable) -> bool:
-    """``isclose(sum(softmax(x), -1), 1)``: whether it is true with 1 in place of the sum."""
+    """Whether ``isclose(sum(softmax(x), -1), 1)`` is true with 1 in place of the sum."""
     sums = [v for v in ancestors([condition]) if _is_sum_of_softmax(v)]
     if not sums:
         return False

@@ -56,7 +56,7 @@ _CURES = {
 
 
 def check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> list[str]:
-    """Refuse data in priors, potentials and initial values; return those that use the number of observed rows."""
+    """Refuse data in priors, potentials and initial values; return the factors that use the number of observed rows."""
     check = _PriorCheck(model, public, lengths)
     densities = model.logp(vars=model.free_RVs, sum=False, jacobian=True)
     for rv, density in zip(model.free_RVs, densities, strict=True):
@@ -68,7 +68,7 @@ def check_priors(model: pm.Model, public: PublicArrays, lengths: set[int]) -> li
 
 
 class _PriorCheck:
-    """Refuses what a model's priors, potentials and initial values depend on, unless it is public."""
+    """Refuse everything that priors, potentials and initial values depend on, unless it is public."""
 
     def __init__(self, model: pm.Model, public: PublicArrays, lengths: set[int]) -> None:
         self._model, self._public, self._lengths = model, public, lengths
@@ -121,7 +121,7 @@ class _PriorCheck:
             _refuse("initial value of", rv, f"an array of shape {value.shape}")
 
     def graph(self, kind: str, factor: Variable, graphs: Sequence[Variable]) -> set[Variable]:
-        """Check the graph of a factor, or of its initial value; return what its values depend on."""
+        """Check the graph of a factor or of its initial value; return its ancestors."""
         others = self._others(factor)
         found = upstream(graphs, others)
         if not found.isdisjoint(self._observed):
@@ -172,7 +172,7 @@ def _refuse(kind: str, factor: Variable, data: str) -> NoReturn:
 
 
 def _public_lengths(model: pm.Model) -> set[int]:
-    """Dimensions of parameters, and lengths that PyMC derives from them: of transforms and packed triangles."""
+    """Lengths of parameters, and those that PyMC derives from them: of transforms and packed triangles."""
     unknown = [rv.shape for rv in model.free_RVs if None in rv.type.shape]
     shapes = [rv.type.shape for rv in model.free_RVs if None not in rv.type.shape]
     if unknown:
@@ -190,7 +190,7 @@ def lengths_in(
     is_private: Callable[[Variable], bool],
     stop: Set[Variable] = frozenset(),
 ) -> set[int]:
-    """Lengths of private arrays, and of what is computed from them, that the values of graphs depend on."""
+    """Lengths on which the values of graphs depend: of private arrays and of anything computed from them."""
     lengths: set[int] = set()
     seen, stack = set(stop), list(graphs)
     while stack:
@@ -224,20 +224,20 @@ def constant_lengths(graphs: Sequence[Variable], stop: Set[Variable]) -> set[int
 
 
 def _is_fill(v: Variable) -> bool:
-    """Whether an array has the shape of its first input, and the values of its second one."""
+    """Whether an array has the shape of its first input and the values of its second."""
     op = v.owner.op
     return isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
 
 
 def _entry(v: Variable) -> Any:
-    """The entry of a vector that a variable is, or all of them if that is not a constant."""
+    """The entry of a vector that a variable is; all entries if the index is not constant."""
     x, *indices = v.owner.inputs
     (entry,) = subtensor_entries(v.owner.op, x, indices)
     return int(entry.data) if isinstance(entry, Constant) else slice(None)
 
 
 def _lengths(x: Variable, axes: Sequence[int], private: Sequence[Variable]) -> set[int]:
-    """Lengths of some axes, if the array is private or computed from private ones: at least those that it may have."""
+    """All possible lengths of some axes, and perhaps more, if the array is private or computed from private ones."""
     if not private:
         return set()
     known = stored(x).shape if is_array_root(x) else x.type.shape
@@ -250,7 +250,7 @@ def _lengths(x: Variable, axes: Sequence[int], private: Sequence[Variable]) -> s
 def _patterns(
     graphs: Sequence[Variable], stop: Set[Variable], public: PublicArrays
 ) -> Iterator[tuple[str, Sequence[int]]]:
-    """Arrays that are not declared public, and those that the graphs make of public lengths: names and shapes."""
+    """Names and shapes of arrays that are not declared public, and of those that the graphs make of public lengths."""
     found = upstream(graphs, stop)
     shapes = {v.owner.inputs[0] for v in found if is_length(v)}
     for v in found - shapes:

@@ -61,8 +61,7 @@ def is_structural(array: np.ndarray) -> bool:
       diagonal, and the places of a packed triangle's diagonal (``np.arange(1, n + 1).cumsum() - 1``);
     - frequencies of a basis, integer multiples of pi on a grid (``pm.gp.HSGP``).
 
-    Data that equal such a pattern count as one. So the caller must treat observed values as private,
-    whatever they are.
+    Data may equal such a pattern, so the caller must treat observed values as private, whatever they are.
     """
     array = np.asarray(array)
     kind = array.dtype.kind
@@ -118,7 +117,7 @@ def _indexes_triangle(array: np.ndarray) -> bool:
 
 
 def is_stored_object(root: Variable) -> bool:
-    """Whether a variable stores an object that is neither a number nor an array: a sparse matrix, a list."""
+    """Whether a variable stores an object other than a number or an array, such as a sparse matrix or a list."""
     if is_array_root(root):
         return stored(root).dtype.kind == "O"  # the dtype of a sparse matrix in NumPy
     if not (isinstance(root, Constant) or hasattr(root, "get_value")):
@@ -127,10 +126,9 @@ def is_stored_object(root: Variable) -> bool:
 
 
 def is_transparent(op: Any) -> bool:
-    """Whether an operation is one of PyMC's or PyTensor's, without an array or a function of the user.
+    """Whether an operation is PyMC's or PyTensor's, without an array or a function of the user.
 
-    The scalar operation of an elementwise one, and the core of a blockwise one, are checked as well;
-    inner graphs are not, see `inner_graphs`.
+    Scalar operations of elementwise ones and cores of blockwise ones are checked too, inner graphs are not.
     """
     if isinstance(op, RandomVariable | FromFunctionOp):
         return False
@@ -143,7 +141,7 @@ def is_transparent(op: Any) -> bool:
 
 
 def inner_graphs(op: Any) -> list[list[Variable]]:
-    """Outputs of the inner graphs of an operation, such as those of loops and of fused scalar operations."""
+    """Outputs of the inner graphs of an operation, such as loops and fused scalar operations."""
     graphs = []
     if isinstance(op, HasInnerGraph):
         graphs.append(list(op.fgraph.outputs))
@@ -171,13 +169,13 @@ class PublicArrays:
 
     A constant or shared variable of the model's graphs is public if it is declared by its name, or if it stores a
     declared array or a view of it (``X[:, 0]``): the same memory. PyTensor's constants store the user's arrays
-    themselves; ``pm.Data`` stores a copy, and is declared by its name. Values are compared for arrays without an axis
-    as long as the data only, such as bounds or data of groups: of arrays with a row for each record, which may be
-    private, equal values would show that they are equal. An array that NumPy computes from a declared one must be
+    themselves; ``pm.Data`` stores a copy, and is declared by its name. Values are compared only for arrays without an
+    axis as long as the data, such as bounds or data of groups: for arrays with a row for each record, which may be
+    private, the comparison would show that they are equal. An array that NumPy computes from a declared one must be
     declared as well. The name of a free variable or potential declares all arrays of its prior, or of its graph:
     `priors` has these names. `descriptions` has names, and shapes of arrays, for the report, without values.
 
-    ValueError is raised if the model has no array of such a name, or if a declared container is observed.
+    Raises ValueError if the model has no array of such a name, or if a declared container is observed.
     """
 
     def __init__(self, model: pm.Model, declared: Sequence[Any] = ()) -> None:
@@ -206,7 +204,7 @@ class PublicArrays:
             )
 
     def _has_observed(self, model: pm.Model) -> bool:
-        """Whether a declared container is one of those that are observed, whatever their values."""
+        """Whether a declared container is an observed one, whatever their values."""
         observed = set(filter(is_array_root, ancestors(observed_values(model))))
         pairs = product(self._arrays, map(stored, observed))
         return not self._variables.isdisjoint(observed) or any(np.shares_memory(*p) for p in pairs)
@@ -228,7 +226,7 @@ class PublicArrays:
         self.descriptions += (description,)
 
     def __contains__(self, variable: object) -> bool:
-        """Whether this is an array, or a variable that stores one, that is declared public."""
+        """Whether an array, or a variable that stores one, is declared public."""
         if isinstance(variable, np.ndarray):
             return self._has(variable)
         if not (isinstance(variable, Variable) and is_array_root(variable)):
@@ -236,7 +234,7 @@ class PublicArrays:
         return variable in self._variables or self._has(stored(variable))
 
     def _has(self, array: np.ndarray) -> bool:
-        """Whether an array is declared, or a view of one that is; of another length than the data: or equal to one."""
+        """Whether an array is a declared one or a view of it; or equal to one, if no axis is as long as the data."""
         if any(is_view(array, declared) for declared in self._arrays):
             return True
         is_other = self._lengths.isdisjoint(array.shape)
@@ -259,7 +257,7 @@ def _named_arrays(model: pm.Model) -> dict[str, list[Variable]]:
 
 
 def is_view(array: np.ndarray, whole: np.ndarray) -> bool:
-    """Whether an array is another one, or a view of it: by the memory, never by the values."""
+    """Whether an array is another one or a view of it: by memory, never by values."""
     if array is whole:
         return True
     (low, high), (begin, end) = map(_memory, (array, whole))
@@ -272,14 +270,14 @@ def is_view(array: np.ndarray, whole: np.ndarray) -> bool:
 
 
 def _memory(array: np.ndarray) -> tuple[int, int]:
-    """Addresses of the first byte of an array, and after the last one."""
+    """Addresses of the first byte of an array and after its last byte."""
     ends = [s * (n - 1) for n, s in zip(array.shape, array.strides, strict=True) if n]
     begin = array.__array_interface__["data"][0] + sum(e for e in ends if e < 0)
     return begin, begin + sum(map(abs, ends)) + array.itemsize if array.size else begin
 
 
 def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether shapes and entries are equal, where NaN equals NaN. Sparse matrices equal only themselves."""
+    """Whether shapes and entries are equal, NaN with NaN. Sparse matrices equal only themselves."""
     if one is other:
         return True
     if one.shape != other.shape or "O" in (one.dtype.kind, other.dtype.kind):

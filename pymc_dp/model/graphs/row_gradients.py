@@ -42,11 +42,10 @@ NARROW = 4  # gradients with at most this number of entries are stored by column
 class RowGradients:
     """Graph of a gradient for each row, with respect to quantities without rows.
 
-    `gradients` is a matrix: for each row of the index, the entries of all `quantities`, raveled; or
-    transposed if there are few (`by_column`), which is faster. Quantities are functions of theta (and of
-    data without rows, such as public covariates of groups) that are combined with rows: ``theta[:3]``,
-    ``1 / sigma**2``, the Cholesky factor of a covariance. Inputs of the graph of `gradients` stand for
-    them, and `gathered` are further inputs: rows of the data.
+    `gradients` is a matrix: for each row of the index, the entries of all `quantities`, raveled; or transposed if there
+    are few (`by_column`), which is faster. Quantities are functions of theta (and of data without rows, such as public
+    covariates of groups) that are combined with rows: ``theta[:3]``, ``1 / sigma**2``, the Cholesky factor of a
+    covariance. Inputs of the graph of `gradients` stand for them; `gathered` are further inputs: rows of the data.
     """
 
     gradients: Variable
@@ -57,10 +56,7 @@ class RowGradients:
 
 
 def row_gradients(theta: Variable, outputs: Sequence[Variable], index: Variable) -> RowGradients:
-    """Gradients of ``output[index]``, summed over outputs, with respect to the vector of all parameters.
-
-    The arguments, and `Blocked`, are those of `rows_at`.
-    """
+    """Gradients of ``output[index]``, summed over outputs, by theta; arguments and `Blocked` as for `rows_at`."""
     walk = _GradientWalk(theta, index)
     total = reduce(add, [walk(output, 0, index) for output in outputs])
     n_rows = index.shape[0]
@@ -103,7 +99,7 @@ class _GradientWalk(RowWalk):
         self.sites: list[_Site] = []
 
     def pulled_back(self, total: Variable, n_rows: Variable) -> dict[Variable, Variable]:
-        """Gradients of a sum of rows with respect to each quantity, for each row."""
+        """Gradient of the total with respect to each quantity, row by row."""
         sensitivities = pt.grad(
             total.sum(),
             [site.perturbation for site in self.sites],
@@ -122,7 +118,7 @@ class _GradientWalk(RowWalk):
         return parts
 
     def unperturbed(self, output: Variable) -> Variable:
-        """A graph at perturbations of 0, of length 1 along the rows, where they broadcast."""
+        """A graph at perturbations of 0, which have length 1 along the rows and broadcast."""
         perturbations = [site.perturbation for site in self.sites]
         zeros = {p: pt.zeros([n or 1 for n in p.type.shape], p.dtype) for p in perturbations}
         return rebuilt([output], zeros)[0]
@@ -226,7 +222,7 @@ class _GradientWalk(RowWalk):
         return self._perturbed(quantity, output, axis, pull_back, index)
 
     def _blockwise(self, op: Blockwise, node: Apply, axis: int, index: Variable) -> Variable:
-        """Rows as columns of a right-hand side: a batch of linear systems, if the matrix is a quantity."""
+        """Rows as columns of a right-hand side; a batch of linear systems if the matrix is a quantity."""
         matrix, right = node.inputs[0], node.inputs[-1]
         if op.signature != SOLVE or not self._is_quantity(matrix):
             if isinstance(op.core_op, Dot) and any(map(self._is_quantity, node.inputs)):

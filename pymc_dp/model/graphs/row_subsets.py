@@ -56,7 +56,7 @@ SOLVE = "(m,m),(m,n)->(m,n)"  # signature of all solvers, which treat right-hand
 
 @dataclass(frozen=True)
 class Gathered:
-    """Rows of a stored array that are an input of a graph: ``data.take(index, axis)``."""
+    """Rows of a stored array as an input of a graph: ``data.take(index, axis)``."""
 
     data: Variable
     axis: int
@@ -66,9 +66,9 @@ class Gathered:
 def rows_at(outputs: Sequence[Variable], index: Variable) -> tuple[list[Variable], list[Gathered]]:
     """Graphs of ``output[index]`` in which the data are indexed before anything is computed.
 
-    The outputs are from `freeze`, with the rows on their leading axis; the index is a vector of int64, in
-    any order. The second value has further inputs of the graphs: NumPy takes rows in half the time of
-    Numba. Raises `Blocked` if an operation works on all rows at once, or has no rule.
+    The outputs are from `freeze`, with the rows on their leading axis; the index is a vector of int64, in any order.
+    The second value has further inputs of the graphs: NumPy takes rows in half the time of Numba. Raises `Blocked` if
+    an operation works on all rows at once, or has no rule.
     """
     walk = RowWalk(index)
     return [walk(output, 0, index) for output in outputs], walk.gathered
@@ -110,11 +110,11 @@ class RowWalk:
         return index
 
     def _owner(self, index: Variable) -> Variable:
-        """For each entry of an index, which of the requested rows it belongs to, from 0."""
+        """The requested row, from 0, to which each entry of an index belongs."""
         return pt.arange(index.shape[0]) if self._owners[index] is None else self._owners[index]
 
     def _aligned(self, variable: Variable, axis: int, index: Variable) -> Variable:
-        """Rows of a variable along `axis`, counted from the end (negative), unless it is broadcast there."""
+        """Rows of a variable along `axis`, counted from the end (negative); the variable itself if it broadcasts there."""
         if -axis > variable.ndim or variable.type.shape[axis] == 1:
             return variable
         return self(variable, variable.ndim + axis, index)
@@ -225,7 +225,7 @@ class RowWalk:
     def _merged(
         self, x: Variable, first: int, new: list[int], axis: int, index: Variable
     ) -> Variable:
-        """Rows of a reshaped array whose axis runs over several axes of the original."""
+        """Rows of a reshaped array whose axis spans several axes of the original."""
         inner, last = 1, first + 1
         while last < x.ndim and x.type.shape[first] * inner < new[axis]:
             inner, last = inner * x.type.shape[last], last + 1
@@ -326,7 +326,7 @@ class RowWalk:
     def _rows_of(
         self, x: Variable, axis: int, entry: Variable, from_end: int, index: Variable
     ) -> tuple[Variable, Variable]:
-        """Selected rows of x alone, and an index of these: ``x[i] = x[i.ravel()][j]``."""
+        """Only the selected rows of x, and an index into these: ``x[i] = x[i.ravel()][j]``."""
         if is_range(entry, from_end):
             shape: list[Any] = [1] * entry.ndim
             flat, shape[from_end] = index, index.shape[0]
@@ -348,9 +348,9 @@ class RowWalk:
 def _first_axis(
     x: Variable, entries: Sequence[Any], moving: Sequence[int], from_end: int, n_rows: float
 ) -> int | None:
-    """The axis along which only the selected rows of x should be computed, or taken, if there is one.
+    """The axis along which only the selected rows of x should be computed, or taken; None if there is none.
 
-    Then x has a row for each record, as in ``x[arange(n), y]``, or is computed from data of groups.
+    Such an x has a row for each record, as in ``x[arange(n), y]``, or is computed from data of groups.
     """
     lengths = {k: x.type.shape[k] or n_rows for k in moving}
     ranges = [k for k in moving if is_range(entries[k], from_end)]
@@ -363,7 +363,7 @@ def _first_axis(
 
 
 def _is_product_or_solver(op: Blockwise) -> bool:
-    """Whether columns are treated one by one."""
+    """Whether an operation treats columns one by one."""
     kinds = [
         kind.__name__ for kind in type(op.core_op).__mro__
     ]  # their module depends on the version
