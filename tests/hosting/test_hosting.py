@@ -99,8 +99,8 @@ def test_every_decision_is_paid_and_the_sum_stays_within_the_budget(normal_model
     budget = PrivacyBudget(3.0, 1e-5, chains=2)
     step = make_step(normal_model, budget)
     evaluations = []
-    counted = _Counting(step.likelihood.logp, evaluations)
-    monkeypatch.setitem(step.likelihood.__dict__, "logp", counted)
+    batch = step.likelihood._batch
+    monkeypatch.setattr(batch, "all_records", _Counting(batch.all_records, evaluations))
     run(normal_model, budget, step)
     assert all(isinstance(m, Decision) for m in paid)
     assert 0.9 * 3.0 < epsilon_paid(paid, budget, 1e-5) <= 3.0
@@ -125,7 +125,8 @@ def test_after_the_end_the_data_are_not_touched(normal_model, monkeypatch):
     budget = PrivacyBudget(1.0, 1e-5, chains=1)
     step = make_step(normal_model, budget)
     calls = []
-    monkeypatch.setitem(step.likelihood.__dict__, "logp", _Counting(step.likelihood.logp, calls))
+    batch = step.likelihood._batch
+    monkeypatch.setattr(batch, "all_records", _Counting(batch.all_records, calls))
     step.set_rng(np.random.default_rng(1))
     step.stop_tuning()
     point = normal_model.initial_point()
