@@ -40,7 +40,7 @@ made_up = heights(np.zeros(20_000))
 """
 #: Pages that define all names themselves.
 COMPLETE = {
-    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "many_machines", "own_step", "privatized", "several_analyses", "sghmc"
+    "accounting", "after_the_release", "checking_models", "fast_mh", "larger_than_memory", "many_machines", "own_step", "privatized", "several_analyses", "sghmc", "tour"
 }  # fmt: skip
 LONG = {
     "README", "after_the_release", "checking_models", "choosing_a_sampler", "comparing_models", "larger_than_memory", "many_machines", "noisy_scores", "planning", "private_covariates", "privatized", "sghmc"
@@ -211,6 +211,29 @@ def exists(reference):
             return False
         body = inner[0].body
     return True
+
+
+def test_the_tour_leads_to_code():
+    """Each place of the tour exists, and names the next one."""
+    rows = re.findall(
+        r"^\| \d\. `([\w.]+)` \| \[`([\w/.]+)`\]", (ROOT / "docs/tour.md").read_text(), re.M
+    )
+    assert len(rows) == 5
+    nexts = [
+        "release(",
+        "noisy_total(",
+        "source.noisy(",
+        "clipped_sum(",
+        "bound / max(norm, bound)",
+    ]
+    for (name, file), following in zip(rows, nexts, strict=True):
+        text = (ROOT / "pymc_dp" / file).read_text()
+        *kind, function = name.split(".")
+        body = ast.parse(text).body
+        for k in kind:
+            body = next(n for n in body if getattr(n, "name", None) == k).body
+        (found,) = [n for n in body if getattr(n, "name", None) == function]
+        assert following in ast.get_source_segment(text, found)
 
 
 def test_tests_that_are_named_exist():
