@@ -25,8 +25,6 @@ from scipy.special import erfcx, log_ndtr
 
 from pymc_dp.codec import published
 
-__all__ = ["AcceptanceRule", "Barker", "BaseRule", "Lazy", "Metropolis", "Penalty", "check_rule"]
-
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 # Above this log-ratio every penalty decision is certain, and squares would overflow.

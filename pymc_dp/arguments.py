@@ -12,20 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "as_batch_size",
-    "as_clip_bound",
-    "as_float",
-    "as_floats",
-    "as_fraction",
-    "as_integer",
-    "as_positive_float",
-    "as_probability",
-    "check_labels",
-    "check_named",
-    "cholesky",
-]
-
 
 def as_float(value: Any) -> float:
     """A real number as a float; NaN for other values, which fail every comparison."""

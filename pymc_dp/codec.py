@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["dumps", "loads", "published"]
-
 T = TypeVar("T", bound=type)
 _KINDS: dict[str, type] = {}
 #: Marks of what JSON has not: objects, arrays, numbers that are not finite.
@@ -44,6 +42,12 @@ def loads(text: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    name = type(value).__name__
+    if _KINDS.get(name) is type(value):
+        if not is_dataclass(value):
+            return {_KIND: name} | _plain(value.to_dict())  # type: ignore[attr-defined]
+        found = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        return {_KIND: name} | {k: str(v) if _is_infinite(v) else _plain(v) for k, v in found.items()}  # fmt: skip
     if isinstance(value, np.ndarray):
         return {_ARRAY: _plain(value.ravel().tolist()), "shape": value.shape}
     if isinstance(value, np.generic):
@@ -52,17 +56,11 @@ def _plain(value: Any) -> Any:
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
+    if _is_infinite(value):
         return {_FLOAT: str(value)}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    name = type(value).__name__
-    if _KINDS.get(name) is not type(value):
-        raise ValueError(f"A {name} cannot be written as JSON.")
-    if not is_dataclass(value):
-        return {_KIND: name} | _plain(value.to_dict())  # type: ignore[attr-defined]
-    found = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
-    return {_KIND: name} | {k: str(v) if _is_infinite(v) else _plain(v) for k, v in found.items()}
+    raise ValueError(f"A {name} cannot be written as JSON.")
 
 
 def _is_infinite(value: Any) -> bool:

@@ -8,8 +8,6 @@ from pymc_dp.errors import PrivacyLeak
 from pymc_dp.privacy.budget.coverage import uncovered
 from pymc_dp.privacy.budget.report import PrivacyReport
 
-__all__ = ["bare", "clean", "group_of"]
-
 _PUBLIC_ATTRIBUTES = (
     "inference_library",
     "inference_library_version",

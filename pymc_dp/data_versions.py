@@ -10,8 +10,6 @@ from weakref import ReferenceType, WeakKeyDictionary
 import numpy as np
 import pymc as pm
 
-__all__ = ["check_data_are_those", "note_data"]
-
 _NOTED: WeakKeyDictionary[Any, dict[str, ReferenceType[np.ndarray]]] = WeakKeyDictionary()
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MOST_ROWS", "Shown", "Table", "in_short", "one_line"]
-
 #: Most entries of a sequence, and characters of a nested text, that are shown.
 _MOST, _LENGTH = 4, 120
 #: Columns of a text.

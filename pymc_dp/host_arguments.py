@@ -24,11 +24,6 @@ from rich.theme import Theme
 
 from pymc_dp.arguments import as_integer
 
-__all__ = [
-    "as_model", "check_host_arguments", "check_memory", "check_seed",
-    "checked_initvals", "initial_point",
-]  # fmt: skip
-
 _NUTS = "it is for NUTS, which reads the data without privacy and is not used here: leave out"
 _BUILT = "the step is compiled already: leave out, or give it to the step or to Simulator(model, compile_kwargs=...)"
 _REDUCED = "the result is reduced to what may be published: leave out, and give coords= and dims= to the model"

@@ -36,8 +36,6 @@ from typing import Any
 from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
 from pymc_dp.errors import LedgerError
 
-__all__ = ["Account", "BudgetClaim", "LedgerFile", "id_of_group", "in_words", "label_of", "now", "remove", "whole_of"]  # fmt: skip
-
 #: Temporary ledgers of the budgets of this program. They last as long as it does, for pickled copies of a budget.
 TEMPORARY: list[LedgerFile] = []
 #: Format of the file; one of another format is refused.

@@ -27,9 +27,9 @@ from pymc_dp.planning.simulator import (
 from pymc_dp.planning.start import PrivateStart
 from pymc_dp.privacy.budget.binding import check_paid
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.ledger import Accesses, Ledger
+from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.spent import check_is_budget
-from pymc_dp.privacy.mechanisms.mechanism import Adjacency
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
@@ -39,8 +39,6 @@ from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.penalty import DPPenalty
-
-__all__ = ["plan"]
 
 #: Function that chooses the settings of each step whose draws access the data.
 _PLANNERS: dict[type, Callable[[type[DPStep], PlanningProblem], Planned]] = {

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["counted", "note", "showing", "shown", "silenced"]
-
 _Result = TypeVar("_Result")
 _log = logging.getLogger("pymc.dp")
 

@@ -26,8 +26,6 @@ from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
-__all__ = ["reduced", "release", "warn_of_chains"]
-
 _log = logging.getLogger("pymc.dp")
 
 #: Statistics that are charged for (decisions) or computed from what is public.

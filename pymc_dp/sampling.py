@@ -36,8 +36,6 @@ from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
 from pymc_dp.steps.base import DPStep
 
-__all__ = ["sample"]
-
 _log = logging.getLogger("pymc.dp")
 
 #: Arguments of the budget and of plan() that sample() passes on.

@@ -11,8 +11,6 @@ from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
-__all__ = ["CheckedStatistic", "PrivatePPC"]
-
 
 @dataclass(frozen=True, eq=False)
 class CheckedStatistic(Shown):

@@ -34,8 +34,6 @@ from pymc_dp.queries.noisy_total import check_unused, noise_of_all, release_all
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
 
-__all__ = ["private_ppc"]
-
 _LABEL = "private ppc"
 #: Iterations of the chain between replicates; draws with method "normal" are nearly independent.
 _THIN = {"records": 5, "normal": 1}

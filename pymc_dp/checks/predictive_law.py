@@ -29,8 +29,6 @@ from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState
 from pymc_dp.scores.score_step import DPScore
 from pymc_dp.scores.sum_law import SumState
 
-__all__ = ["Vectors", "replicated_sums"]
-
 #: From a data set to the vectors of its records, shape ``(n_records, size)``.
 Vectors = Callable[[list[np.ndarray]], np.ndarray]
 

@@ -38,8 +38,6 @@ import pytensor.tensor as pt
 from pymc_dp.display import Shown
 from pymc_dp.model.terms import Box
 
-__all__ = ["NAMED", "Block", "GroupMeans", "JoinedBlocks", "block_of"]
-
 NAMED = ("mean", "variance", "zeros", "bins", "rootogram", "residuals")
 #: Part of the simulated outcomes that lies beyond each end of a clip interval.
 _BEYOND = 0.001

@@ -14,8 +14,6 @@ from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 
-__all__ = ["PrivateComparison", "PrivateComparisons"]
-
 #: Draws of the noise for the quantiles of an interval.
 _N_DRAWS = 200_000
 #: Standard errors from zero that distinguish the models.

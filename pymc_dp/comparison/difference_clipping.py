@@ -21,8 +21,6 @@ from pymc_dp.model.predictive_densities import log_predictive
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.planning.simulator import Simulator
 
-__all__ = ["ClipForecast", "best_clipping", "forecast", "simulated_differences"]
-
 #: Records simulated from each model: at least so many, but of at most so many data sets, and at most so many of one.
 _LEAST, _MOST_SETS, _MOST = 20_000, 100, 50_000
 #: Candidates for the bound: quantiles of the simulated differences' sizes, and a factor above the largest one.

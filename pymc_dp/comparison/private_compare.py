@@ -36,8 +36,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.progress import note, showing
 from pymc_dp.queries.noisy_total import noise_of_all, release_all
 
-__all__ = ["private_compare"]
-
 _LABEL = "private comparison"
 
 

@@ -11,19 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Arguments",
-    "Kinds",
-    "arrow_type",
-    "as_column",
-    "check_names",
-    "in_words",
-    "missing",
-    "number_type",
-    "rows_of",
-    "width_of",
-]
-
 #: Type and trailing shape of columns.
 Kinds = dict[str, tuple[np.dtype, tuple[int, ...]]]
 

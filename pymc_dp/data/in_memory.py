@@ -11,8 +11,6 @@ import numpy as np
 
 from pymc_dp.data.columns import Kinds, as_column, number_type
 
-__all__ = ["InMemory", "table_of"]
-
 
 def table_of(columns: Any) -> tuple[list[str], list[Any]]:
     """Names of the columns of a table, and their keys in it; TypeError unless it is a table."""

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["Connection", "Message", "receive", "send"]
-
 #: A word, and arrays or None.
 Message = tuple[str, list[Any]]
 

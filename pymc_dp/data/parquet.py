@@ -23,8 +23,6 @@ from pymc_dp.data.columns import (
     rows_of,
 )
 
-__all__ = ["Parquet", "open_parquet"]
-
 #: Bytes of a column that are read at once: a row group may be larger than memory.
 _BUFFER = 2**18
 

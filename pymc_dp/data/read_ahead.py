@@ -8,8 +8,6 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
-__all__ = ["read_ahead"]
-
 
 def read_ahead(blocks: Generator[Any], depth: int = 2) -> Generator[Any]:
     """Items of a generator that runs in a thread of its own, from the first item on.

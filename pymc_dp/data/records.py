@@ -17,8 +17,6 @@ from pymc_dp.data.in_memory import InMemory, table_of
 from pymc_dp.data.parquet import Parquet, open_parquet
 from pymc_dp.data.read_ahead import read_ahead
 
-__all__ = ["Records"]
-
 
 class Records:
     """Private records, a row each, which are read in blocks of bounded memory.

@@ -15,8 +15,6 @@ from pymc_dp.data.columns import Kinds, in_words, width_of
 from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.errors import ModelError
 
-__all__ = ["COUNT_STEPS", "Sites"]
-
 #: Steps of a count to which sites add noise: their rounding must be fine, as the noise on counts may be small.
 COUNT_STEPS = 2**20
 

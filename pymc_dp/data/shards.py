@@ -15,8 +15,6 @@ import numpy.typing as npt
 from pymc_dp.data.columns import Kinds, in_words, width_of
 from pymc_dp.data.records import Records
 
-__all__ = ["Shards"]
-
 
 class Shards:
     """Private records in shards that stay on the workers of a Dask cluster.

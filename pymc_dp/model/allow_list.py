@@ -29,8 +29,6 @@ from pymc_dp.model.graphs.public_arrays import (
     is_transparent,
 )
 
-__all__ = ["record_dims", "record_lengths", "withheld"]
-
 
 def withheld(
     model: pm.Model,

@@ -11,8 +11,6 @@ import numpy as np
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.terms import ClippedChange, ClippedScores, Source, Term
 
-__all__ = ["Likelihood"]
-
 
 class Likelihood(Source):
     """Private records of a model, of which sums of terms are asked, and the prior.

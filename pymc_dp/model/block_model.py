@@ -18,8 +18,6 @@ from pymc_dp.model.made_up_block import Take, column_of
 from pymc_dp.model.rows_alone import DEPENDS_ON_ROWS, ROUNDING, refuse_other_rows
 from pymc_dp.model.sums.gradients import Block
 
-__all__ = ["BlockModel"]
-
 
 class BlockModel(RecordLikelihood):
     """The likelihood of one block, in which other columns are put in place of the made-up ones."""

@@ -16,8 +16,6 @@ from pymc_dp.model.sums.gradients import Block
 from pymc_dp.model.terms import Term
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["LogLikelihoods", "of_blocks", "of_shard"]
-
 #: The model of a block has one block at a time, also on a worker with several threads.
 _ONE_AT_A_TIME = threading.Lock()
 

@@ -27,8 +27,6 @@ from pymc_dp.model.rows_alone import check_rows_alone
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.terms import Term
 
-__all__ = ["BlockedLikelihood"]
-
 _NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
 
 

@@ -30,8 +30,6 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import observed_arrays
 
-__all__ = ["check_graphs", "check_model", "has_binary_outcome", "is_random"]
-
 
 def check_model(model: pm.Model) -> list[int]:
     """Check the variables of a model; number of rows of each observed variable.

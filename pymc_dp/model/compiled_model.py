@@ -25,8 +25,6 @@ from pymc_dp.model.privacy_unit import assign_rows, per_record
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, RowGraphs
 from pymc_dp.model.sums.gradients import RecordGradients
 
-__all__ = ["CompiledModel", "ModelGraphs"]
-
 
 @dataclass(frozen=True)
 class ModelGraphs:

@@ -13,8 +13,6 @@ import pymc as pm
 
 from pymc_dp.model.graphs.data_variables import observed_arrays
 
-__all__ = ["new_digest", "row_keys"]
-
 #: New in each process, so that guesses of the data cannot be tested against a key.
 _SECRET = os.urandom(32)
 
@@ -36,6 +34,7 @@ class KeyedDigest:
         self._key = key
 
     def __call__(self, text: str) -> Any:
+        """A digest of a text, and of this program's key."""
         return hashlib.blake2b(text.encode(), key=self._key)
 
 

@@ -24,8 +24,6 @@ from pymc_dp.model.graphs.data_variables import downstream, is_array_root, value
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 from pymc_dp.model.graphs.public_arrays import inner_graphs
 
-__all__ = ["fingerprint"]
-
 #: Stands for all that does not depend on parameters.
 _FIXED = "fixed"
 #: Operations that return one of their inputs, or its entries, and which.

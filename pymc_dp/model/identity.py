@@ -8,8 +8,6 @@ from weakref import WeakValueDictionary
 
 import pymc as pm
 
-__all__ = ["model_of", "model_token"]
-
 _NAME = "_pymc_dp_token"
 _LIVING: WeakValueDictionary[int, pm.Model] = WeakValueDictionary()
 

@@ -31,13 +31,11 @@ from pymc_dp.model.graphs.data_variables import (
     value_inputs,
 )
 from pymc_dp.model.graphs.exposed import Exposed, canonical
-from pymc_dp.model.graphs.index_entries import subtensor_entries
+from pymc_dp.model.graphs.index_entries import Blocked, subtensor_entries
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS, interval
 from pymc_dp.model.graphs.public_arrays import are_equal, is_structural
-from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
+from pymc_dp.model.graphs.row_subsets import RowWalk
 from pymc_dp.model.row_positions import depends_on_position, has_row_numbers
-
-__all__ = ["check_ranges", "prove_independence"]
 
 #: Operations that raise if a matrix is singular, or not finite.
 _MAY_FAIL = ("MatrixInverse", "MatrixPinv", "Solve", "SVD", "Eig", "Eigh", "Eigvalsh")

@@ -42,9 +42,6 @@ from pymc_dp.model.sums.row_functions import rehearsing
 from pymc_dp.model.terms import Term
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
-__all__ = ["RecordLikelihood"]
-
-
 #: Bytes of log-likelihoods that may be kept in any case.
 FEW_BYTES = 2**24
 

@@ -17,8 +17,6 @@ import pymc as pm
 
 from pymc_dp.errors import UnsupportedModel
 
-__all__ = ["Layout", "Take", "column_of", "example_block", "made_up_block", "model_of"]
-
 #: Types and trailing shapes of columns, by name.
 Layout = Mapping[str, tuple[np.dtype, tuple[int, ...]]]
 

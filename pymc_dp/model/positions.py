@@ -9,8 +9,6 @@ import pymc as pm
 
 from pymc_dp.model.graphs.data_variables import interpreted
 
-__all__ = ["positions"]
-
 
 def positions(model: pm.Model, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Draws of a model's free variables, as vectors of its value variables.

@@ -18,8 +18,6 @@ import numpy as np
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.terms import Source, Term
 
-__all__ = ["PredictiveDensities", "log_predictive"]
-
 #: Records whose log-likelihoods are held at a time.
 _BLOCK = 2**14
 

@@ -14,8 +14,6 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.errors import UnsupportedModel
 
-__all__ = ["assign_rows", "per_record"]
-
 MAX_RECORDS = 2**31
 
 

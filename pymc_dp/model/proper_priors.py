@@ -31,8 +31,6 @@ from pymc_dp.model.graphs.data_variables import is_array_root, stored, value_inp
 from pymc_dp.model.graphs.exposed import in_sight
 from pymc_dp.model.graphs.graph_arrays import is_custom, with_inner
 
-__all__ = ["check_proper"]
-
 _FLAT = tuple(type(each.rv_op) for each in (pm.Flat, pm.HalfFlat))
 _INSTEAD = {
     pm.Flat: "pm.Normal(name, 0, s)",

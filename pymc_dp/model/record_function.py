@@ -24,8 +24,6 @@ from pymc_dp.model.privacy_unit import assign_rows
 from pymc_dp.model.terms import Source, Term
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["RecordFunction"]
-
 #: Rows that are evaluated at once.
 _BLOCK = 2**12
 _WHERE = "when the function was evaluated on the data"

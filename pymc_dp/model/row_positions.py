@@ -21,8 +21,6 @@ from pytensor.graph.basic import Variable
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import downstream, interpreted, upstream, value_inputs
 
-__all__ = ["check_neighbours", "depends_on_position", "has_row_numbers"]
-
 
 def check_neighbours(likelihood: Any, adjacency: str) -> None:
     """Raise UnsupportedModel if under add/remove one record would change the terms of the others."""

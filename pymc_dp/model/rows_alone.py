@@ -18,8 +18,6 @@ from pymc_dp.model.graphs.exposed import expose
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.made_up_block import model_of
 
-__all__ = ["DEPENDS_ON_ROWS", "ROUNDING", "check_rows_alone", "refuse_other_rows"]
-
 DEPENDS_ON_ROWS = (
     "The model depends on the number of rows of a block, or on their order, for instance by len(y), np.arange(len(y)) or a mean "
     "over rows: use public numbers, and add what differs between records to the columns."

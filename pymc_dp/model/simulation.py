@@ -37,8 +37,6 @@ from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered
 from pymc_dp.model.sums.gradients import Block, RecordGradients
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
-__all__ = ["PooledRecords", "SimulatedRecords", "differences"]
-
 
 class SimulatedRecords(CompiledModel):
     """Data sets drawn from a model: as many records as the model has, with the same covariates.

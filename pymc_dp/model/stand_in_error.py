@@ -26,8 +26,6 @@ from scipy import sparse
 
 from pymc_dp.display import Shown
 
-__all__ = ["StandInError", "indicators"]
-
 #: Prior variance of the mean of a combination of statistics whose mean square is 1; weights of rows from 0 to 2 change it by at
 #: most 1. It matters where statistics are nearly collinear. Squared errors of sums of scores over those claimed were 0.7 to 0.9,
 #: with a quarter of it 1.3, and 0.2 without it (arrests, wooldridge, epsilon = 1 and 4).

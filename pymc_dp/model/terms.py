@@ -36,11 +36,6 @@ from pymc_dp.model.sums.exact_sums import GRID_BITS, grid, sums_with_squares
 from pymc_dp.model.sums.gradients import Block
 from pymc_dp.model.sums.vector_sums import norm_bins, product_exponent, sum_products
 
-__all__ = [
-    "Ball", "Bins", "Box", "ClippedChange", "ClippedScores", "Differences", "ScoreNorms", "ScoreProducts", "Source",
-    "Term",
-]  # fmt: skip
-
 #: Of a grid whose unit compiled code may square.
 _MAX_EXPONENT = 400
 #: Allowance for the truncation of products.

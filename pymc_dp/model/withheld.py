@@ -12,8 +12,6 @@ import numpy as np
 
 from pymc_dp.errors import ModelError, PymcDPError
 
-__all__ = ["evaluate", "no_log_of_rewrites", "without_words"]
-
 T = TypeVar("T")
 
 

@@ -18,8 +18,6 @@ from pymc_dp.model.data_keys import new_digest
 from pymc_dp.model.graphs.data_variables import is_array_root, observed_values, stored
 from pymc_dp.planning.simulator import Simulator
 
-__all__ = ["simulator_of"]
-
 _NAME = "_pymc_dp_simulator"
 #: Bytes of a model's arrays above which its simulator is not kept, as it holds them a second time.
 _MOST_BYTES = 2**27

@@ -14,15 +14,6 @@ from pymc_dp.model.simulation import differences
 from pymc_dp.model.sums.clipped_vectors import clip_factors
 from pymc_dp.planning.simulator import Simulator
 
-__all__ = [
-    "MODEL_MISFIT_FRACTION",
-    "LocalInformation",
-    "NewtonStep",
-    "local_information",
-    "metrics_agree",
-    "newton_step",
-]
-
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
 _QUANTILES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0)
 #: Smallest fraction of a move that clipped scores must still show, in any direction.

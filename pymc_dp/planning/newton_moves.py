@@ -10,8 +10,6 @@ from scipy import stats
 
 from pymc_dp.steps.noisy_gradients import Coordinates
 
-__all__ = ["ExpandThenBisect", "MoveErrors", "PolyakAverage"]
-
 #: Probability with which the noise alone makes a move longer than what counts as converged.
 _FALSE_ALARM = 1e-4
 

@@ -17,22 +17,9 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.ledger import Accesses
-from pymc_dp.privacy.mechanisms.mechanism import Decision, Mechanism
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Decision, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 from pymc_dp.steps.base import DPStep
-
-__all__ = [
-    "MIN_DRAWS",
-    "Candidate",
-    "Forecast",
-    "Plan",
-    "Planned",
-    "PlanningProblem",
-    "affordable_draws",
-    "budget_too_small",
-    "decision_price",
-]
 
 #: Smallest expected number of draws per chain: fewer describe no posterior.
 MIN_DRAWS = 10

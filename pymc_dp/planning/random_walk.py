@@ -35,8 +35,6 @@ from pymc_dp.steps.fast_mh import DPFastMH
 from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
-__all__ = ["plan_random_walk"]
-
 #: Candidates for the clip bound: quantiles of the changes of simulated records.
 _QUANTILES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 0.9995, 0.9998, 0.9999, 1.0)
 #: Largest fraction of clipped records.

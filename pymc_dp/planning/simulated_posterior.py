@@ -11,8 +11,6 @@ import numpy as np
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
 
-__all__ = ["Moves", "SimulatedPosterior"]
-
 #: Number of proposals of each length.
 _N_MOVES = 64
 #: Draws of the chain that is run if the posterior is not approximately normal.

@@ -33,8 +33,6 @@ from pymc_dp.progress import note
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 
-__all__ = ["Guess", "Simulator", "check_is_simulator", "check_number_is_public", "notes_on_position"]  # fmt: skip
-
 #: Where records are read in blocks: rows that are simulated, least and most, and numbers in these. The information
 #: of 100 000 rows with 20 covariates is accurate to 1.4 %, which is the part of the reference's error that stays.
 _LEAST_ROWS, _MOST_ROWS, _MOST_NUMBERS = 20_000, 100_000, 2**21

@@ -29,8 +29,6 @@ from pymc_dp.progress import note, showing
 from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.steps.noisy_gradients import Coordinates, check_gradient_noise
 
-__all__ = ["NoisyNewton", "PrivateStart", "private_start", "start_accesses"]
-
 #: Moves up to this length count as converged in any case, in posterior standard deviations.
 _NEGLIGIBLE = 0.1
 #: Largest number of halvings of a move that leaves the trust region.

@@ -18,8 +18,6 @@ from pymc_dp.arguments import as_positive_float
 from pymc_dp.display import Shown
 from pymc_dp.privatized.latent_records import LatentRecords, along
 
-__all__ = ["PrivatizedRecords"]
-
 MAX_STORED = 10_000  # largest number of records whose acceptance is stored for each draw
 MAX_START = 50  # sweeps that search for records which fit the release
 

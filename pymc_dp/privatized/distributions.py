@@ -24,8 +24,6 @@ from pytensor.tensor.random.basic import exponential, normal, uniform
 from pytensor.tensor.random.utils import normalize_size_param
 from pytensor.tensor.type import discrete_dtypes
 
-__all__ = ["DiscreteGaussian", "DiscreteLaplace", "RandomizedResponse"]
-
 
 class _ReleaseRV(SymbolicRandomVariable):
     """Draw of a release, composed of draws that PyTensor compiles on each backend."""

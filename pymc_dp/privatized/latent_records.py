@@ -29,8 +29,6 @@ from pymc_dp.model.graphs.drawing import Drawing
 from pymc_dp.model.graphs.parameter_checks import strip_checks
 from pymc_dp.privatized.record_sums import split_into_sums
 
-__all__ = ["LatentRecords"]
-
 _COMPILED = {"mode": "NUMBA", "on_unused_input": "ignore"}
 
 Point = Mapping[str, np.ndarray]  # values of the model's variables, as PyMC passes them to steps

@@ -25,11 +25,9 @@ from pytensor.tensor.math import Dot
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import downstream
-from pymc_dp.model.graphs.index_entries import subtensor_entries
+from pymc_dp.model.graphs.index_entries import Blocked, subtensor_entries
 from pymc_dp.model.graphs.parameter_checks import INCREMENTS, SELECTIONS
-from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
-
-__all__ = ["SumDecomposition", "split_into_sums"]
+from pymc_dp.model.graphs.row_subsets import RowWalk
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from pymc_dp.arguments import as_float, as_floats, as_integer
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
-__all__ = ["sensitivity_of_moments", "sensitivity_of_table"]
-
 
 def sensitivity_of_moments(
     n_columns: int, *, order: int = 1, adjacency: Adjacency | str = Adjacency.SUBSTITUTE

@@ -28,15 +28,6 @@ from scipy import optimize, special
 
 from pymc_dp.queries.copula import Margin, correlations_of, nearest_probabilities
 
-__all__ = [
-    "cell_correlations",
-    "cell_covariance",
-    "cell_numbers",
-    "cell_places",
-    "cell_probabilities",
-    "margins_of",
-]
-
 #: Standard deviation of effects of one, two, three variables; of more, the last one. Contrasts have a mean square of 1. That
 #: of each set of two or more variables is estimated; then this one counts as much as so many effects.
 _PRIOR_SDS, _PRIOR_WEIGHT = (3.0, 0.5, 0.1, 0.05), 0.5

@@ -10,16 +10,6 @@ import numpy as np
 
 from scipy import interpolate, optimize, special
 
-__all__ = [
-    "Margin",
-    "bin_edges",
-    "correlations_of",
-    "limit_probabilities",
-    "nearest_probabilities",
-    "product_sd",
-    "smooth_probabilities",
-]
-
 #: Standard deviation of a correlation before it is released, and the largest one of a copula.
 _PRIOR_SD, _MOST = 0.5, 0.99
 #: Points and correlations at which the products of a copula's scores are simulated.

@@ -15,8 +15,6 @@ from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.queries.cells import cell_covariance
 from pymc_dp.queries.copula import Margin, product_sd
 
-__all__ = ["copula_error"]
-
 #: Standard deviation of the mean of products that are not released, around those of the copula, in units of the factors' standard
 #: deviations: of a square and another column, and of three columns. As in the log-linear model of combinations.
 _BENT_SD, _TRIPLE_SD = 0.25, 0.1

@@ -23,16 +23,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 
-__all__ = [
-    "NO_PROTECTION",
-    "Release",
-    "check_can_be_made",
-    "check_unused",
-    "noise_of_all",
-    "noisy_total",
-    "release_all",
-]
-
 #: Noise of a run without protection (infinite epsilon), in units of the sensitivity.
 NO_PROTECTION = Gaussian(1e-6)
 

@@ -22,13 +22,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.noisy_total import noise_of_all, release_all
 
-__all__ = [
-    "PrivateCounts",
-    "PrivateSum",
-    "private_counts",
-    "private_sum",
-]
-
 
 @codec.published
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,6 @@ from pymc_dp.arguments import as_float
 from pymc_dp.display import MOST_ROWS, Shown
 from pymc_dp.model.withheld import evaluate
 
-__all__ = ["Column", "Ranges"]
-
 _WHERE = "when a covariate was read"
 
 

@@ -64,13 +64,6 @@ from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stan
 #: Allowance for the truncation of products to a grid.
 _TRUNCATION = 1 + 2.0**-20
 
-__all__ = [
-    "StandIn",
-    "private_stand_in",
-    "release_stand_in",
-    "uniform_stand_in",
-]
-
 
 @codec.published
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import NO_PROTECTION
 from pymc_dp.queries.ranges import Ranges
 
-__all__ = ["ROUNDING", "StandInDesign", "design_stand_in"]
-
 #: Parts of a range, at most; fewer if the noise on a count would exceed this part of its mean.
 _N_BINS, _MOST_NOISE = (16, 8, 4, 2), 1.0
 #: Combinations of bins are counted if they are at most so many, and if the sum of the standard deviations of the noise

@@ -19,15 +19,6 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.queries.noisy_total import Release
 
-__all__ = [
-    "REJECTION_LEVEL",
-    "CheckDesign",
-    "TailMisfit",
-    "design_check",
-    "edges_of",
-    "tail_misfit",
-]
-
 #: A p-value below it rejects the model.
 REJECTION_LEVEL = 0.01
 #: Candidates for the bins: quantiles of the norms of simulated scores. Fewer bins for few records.

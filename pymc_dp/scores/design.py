@@ -18,8 +18,6 @@ from pymc_dp.scores.check_design import CheckDesign, design_check
 from pymc_dp.scores.second_moments import n_products
 from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
 
-__all__ = ["StartDesign", "best_design"]
-
 #: Candidates for the part of the budget that the start takes; large ones only if less cannot arrive, or with a
 #: stand-in.
 _SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)

@@ -34,8 +34,6 @@ from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
 
-__all__ = ["FitCheck", "check_fit"]
-
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
 #: Records simulated for the probabilities of the bins: in units of the number of records, least and most.

@@ -44,8 +44,6 @@ from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.scores.record_sweep import sweep
 from pymc_dp.scores.score_features import ScoreFeatures
 
-__all__ = ["LatentPosterior", "LatentState", "Walk"]
-
 #: Autoregressive coefficients of the proposals of move 3, and of errors of a stand-in (Cotter, Roberts, Stuart, White 2013,
 #: https://doi.org/10.1214/13-STS421).
 _COEFFICIENTS = (0.0, 0.7, 0.95)

@@ -11,8 +11,6 @@ from pymc_dp.planning.local_information import local_information, metrics_agree
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores.score_features import ScoreFeatures
 
-__all__ = ["NormalPosterior", "information_of", "normal_posterior"]
-
 #: Smallest number of simulated records.
 _N_SIMULATED = 20_000
 #: Gauss-Newton steps, each at most so often halved, until one is shorter than this (in standard deviations).

@@ -9,8 +9,6 @@ import numpy as np
 
 from pymc_dp.model.simulation import SimulatedRecords
 
-__all__ = ["Moments", "simulated_moments"]
-
 #: Relative cutoff of singular values: hyperparameters have no scores.
 _SINGULAR = 1e-10
 

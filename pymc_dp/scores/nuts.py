@@ -10,8 +10,6 @@ import pymc as pm
 
 from pymc.step_methods.hmc.quadpotential import QuadPotentialDiagAdapt
 
-__all__ = ["LogDensity", "Nuts"]
-
 #: Mean acceptance probability along trajectories that the step size is adapted to.
 _TARGET_ACCEPT = 0.8
 #: First variances count as much as so many draws.

@@ -30,8 +30,6 @@ from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.simulated_scores import SimulatedScores
 
-__all__ = ["plan_scores", "private_scores"]
-
 #: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: if combinations are counted; else the
 #: first one with which the noise on a count is at most this part of the number of records, or the last one.
 _CELL_SHARE, _STAND_IN_SHARES, _COUNT_NOISE = 0.2, (0.05, 0.1, 0.2, 0.4), 0.01

@@ -7,8 +7,6 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["sweep"]
-
 
 @numba.njit(error_model="numpy", nogil=True)
 def sweep(

@@ -17,8 +17,6 @@ from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.queries.noisy_total import Release
 from pymc_dp.queries.stand_in import StandIn
 
-__all__ = ["PrivateScores"]
-
 
 @codec.published
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,6 @@ from pymc_dp.publishing import reduced
 from pymc_dp.scores.fit_check import FitCheck
 from pymc_dp.scores.score_step import DPScore
 
-__all__ = ["joint_report", "released_draws", "warn_of_distance"]
-
 _PUBLIC = "The covariates of the model are public: latent records have them."
 _STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
 _CORRECTED = "The stand-in's covariates are public, and distributed as those of the records once they are weighted to have the released moments."

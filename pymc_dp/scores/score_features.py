@@ -9,8 +9,6 @@ from pymc_dp.model.simulation import SimulatedRecords
 from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.scores.releases import PrivateScores
 
-__all__ = ["ScoreFeatures"]
-
 #: Records that are simulated for each of two estimates of the mean features of a stand-in's rows: first, and at most.
 _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
 #: More are simulated until variances that the simulation of one estimate alone would make are at most this part of those

@@ -30,8 +30,6 @@ from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
 
-__all__ = ["ScorePlan"]
-
 #: Entries of a parameter that a printed plan shows.
 _N_SHOWN = 6
 

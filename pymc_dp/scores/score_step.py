@@ -26,8 +26,6 @@ from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.sum_law import NormalSums, SumState
 
-__all__ = ["DPScore"]
-
 #: Number of records above which the sums are taken to be normal.
 MANY_RECORDS = 20_000
 #: The same with a stand-in whose errors are known: with ``"records"`` these are moved apart from the parameters, and slowly where

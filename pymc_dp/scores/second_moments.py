@@ -43,14 +43,6 @@ from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 
-__all__ = [
-    "MOST_PRODUCTS",
-    "corrected",
-    "corrected_by",
-    "n_products",
-    "row_weights",
-]
-
 #: Largest number of products that is released.
 MOST_PRODUCTS = 4096
 #: Standard deviation of the true moments around those of the stand-in, in units of one record's: ``tau``.

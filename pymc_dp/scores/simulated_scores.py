@@ -23,8 +23,6 @@ from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.scores.second_moments import MOST_PRODUCTS, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
-__all__ = ["NEAR", "MomentDesign", "ScoreDesign", "SimulatedScores"]
-
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
 _QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
 #: Factor above the largest simulated norm, for the bound that is to clip nothing.

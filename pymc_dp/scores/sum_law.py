@@ -43,8 +43,6 @@ from pymc_dp.model.simulation import SimulatedRecords, differences
 from pymc_dp.scores.moments import simulated_moments
 from pymc_dp.scores.score_features import ScoreFeatures
 
-__all__ = ["NormalSums", "SumState"]
-
 #: Number of simulated records whose weights are computed at each position, and of data sets that have them.
 _N_WEIGHTED, _MOST_SETS = 10_000, 100
 #: Simulated records for the mean at the centre: in units of the number of records, and at most; at most for the

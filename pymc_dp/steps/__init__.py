@@ -18,7 +18,8 @@ For a step of one's own:
 from pymc_dp.acceptance import Lazy, Metropolis
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
 from pymc_dp.steps.accept_reject import AcceptRejectStep, Move, ProposalStep, State
-from pymc_dp.steps.base import DPStep, StepOptions
+from pymc_dp.steps.base import DPStep
+from pymc_dp.steps.options import StepOptions
 from pymc_dp.steps.proposals import Proposal
 
 __all__ = [

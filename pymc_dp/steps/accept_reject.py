@@ -24,17 +24,6 @@ from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.options import DecisionOptions, ProposalOptions, StepOptions
 from pymc_dp.steps.proposals import Proposal
 
-__all__ = [
-    "PLANNING_DRAWS",
-    "AcceptRejectStep",
-    "BatchStep",
-    "Move",
-    "ProposalStep",
-    "State",
-    "Uncharged",
-    "follows_sensitivity",
-]
-
 #: Number of draws from the public law of a proposal, to plan with.
 PLANNING_DRAWS = 2000
 

@@ -14,8 +14,6 @@ from pymc_dp.steps.accept_reject import BatchStep
 from pymc_dp.steps.corrected_barker import CorrectedBarker, slopes
 from pymc_dp.steps.options import BatchOptions
 
-__all__ = ["DPBarker"]
-
 
 class DPBarker(BatchStep):
     r"""Barker's acceptance test, private with no noise: exact on all records (without clipping).

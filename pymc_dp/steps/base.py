@@ -29,14 +29,11 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits
 from pymc_dp.steps.hosting import CALLS_WITHOUT_CALLBACK, HostedStep
 from pymc_dp.steps.options import (
-    StepOptions,
     check_likelihood,
     check_nothing_is_missing,
     describe_options,
     value_vars,
 )
-
-__all__ = ["Accesses", "DPStep", "StepOptions"]
 
 _log = logging.getLogger("pymc.dp")
 

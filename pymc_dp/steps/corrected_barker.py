@@ -41,8 +41,6 @@ from scipy.special import ndtr
 
 from pymc_dp.acceptance import BaseRule
 
-__all__ = ["CUT", "FILE", "CorrectedBarker", "Mixture", "component_shapes", "mixture", "slopes"]
-
 #: Coefficients of the mixtures, written by tools/fit_corrected_barker.py.
 FILE = Path(__file__).with_suffix(".json")
 #: Values of C for which there is a fit.

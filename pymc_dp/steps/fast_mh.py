@@ -16,10 +16,8 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalPoissonMinibatch
 from pymc_dp.privacy.randomness.batches import poisson_count, uniforms, with_replacement
 from pymc_dp.steps.accept_reject import Move, ProposalStep, Uncharged
-from pymc_dp.steps.base import StepOptions
+from pymc_dp.steps.options import StepOptions
 from pymc_dp.steps.proposals import Proposal
-
-__all__ = ["DPFastMH"]
 
 
 class DPFastMH(ProposalStep):

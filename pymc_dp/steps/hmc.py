@@ -23,8 +23,6 @@ from pymc_dp.steps.accept_reject import (
 from pymc_dp.steps.noisy_gradients import Coordinates, NoisyGradient, check_gradient_noise
 from pymc_dp.steps.options import DecisionOptions
 
-__all__ = ["DPHMC", "Phase", "Trajectory", "leapfrog"]
-
 
 class Phase(NamedTuple):
     """A point of a path: position, ``(n_dim,)``, momentum and (noisy) gradient of the log-posterior, both ``(d,)``."""

@@ -29,8 +29,6 @@ from rich.table import Column
 
 from pymc_dp.display import Shown
 
-__all__ = ["CALLS_WITHOUT_CALLBACK", "HostedStep", "number_of_tuning_draws"]
-
 #: Number of calls after the budget is used up from which we assume that no callback is installed.
 #: PyMC runs up to two steps ahead of its callback, but a chain in a worker process idles until the
 #: other chains end.

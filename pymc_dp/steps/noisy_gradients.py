@@ -17,14 +17,6 @@ from pymc_dp.model.terms import ClippedScores
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import noisy_sum
 
-__all__ = [
-    "MOST_NOISE",
-    "Coordinates",
-    "NoisyGradient",
-    "as_gradient_bound",
-    "check_gradient_noise",
-]
-
 #: Largest noise multiplier: noise is counted in steps of the grid, 2**31 of which make a clip bound.
 MOST_NOISE = 1e6
 

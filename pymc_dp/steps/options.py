@@ -15,11 +15,6 @@ from pymc_dp.model.identity import model_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.steps.proposals import Proposal
 
-__all__ = [
-    "BatchOptions", "DecisionOptions", "ProposalOptions", "StepOptions", "check_likelihood", "check_nothing_is_missing",
-    "describe_options", "value_vars",
-]  # fmt: skip
-
 #: Hints for required arguments that are missing.
 _SOURCES = {
     "budget": "budget=PrivacyBudget(epsilon=..., delta=..., chains=...), or None for a run without privacy",

@@ -11,8 +11,6 @@ from pymc_dp.acceptance import AcceptanceRule, Metropolis, Penalty
 from pymc_dp.steps.accept_reject import BatchStep, follows_sensitivity
 from pymc_dp.steps.options import BatchOptions
 
-__all__ = ["DPPenalty"]
-
 
 class DPPenalty(BatchStep):
     r"""Metropolis-Hastings by the penalty method, private, for any model; exact on all records (without clipping).

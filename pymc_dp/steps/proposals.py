@@ -17,8 +17,6 @@ import numpy.typing as npt
 from pymc_dp.arguments import as_floats, as_positive_float, cholesky
 from pymc_dp.display import Shown
 
-__all__ = ["GuidedWalk", "OneComponent", "Proposal", "RandomWalk"]
-
 
 @runtime_checkable
 class Proposal(Protocol):

@@ -16,11 +16,10 @@ from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian, Mechanism
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian, Sampling
 from pymc_dp.privacy.randomness.batches import poisson, without_replacement
-from pymc_dp.steps.base import DPStep, StepOptions
+from pymc_dp.steps.base import DPStep
 from pymc_dp.steps.hmc import Phase, Trajectory, recorded_paths
 from pymc_dp.steps.noisy_gradients import MOST_NOISE, Coordinates, NoisyGradient, as_gradient_bound
-
-__all__ = ["DPSGHMC", "CubeRoot", "NoiseSchedule", "Schedule"]
+from pymc_dp.steps.options import StepOptions
 
 Schedule = Callable[[int], float]
 

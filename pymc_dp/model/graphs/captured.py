@@ -27,8 +27,6 @@ from pymc_dp.model.graphs.data_variables import is_array_root, stored
 from pymc_dp.model.graphs.graph_arrays import is_data, nodes_of, with_inner
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 
-__all__ = ["check_functions"]
-
 _LIBRARIES = sys.stdlib_module_names | {
     "arviz", "numba", "numpy", "pandas", "polars", "pyarrow", "pymc", "pymc_dp", "pytensor", "scipy", "xarray",
 }  # fmt: skip

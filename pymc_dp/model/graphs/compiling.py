@@ -30,16 +30,6 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, rebuilt, stored
 
-__all__ = [
-    "NumbaFunction",
-    "check_compile_kwargs",
-    "compile_frozen",
-    "freeze",
-    "quiet_compilers",
-    "strict",
-    "with_constants",
-]
-
 # Arrays longer than this are inputs of the compiled function, not constants in its code.
 MAX_CONSTANT = 8
 

@@ -27,20 +27,6 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp.model.withheld import evaluate
 
-__all__ = [
-    "downstream",
-    "evaluate_without_inputs",
-    "interpreted",
-    "is_array_root",
-    "joined",
-    "observed_arrays",
-    "observed_values",
-    "rebuilt",
-    "stored",
-    "upstream",
-    "value_inputs",
-]
-
 #: Makes the new outputs of a node from the node and its new inputs; None for the default.
 Rule = Callable[[Apply, list[Variable]], Sequence[Variable] | None]
 

@@ -16,8 +16,6 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 
 from pymc_dp.model.graphs.data_variables import rebuilt
 
-__all__ = ["in_doubles"]
-
 #: Operations that compute nothing, by name, as their modules depend on the version.
 _MOVES = {
     "Alloc", "Join", "Split", "DimShuffle", "Reshape", "SpecifyShape", "Subtensor", "AdvancedSubtensor", "AdvancedSubtensor1",

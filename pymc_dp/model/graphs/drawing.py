@@ -19,8 +19,6 @@ from pytensor.link.vm import VMLinker
 from pymc_dp.model.graphs.compiling import NumbaFunction, freeze, with_constants
 from pymc_dp.model.graphs.data_variables import rebuilt
 
-__all__ = ["Drawing"]
-
 FEW = (
     30  # up to this number of categories, one comparison for each is written out: it compiles fast
 )

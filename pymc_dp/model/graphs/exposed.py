@@ -40,13 +40,11 @@ from pymc_dp.model.graphs.data_variables import (
     stored,
 )
 from pymc_dp.model.graphs.graph_arrays import array_name, arrays_in, inner_arrays, is_custom
+from pymc_dp.model.graphs.index_entries import Blocked
 from pymc_dp.model.graphs.parameter_checks import strip_checks
 from pymc_dp.model.graphs.prior_data import check_priors, constant_lengths, lengths_in
 from pymc_dp.model.graphs.public_arrays import PublicArrays, is_structural
-from pymc_dp.model.graphs.row_subsets import Blocked, RowWalk
-
-__all__ = ["Exposed", "canonical", "expose", "in_sight"]
-
+from pymc_dp.model.graphs.row_subsets import RowWalk
 
 _ONE_AT_A_TIME = threading.RLock()  # `in_sight` changes PyTensor for all threads
 

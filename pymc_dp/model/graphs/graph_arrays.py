@@ -28,18 +28,6 @@ from pymc_dp.model.graphs.public_arrays import (
     is_transparent,
 )
 
-__all__ = [
-    "array_name",
-    "arrays_in",
-    "inner_arrays",
-    "is_custom",
-    "is_data",
-    "is_length",
-    "nodes_of",
-    "refuse_hidden",
-    "with_inner",
-]
-
 
 def array_name(variable: Variable) -> str:
     """Description of an array: its name, or its shape."""

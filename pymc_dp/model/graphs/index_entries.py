@@ -19,17 +19,6 @@ from pytensor.tensor.type_other import SliceType
 from pymc_dp.model.graphs.data_variables import downstream, is_array_root, rebuilt, stored
 from pymc_dp.model.graphs.parameter_checks import INCREMENTS, SELECTIONS
 
-__all__ = [
-    "Blocked",
-    "block",
-    "bounds",
-    "has_rows",
-    "is_range",
-    "new_axes",
-    "subtensor_entries",
-    "with_bounded_indices",
-]
-
 
 class Blocked(Exception):
     """No rule is known for the rows of an operation; the argument is its name."""

@@ -29,8 +29,6 @@ from pytensor.tensor.math import Dot
 
 from pymc_dp.model.graphs.data_variables import downstream, rebuilt
 
-__all__ = ["in_fixed_order", "product"]
-
 LANES = 4  # sums of a product with few columns; as many numbers as a vector of AVX2 holds
 FEW = 8  # columns that `product` computes together; below, lanes are faster
 FLOATS = {"float64", "float32"}

@@ -44,8 +44,6 @@ from pytensor.tensor.special import Softmax
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.data_variables import downstream, evaluate_without_inputs, joined, rebuilt
 
-__all__ = ["INCREMENTS", "SELECTIONS", "interval", "strip_checks"]
-
 # AdvancedSubtensor1 and AdvancedIncSubtensor1 exist in PyTensor 2 only.
 SELECTIONS = (
     subtensor.Subtensor

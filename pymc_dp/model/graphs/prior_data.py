@@ -45,8 +45,6 @@ from pymc_dp.model.graphs.graph_arrays import (
 from pymc_dp.model.graphs.index_entries import subtensor_entries
 from pymc_dp.model.graphs.public_arrays import PublicArrays, are_equal
 
-__all__ = ["check_priors", "constant_lengths", "lengths_in"]
-
 _CURES = {
     "prior of": "Write the prior without data.",
     "potential": "Observe the records instead: with pm.Censored for censored ones, or with a pm.CustomDist that has one "

@@ -37,16 +37,6 @@ _HOST = (
     "pytensor.scalar.", "pytensor.scan.", "pytensor.sparse.", "pytensor.tensor.",
 )  # fmt: skip
 
-__all__ = [
-    "PublicArrays",
-    "are_equal",
-    "inner_graphs",
-    "is_stored_object",
-    "is_structural",
-    "is_transparent",
-    "is_view",
-]
-
 
 def is_structural(array: np.ndarray) -> bool:
     """Whether an array is a pattern that programs make without data, such as an index.

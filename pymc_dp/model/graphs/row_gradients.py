@@ -30,10 +30,8 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.math import Dot
 
 from pymc_dp.model.graphs.data_variables import interpreted, rebuilt
-from pymc_dp.model.graphs.row_subsets import SOLVE, Blocked, Gathered, RowWalk
-
-__all__ = ["RowGradients", "row_gradients"]
-
+from pymc_dp.model.graphs.index_entries import Blocked
+from pymc_dp.model.graphs.row_subsets import SOLVE, Gathered, RowWalk
 
 NARROW = 4  # gradients with at most this number of entries are stored by column, 13 to 27 % faster
 

@@ -49,8 +49,6 @@ from pymc_dp.model.graphs.index_entries import (
 )
 from pymc_dp.model.graphs.parameter_checks import SELECTIONS
 
-__all__ = ["SOLVE", "Blocked", "Gathered", "RowWalk", "rows_at"]
-
 SOLVE = "(m,m),(m,n)->(m,n)"  # signature of all solvers, which treat right-hand sides one by one
 
 

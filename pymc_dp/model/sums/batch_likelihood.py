@@ -17,18 +17,10 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.graphs.compiling import compile_frozen, quiet_compilers
-from pymc_dp.model.graphs.row_subsets import Blocked, rows_at
+from pymc_dp.model.graphs.index_entries import Blocked
+from pymc_dp.model.graphs.row_subsets import rows_at
 from pymc_dp.model.sums.exact_sums import sum_of_steps
 from pymc_dp.model.sums.row_functions import RowFunction, block_length, compiled_loop, is_rehearsal
-
-__all__ = [
-    "BatchLikelihood",
-    "Gathered",
-    "RecordGroups",
-    "RowGraphs",
-    "RowsOfGroup",
-    "checked_index",
-]
 
 MANY = 2**19  # numbers, above which a loop over blocks is faster than one call
 

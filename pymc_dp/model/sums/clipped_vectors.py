@@ -12,22 +12,6 @@ import numpy as np
 
 from pymc_dp.model.sums.row_functions import compiled_loop
 
-__all__ = [
-    "add_columns",
-    "add_rows",
-    "clip_factor",
-    "clip_factors",
-    "clip_rows",
-    "columns_times_matrix",
-    "larger_over_own",
-    "no_callback",
-    "sum_of_blocks",
-    "sum_of_unbiased",
-    "times_scales",
-    "unbiased_rows",
-    "unchanged",
-]
-
 # The operations are the same for each vector, so that its term does not depend on its place. Several
 # simple passes over data in the cache are vectorized better than one. The compiler may regroup sums
 # and products, in the same way for all vectors; `unit` must therefore not be close to the limits of

@@ -7,8 +7,6 @@ import math
 import numba
 import numpy as np
 
-__all__ = ["clipped_changes", "grid", "sum_of_steps", "sums_with_squares"]
-
 # At least 2**30 and less than 2**31 steps within the clip bound, so that the sum over 2**31 records,
 # the largest number allowed, stays below 2**62.
 GRID_BITS = 30

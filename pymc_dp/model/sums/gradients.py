@@ -21,8 +21,6 @@ from pymc_dp.model.sums.exact_sums import sum_of_steps
 from pymc_dp.model.sums.latest_values import LatestValues
 from pymc_dp.model.sums.record_groups import RecordGroupGradients
 
-__all__ = ["Block", "RecordGradients"]
-
 CHUNK = 2**16  # numbers per chunk, which with its data stays in the cache
 MAX_ROWS = 2**20  # per chunk: sums of so many integers below 2**31 are exact in float64
 

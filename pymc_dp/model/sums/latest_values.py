@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["LatestValues"]
-
 
 class LatestValues:
     """Vectors at the last two positions that were asked for. Copies and pickles are empty: the vectors are private."""

@@ -33,8 +33,6 @@ from pymc_dp.model.sums.clipped_vectors import (
 )
 from pymc_dp.model.sums.row_functions import RowFunction
 
-__all__ = ["RecordGroupGradients"]
-
 
 class RecordGroupGradients(RowsOfGroup):
     """Gradients of the records in one group of observed variables; `index` is an input of `rows`."""

@@ -30,8 +30,6 @@ from pymc_dp.model.graphs.data_variables import stored
 from pymc_dp.model.graphs.ordered_products import in_fixed_order
 from pymc_dp.model.graphs.row_subsets import Gathered
 
-__all__ = ["LARGE", "RowFunction", "compiled_loop", "is_rehearsal", "rehearsing"]
-
 BLOCK = 2**14  # numbers per block: the cache of a core holds several such arrays
 LARGE = 2**17  # numbers above which a loop over blocks is worth its compilation
 _LAYOUT: Any = (

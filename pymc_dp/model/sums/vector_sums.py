@@ -15,8 +15,6 @@ import numpy as np
 from pymc_dp.model.sums.clipped_vectors import clip_factor
 from pymc_dp.model.sums.exact_sums import GRID_BITS
 
-__all__ = ["norm_bins", "product_exponent", "products", "sum_products"]
-
 
 def product_exponent(bound: float) -> int:
     """Exponent of the steps of products of vectors with norms up to a bound."""

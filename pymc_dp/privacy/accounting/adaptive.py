@@ -39,8 +39,6 @@ from pymc_dp.privacy.accounting.composition import (
 from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiShare, Share
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Mechanism, gaussian_profile
 
-__all__ = ["AdaptiveComposition"]
-
 #: Fraction of a budget that shares leave unused for the rounding of conversions, so that all of them together fit.
 _ROUNDING = 1e-6
 

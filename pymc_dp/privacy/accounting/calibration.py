@@ -23,8 +23,6 @@ from pymc_dp.privacy.accounting.composition import (
 )
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
-__all__ = ["MOST_SCHEDULED", "calibrate", "delta_of", "epsilon_of", "max_draws"]
-
 #: Largest number of draws that is planned for a schedule: costs that fall fast may allow infinitely many.
 MOST_SCHEDULED = 20_000
 

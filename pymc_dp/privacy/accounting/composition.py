@@ -47,8 +47,6 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     gaussian_profile,
 )
 
-__all__ = ["ACCOUNTANTS", "Accountant", "Bound", "Cost", "accountant_of", "accountants_for", "check_epsilon_delta", "check_pure", "renyi_budget", "renyi_to_epsilon"]  # fmt: skip
-
 _SAFETY = 1 + 1e-9
 #: Proved epsilon of a cost at a delta, or its delta at an epsilon.
 Bound = Callable[["Cost", float], float]

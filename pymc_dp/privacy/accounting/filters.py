@@ -26,8 +26,6 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     concentrated,
 )
 
-__all__ = ["Filter", "GaussianFilter", "GaussianShare", "RenyiFilter", "RenyiShare", "Share"]  # fmt: skip
-
 
 class Share(Mechanism):
     """A share of a filter: any adaptively chosen accesses whose prices add up to no more than its totals."""

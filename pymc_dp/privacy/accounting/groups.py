@@ -45,8 +45,6 @@ from pymc_dp.privacy.accounting.composition import Cost, renyi_to_epsilon
 from pymc_dp.privacy.accounting.filters import GaussianShare
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Mechanism
 
-__all__ = ["fixed_plan", "general_bound", "group_price", "group_renyi", "successive_claims"]
-
 _SAFETY = 1 + 1e-9
 
 

@@ -15,8 +15,6 @@ from pymc_dp.privacy.accounting.composition import Cost, check_epsilon_delta
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian, Mechanism
 
-__all__ = ["least_noise"]
-
 #: Least settings that are tried.
 _LEAST_EPSILON, _LEAST_MULTIPLIER = 1e-6, 1e-3
 

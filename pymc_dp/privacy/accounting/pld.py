@@ -25,8 +25,6 @@ try:
 except ImportError:
     AVAILABLE = False
 
-__all__ = ["AVAILABLE", "LEAST_DELTA", "applies", "composed"]
-
 #: Below it, rounding in the fast Fourier transforms is no longer negligible.
 LEAST_DELTA = 1e-10
 # Probability of larger losses, per access, that is counted as infinite loss.

@@ -26,8 +26,6 @@ from pymc_dp.privacy.accounting.filters import Filter, Share
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 
-__all__ = ["Allocation", "StepAccess", "allocate", "check_proved"]
-
 
 @dataclass(frozen=True)
 class StepAccess:

@@ -16,8 +16,6 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyLeak
 
-__all__ = ["TOKEN", "check_draws", "check_paid", "new_token"]
-
 #: Name of the statistic that holds the number of the step that made a draw; release() drops it.
 TOKEN = "budget_token"
 #: Low bits of a number for the step, high bits for the budget: 52 in all, exact in a double.

@@ -24,8 +24,6 @@ from pymc_dp.privacy.budget.spent import SpentBudget
 from pymc_dp.privacy.budget.stopping import RunProgress, check_own
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
-__all__ = ["PrivacyBudget"]
-
 
 def _is_same(one: object, other: object) -> bool:
     """Whether two containers of data are one, or arrays have memory in common; values are never compared."""

@@ -32,8 +32,6 @@ from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_pure
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
-__all__ = ["Asked", "BudgetTerms", "Claim", "Claimed", "Plan", "read", "written"]
-
 
 @dataclass(frozen=True)
 class Claim(Shown):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Coverage", "covered_by", "uncovered"]
-
 #: Attributes of a released result, including those that PyMC and ArviZ add.
 ATTRIBUTES = (
     "inference_library", "inference_library_version", "creation_library", "creation_library_version",

@@ -7,14 +7,6 @@ import warnings
 
 from pymc_dp.errors import WeakGuaranteeWarning
 
-__all__ = [
-    "WEAK_EPSILON",
-    "warn_of_delta",
-    "warn_of_epsilon",
-    "weak_delta",
-    "weak_epsilon",
-]
-
 #: A larger epsilon gives practically no protection.
 WEAK_EPSILON = 20.0
 

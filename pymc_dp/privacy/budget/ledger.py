@@ -39,8 +39,6 @@ from pymc_dp.privacy.budget.report_parts import listed
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.stated import PureDP, stated
 
-__all__ = ["Accesses", "Account", "Claim", "Ledger"]
-
 
 class Ledger(LedgerFile):
     """Account of a data set: what may be spent on it, and what was claimed.

@@ -19,8 +19,6 @@ from pymc_dp.privacy.budget.coverage import Coverage, uncovered
 from pymc_dp.privacy.budget.guarantee_warnings import WEAK_EPSILON, weak_delta, weak_epsilon
 from pymc_dp.privacy.budget.report_parts import StepReport
 
-__all__ = ["PrivacyReport"]
-
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",

@@ -19,8 +19,6 @@ from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.claims import Claim
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
-__all__ = ["StepReport", "assumptions", "listed", "max_true_positive_rate", "one_off", "strength"]
-
 _PUBLIC_NUMBER = "The number of records is public (under substitution)."
 _UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
 _ASSUMPTIONS = (

@@ -19,8 +19,6 @@ from pymc_dp.privacy.budget.report_parts import StepReport, assumptions, listed,
 from pymc_dp.privacy.budget.stopping import RunProgress
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
-__all__ = ["SpentBudget", "check_is_budget", "explain"]
-
 _SPENT = "Spent: "
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from pymc_dp.errors import PrivacyLeak
 from pymc_dp.privacy.budget.binding import TOKEN
 
-__all__ = ["RunProgress", "check_own"]
-
 #: Name of a statistic that only private steps have.
 STAT_OF_PRIVATE_STEPS = "epsilon_spent"
 

@@ -26,15 +26,6 @@ from scipy.special import gammaln, logsumexp
 
 from pymc_dp.privacy.mechanisms.mechanism import gaussian_profile
 
-__all__ = [
-    "between_whole_orders",
-    "dominating_profile",
-    "exchange_cumulant",
-    "poisson_cumulant",
-    "poisson_profiles",
-    "taylor_cumulant",
-]
-
 # Relative allowance for quadrature and rounding, added to costs.
 _SAFETY = 1 + 1e-8
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)

@@ -15,21 +15,6 @@ from scipy.special import ndtri_exp
 
 from pymc_dp.acceptance import AcceptanceRule, Metropolis, Penalty
 
-__all__ = [
-    "LARGEST_EPSILON",
-    "LARGEST_NOISE",
-    "Law",
-    "Pair",
-    "bernoulli_divergence",
-    "bernoulli_excess",
-    "coarse_grid",
-    "decision_mu",
-    "decision_pairs",
-    "decision_profile",
-    "decision_renyi",
-    "interpolate_profile",
-]
-
 #: ``(log accept, log reject)`` at each log-ratio.
 Law = tuple[np.ndarray, np.ndarray]
 #: Laws of the bit under one data set and under its neighbour, as functions of the log-ratio.

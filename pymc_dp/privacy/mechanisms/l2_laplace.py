@@ -48,8 +48,6 @@ from pymc_dp.arguments import as_integer, as_positive_float
 from pymc_dp.privacy.mechanisms.decision_suprema import interpolate_profile
 from pymc_dp.privacy.mechanisms.mechanism import Mechanism
 
-__all__ = ["L2Laplace"]
-
 #: Relative and absolute allowance for floating-point errors, to the safe side.
 _SAFETY, _ROUNDING = 1 + 1e-9, 1e-14
 #: Angles at which tails of the loss are compared with those of a Gaussian.

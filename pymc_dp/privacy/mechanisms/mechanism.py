@@ -30,18 +30,6 @@ from pymc_dp.privacy.mechanisms.decision_suprema import (
     interpolate_profile,
 )
 
-__all__ = [
-    "ORDERS",
-    "Accesses",
-    "Adjacency",
-    "Decision",
-    "Gaussian",
-    "Mechanism",
-    "check_count",
-    "concentrated",
-    "gaussian_profile",
-]
-
 #: Rényi orders at which costs are composed: all whole numbers up to 64 (some bounds are known at whole orders
 #: only), and a dense grid where the best order lies for epsilon between 0.001 and 100.
 ORDERS = np.unique(

@@ -15,8 +15,6 @@ from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import LARGEST_SCALE, noisy_sum
 from pymc_dp.privacy.randomness.rounded_l2 import LARGEST_L2_SCALE, rounded_l2
 
-__all__ = ["NoiseLaw"]
-
 
 @codec.published
 @dataclass(frozen=True)

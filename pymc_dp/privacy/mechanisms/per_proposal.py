@@ -18,8 +18,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Mechanism
 from pymc_dp.privacy.mechanisms.poisson_minibatch import PoissonMinibatchDecision
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 
-__all__ = ["PerProposalCost", "PerProposalDecision", "PerProposalPoissonMinibatch"]
-
 #: Number of distances at which the expected cost is computed.
 _BINS = 8
 

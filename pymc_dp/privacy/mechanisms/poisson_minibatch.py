@@ -25,8 +25,6 @@ from pymc_dp.privacy.mechanisms.decision_suprema import (
 )
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Mechanism
 
-__all__ = ["PoissonMinibatchDecision"]
-
 # Relative allowance for grids of the log-ratio and of the weight: they miss less than half of it (see the
 # tests), as the divergence is quadratic near its maxima.
 _SAFETY = 1 + 1e-3

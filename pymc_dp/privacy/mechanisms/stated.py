@@ -15,8 +15,6 @@ from scipy.special import ndtri_exp
 from pymc_dp.arguments import as_positive_float
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian, Mechanism
 
-__all__ = ["PureDP", "ZeroConcentratedDP", "stated"]
-
 _SAFETY = 1 + 1e-9
 
 

@@ -20,8 +20,6 @@ from pymc_dp.privacy.mechanisms.decision_suprema import (
 )
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Gaussian, Mechanism
 
-__all__ = ["SampledDecision", "SampledGaussian", "Sampling"]
-
 
 class Sampling(StrEnum):
     """How a batch is drawn, with secret randomness.

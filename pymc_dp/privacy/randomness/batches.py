@@ -16,8 +16,6 @@ from scipy.special import ndtri, pdtr, pdtrc
 from pymc_dp.arguments import as_integer, as_positive_float, as_probability
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits
 
-__all__ = ["poisson", "poisson_count", "uniforms", "with_replacement", "without_replacement"]
-
 _SECRET = OperatingSystemBits()
 # Up to this number half a word per value is faster: less than one value in 256 is drawn again.
 _NARROW = 2**24

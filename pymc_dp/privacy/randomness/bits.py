@@ -17,8 +17,6 @@ import numpy as np
 
 from pymc_dp.acceptance import AcceptanceRule
 
-__all__ = ["BitSource", "OperatingSystemBits", "SeededBits", "bernoulli", "decide"]
-
 
 class BitSource(Protocol):
     """Source of independent uniform bits."""

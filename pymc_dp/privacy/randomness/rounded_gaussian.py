@@ -32,15 +32,6 @@ import numpy as np
 from pymc_dp.arguments import as_positive_float
 from pymc_dp.privacy.randomness.bits import BitSource
 
-__all__ = [
-    "LARGEST_SCALE",
-    "LARGEST_SUM",
-    "REJECTED",
-    "noisy_sum",
-    "proposed_whole_part",
-    "rounded_gaussian",
-]
-
 #: Largest standard deviation in grid steps: the largest sum overflows only with noise of 128 standard
 #: deviations, of probability exp(-8192).
 LARGEST_SCALE = 2.0**55

@@ -25,8 +25,6 @@ from pymc_dp.arguments import as_positive_float
 from pymc_dp.privacy.randomness.bits import BitSource
 from pymc_dp.privacy.randomness.rounded_gaussian import LARGEST_SCALE, REJECTED, proposed_whole_part
 
-__all__ = ["LARGEST_L2_SCALE", "rounded_l2"]
-
 #: The length has a Gamma(d) law: scales at which it leaves the integers after the largest sum with
 #: probability below exp(-2000), for up to a thousand coordinates.
 LARGEST_L2_SCALE = LARGEST_SCALE / 32
