@@ -15,7 +15,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import check_can_be_made
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, design_check
-from pymc_dp.scores.second_moments import n_products
 from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
 
 #: Candidates for the part of the budget that the start takes; large ones only if less cannot arrive, or with a
@@ -152,7 +151,7 @@ def _start_design(
     factor = adjacency.sensitivity_factor
     d, wrong, moments = simulated.n_features, simulated.information_error, None
     if shares[0]:
-        part = _part(alone, shares[0], n_products(d))
+        part = _part(alone, shares[0], simulated.n_products)
         moments = simulated.moment_design(part, adjacency)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
     design = simulated.design(factor * _part(alone, 1 - sum(shares), d).noise_sd)

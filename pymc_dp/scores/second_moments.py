@@ -43,8 +43,6 @@ from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 
-#: Largest number of products that is released.
-MOST_PRODUCTS = 4096
 #: Standard deviation of the true moments around those of the stand-in, in units of one record's: ``tau``.
 _PRIOR_SD = 0.5
 #: Data sets that are simulated for the moments of each row.
@@ -55,11 +53,6 @@ _LARGEST = 0.98
 _LEAST_ROWS = 50
 #: Times that weights and posterior are computed in turn.
 _N_TURNS = 3
-
-
-def n_products(d: int) -> int:
-    """Number of products of `d` coordinates."""
-    return d * (d + 1) // 2
 
 
 def row_weights(

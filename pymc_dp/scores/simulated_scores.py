@@ -20,7 +20,6 @@ from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import Release
 from pymc_dp.scores.check_design import TailMisfit, tail_misfit
 from pymc_dp.scores.linearized import floored, information_of
-from pymc_dp.scores.second_moments import MOST_PRODUCTS, n_products
 from pymc_dp.steps.noisy_gradients import Coordinates
 
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
@@ -35,6 +34,8 @@ NEAR = 2.0
 #: shifts the posterior. So with a stand-in the start may take more of the budget, and has several steps: a sum far
 #: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
+#: Largest number of products that is released.
+_MOST_PRODUCTS = 4096
 #: Relative error of the information that is left by moments, in units of that of the moments (greater where the
 #: information is small).
 _AMPLIFIED = 1.6
@@ -114,9 +115,14 @@ class SimulatedScores(Shown):
         return MomentDesign(mechanism, bound, _AMPLIFIED * error)
 
     @property
+    def n_products(self) -> int:
+        """Number of products of the coordinates of a score."""
+        return ScoreProducts(self.theta, self.directions, 1.0).n_dim
+
+    @property
     def has_moments(self) -> bool:
         """Whether moments can correct the stand-in."""
-        few = n_products(self.n_features) <= MOST_PRODUCTS
+        few = self.n_products <= _MOST_PRODUCTS
         return self.information_error > 0 and self._can_simulate and few
 
     def misfit(self, histogram: Release, reference_error: float) -> TailMisfit:
