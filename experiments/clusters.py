@@ -28,8 +28,7 @@ from runner import Experiment, Options, Stored
 
 import pymc_dp as dp
 
-from pymc_dp.model import BlockedLikelihood
-from tests.terms import clipped_grad_steps
+from pymc_dp.model import BlockedLikelihood, ClippedScores
 
 N, D = 10**7, 20
 N_SHARDS = 2
@@ -59,7 +58,7 @@ def workers(options: Options) -> dict[str, Any]:
             likelihood = BlockedLikelihood(model, dp.Shards(pieces, load=True, client=client))
 
             def question(likelihood: BlockedLikelihood = likelihood) -> None:
-                sums.append(clipped_grad_steps(likelihood, theta, 1.0)[0])
+                sums.append(likelihood.total(ClippedScores(theta, 1.0)))
 
             found[f"workers_{n}"] = seconds(question, 7)
             if n == 2:
@@ -79,8 +78,8 @@ def overhead(options: Options) -> dict[str, Any]:
     with cluster(2) as client:
         here, there = (BlockedLikelihood(model, r) for r in (records, dp.Shards(records.split(2), client=client)))  # fmt: skip
         return {
-            "alone": seconds(lambda: clipped_grad_steps(here, theta, 1.0), 100),
-            "cluster": seconds(lambda: clipped_grad_steps(there, theta, 1.0), 100),
+            "alone": seconds(lambda: here.total(ClippedScores(theta, 1.0)), 100),
+            "cluster": seconds(lambda: there.total(ClippedScores(theta, 1.0)), 100),
         }
 
 

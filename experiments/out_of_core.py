@@ -27,8 +27,7 @@ from runner import Experiment, Options, Stored, table
 
 import pymc_dp as dp
 
-from pymc_dp.model import BlockedLikelihood
-from tests.terms import clipped_grad_steps
+from pymc_dp.model import BlockedLikelihood, ClippedScores
 
 EPSILON, DELTA = 1.0, 1e-9
 LIMIT = 10**9
@@ -95,9 +94,9 @@ def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     simulator = dp.Simulator(model, data=records, covariates="public")
     built = time.perf_counter()
     theta = np.zeros(simulator.likelihood.n_dim)
-    clipped_grad_steps(simulator.likelihood, theta, 1.0)
+    simulator.likelihood.total(ClippedScores(theta, 1.0))
     compiled = time.perf_counter()
-    clipped_grad_steps(simulator.likelihood, theta, 1.0)
+    simulator.likelihood.total(ClippedScores(theta, 1.0))
     after_pass = time.perf_counter()
     budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
     scores = dp.private_scores(simulator, budget=budget, random_seed=1)
@@ -128,7 +127,7 @@ def growth(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
         likelihood, times = BlockedLikelihood(model, part), []
         for _ in range(max(2, min(20, 10**7 // n))):
             begin = time.perf_counter()
-            clipped_grad_steps(likelihood, np.zeros(likelihood.n_dim), 1.0)
+            likelihood.total(ClippedScores(np.zeros(likelihood.n_dim), 1.0))
             times.append(time.perf_counter() - begin)
         found["n"].append(n)
         found["seconds"].append(min(times[1:]))

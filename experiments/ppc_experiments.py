@@ -27,12 +27,13 @@ from pymc_dp import PrivateScores, Simulator
 from pymc_dp.checks.predictive_check import _joined, p_value_of
 from pymc_dp.checks.predictive_law import replicated_sums
 from pymc_dp.checks.statistics_of_records import block_of
+from pymc_dp.model import ClippedScores
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
+from pymc_dp.queries import Release
 from pymc_dp.scores.score_step import DPScore
-from tests.terms import score_release
 
 STATISTICS = {
     "normal": ["mean", "variance", "bins"],
@@ -135,9 +136,8 @@ class Case:
         total = clip_rows(
             simulated.gradients(self.reference, [y.astype(simulated._shared[0].dtype)]) @ w, BOUND
         ).sum(axis=0)
-        release = score_release(
-            self.reference, w, BOUND, law.kind, law.scale, total + law.draw(1, rng)[0]
-        )
+        term = ClippedScores(self.reference, BOUND, w)
+        release = Release(term, law, total + law.draw(1, rng)[0])
         scores = PrivateScores((release,), self.shapes, s.n, "substitute", ())
         step = DPScore(scores, simulator=self.simulator, method=s.method)
         states = step.states(seed, 4)

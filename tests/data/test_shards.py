@@ -126,7 +126,7 @@ def test_a_release_while_a_worker_is_killed(client):
                 shards.map(_rows)
         found.append((scores.releases[0], budget.report(), len(budget.ledger.claims())))
     (one, report, n_claims), (two, again, n_again) = found
-    np.testing.assert_array_equal(one.theta, two.theta)
+    np.testing.assert_array_equal(one.term.theta, two.term.theta)
     assert np.abs(one.total - two.total).max() < 10 * one.noise_sd
     assert (report.epsilon, n_claims) == (again.epsilon, n_again) and n_claims >= 1
 

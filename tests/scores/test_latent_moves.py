@@ -101,7 +101,7 @@ def replicates(name, move, seed, fault=lambda target, found: None, n=N_REPLICATE
         theta = case.prior[0] + case.prior[1] * rng.standard_normal(len(case.prior[0]))
         target._features = truth
         state = target.draw(theta, rng)
-        noise = [noise_of(r.noise, r.scale, (1, len(r.total)), rng)[0] for r in releases]
+        noise = [noise_of(r.noise.kind, r.noise.scale, (1, len(r.total)), rng)[0] for r in releases]
         sums = state.features[0].sum(axis=0)
         state.residual = np.concatenate(noise)
         found.total = sums + target._error_root @ state.error + state.residual
@@ -172,8 +172,8 @@ def test_records_features_and_residual_belong_together():
             state = move(target, state, rng, case)
         (values,) = state.data[0]
         (r,) = found._releases
-        by_hand = case.score(r.theta, values) @ r.directions
-        by_hand *= np.minimum(1, r.bound / np.linalg.norm(by_hand, axis=1, keepdims=True))
+        by_hand = case.score(r.term.theta, values) @ r.term.directions
+        by_hand *= np.minimum(1, r.term.bound / np.linalg.norm(by_hand, axis=1, keepdims=True))
         np.testing.assert_allclose(state.features[0], by_hand, atol=1e-12)
         rest = found.total - by_hand.sum(axis=0) - target._error_root @ state.error
         np.testing.assert_allclose(state.residual, rest, atol=1e-9)
@@ -197,7 +197,7 @@ class Unclipped(ScoreFeatures):
 
 def twice_the_noise(target, found):
     """The noise is taken to be twice as large."""
-    found.scales = np.array([2 * r.scale for r in found._releases])
+    found.scales = np.array([2 * r.noise.scale for r in found._releases])
 
 
 def l2_as_gaussian(target, found):

@@ -22,8 +22,8 @@ def normal_mean(temperature, k, n, seed=3):
     case, rng = CASES["mean"], np.random.default_rng(seed)
     one = template(case, "gaussian", k, [0.0], 0.0, n)
     (release,) = released(case, [one], np.array([0.1]), rng, n)
-    w = release.directions[0, 0]
-    variance = n * w**2 + release.scale**2
+    w = release.term.directions[0, 0]
+    variance = n * w**2 + release.noise.scale**2
     precision = 1 + temperature * (n * w) ** 2 / variance
     mean = (0.2 + temperature * n * w * release.total[0] / variance) / precision
     return public(case, [release], n), mean, precision**-0.5
@@ -105,7 +105,7 @@ def l2_target():
     one = template(case, "l2", 1.0, case.prior[0], 0.6, 150)
     scores = public(case, released(case, [one], case.prior[0], np.random.default_rng(5), 150), 150)
     step = DPScore(scores, simulator=simulator, model=simulator.model, method="normal")
-    return step.target, case.prior[0], one.scale
+    return step.target, case.prior[0], one.noise.scale
 
 
 right_noise, right_precision = (

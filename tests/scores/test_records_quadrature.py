@@ -105,12 +105,12 @@ def _log_noise(releases, residual):
     value, start = 0.0, 0
     for r in releases:
         part = residual[:, start : start + len(r.total)]
-        if r.noise == "gaussian":
-            value = value + stats.norm.logpdf(part, scale=r.scale).sum(axis=1)
+        if r.noise.kind == "gaussian":
+            value = value + stats.norm.logpdf(part, scale=r.noise.scale).sum(axis=1)
         else:
             length = np.linalg.norm(part, axis=1)
             # The radius is Gamma(d) and the direction uniform.
-            value = value + stats.gamma.logpdf(length, part.shape[1], scale=r.scale)
+            value = value + stats.gamma.logpdf(length, part.shape[1], scale=r.noise.scale)
             value = value - (part.shape[1] - 1) * np.log(length)
         start += len(r.total)
     return value

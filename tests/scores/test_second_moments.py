@@ -151,7 +151,8 @@ def test_noise_shrinks_moments_towards_the_stand_in():
     alone = second_moments(simulator())
     distances = []
     for noise_sd in (1.0, 0.7 * N, 7.0 * N):
-        moments = replace(moments_of(), scale=noise_sd)
+        exact = moments_of()
+        moments = replace(exact, noise=replace(exact.noise, scale=noise_sd))
         weights = row_weights(
             moments, simulator(), N, np.zeros(3), np.zeros((3, 3)), np.random.default_rng(9)
         )
