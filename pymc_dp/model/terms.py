@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import codec
+from pymc_dp.codec import published
 from pymc_dp.model.sums.clipped_vectors import (
     add_columns,
     add_rows,
@@ -77,7 +77,7 @@ class Term(ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Releases name their terms."""
         super().__init_subclass__(**kwargs)
-        codec.published(cls)
+        published(cls)
 
     @property
     def positions(self) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import codec
+from pymc_dp.codec import published
 from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.sums.exact_sums import GRID_BITS
@@ -27,7 +27,7 @@ from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 NO_PROTECTION = Gaussian(1e-6)
 
 
-@codec.published
+@published
 @dataclass(frozen=True, eq=False)
 class Release(Shown):
     r"""Sum of a term over private records, with noise: public, since a budget paid for it.

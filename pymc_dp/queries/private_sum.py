@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp import codec
 from pymc_dp.arguments import as_floats, check_labels
+from pymc_dp.codec import published
 from pymc_dp.display import Shown
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.terms import Ball, Bins, Box
@@ -23,7 +23,7 @@ from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.noisy_total import noise_of_all, release_all
 
 
-@codec.published
+@published
 @dataclass(frozen=True, eq=False)
 class PrivateSum(Shown):
     r"""Noisy sum over records of a clipped function of their data: public, since a budget paid for it.
@@ -105,7 +105,7 @@ class PrivateSum(Shown):
         )
 
 
-@codec.published
+@published
 @dataclass(frozen=True, eq=False)
 class PrivateCounts(Shown):
     """Noisy numbers of records in bins: public, since a budget paid for them.

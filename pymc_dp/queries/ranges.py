@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import codec
 from pymc_dp.arguments import as_float
+from pymc_dp.codec import published
 from pymc_dp.display import MOST_ROWS, Shown
 from pymc_dp.model.withheld import evaluate
 
@@ -58,7 +58,7 @@ class Column(Shown):
         return self.low + places * (self.high - self.low)
 
 
-@codec.published
+@published
 class Ranges(Mapping[str, Any]):
     """Ranges and categories of covariates, by name: public, and not looked up in the data.
 

@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_dp import codec
 from pymc_dp.arguments import as_integer
+from pymc_dp.codec import published
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.model.record_function import RecordFunction
 from pymc_dp.model.stand_in_error import StandInError, indicators
@@ -65,7 +65,7 @@ from pymc_dp.queries.stand_in_design import ROUNDING, StandInDesign, design_stan
 _TRUNCATION = 1 + 2.0**-20
 
 
-@codec.published
+@published
 @dataclass(frozen=True, eq=False)
 class StandIn(Shown):
     """Laws of covariates, and made-up rows that have them: public, since a budget paid for what they were made from.

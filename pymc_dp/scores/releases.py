@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pymc_dp import codec
+from pymc_dp.codec import dumps, loads, published
 from pymc_dp.display import Shown, Table, in_short
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.privacy.budget.report import PrivacyReport
@@ -18,7 +18,7 @@ from pymc_dp.queries.noisy_total import Release
 from pymc_dp.queries.stand_in import StandIn
 
 
-@codec.published
+@published
 @dataclass(frozen=True, eq=False)
 class PrivateScores(Shown):
     """Noisy sums of clipped scores of one data set: public, since a budget paid for them.
@@ -90,13 +90,13 @@ class PrivateScores(Shown):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write to a JSON file."""
-        Path(path).write_text(codec.dumps(self, indent=1))
+        Path(path).write_text(dumps(self, indent=1))
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> PrivateScores:
         """Read what :meth:`save` wrote."""
         try:
-            found = codec.loads(Path(path).read_text())
+            found = loads(Path(path).read_text())
         except (ValueError, KeyError, TypeError):
             found = None
         if not isinstance(found, PrivateScores):
@@ -115,7 +115,7 @@ class PrivateScores(Shown):
         text = getattr(released, "attrs", {}).get("private_scores")
         if text is None:
             raise ValueError("There are no scores: this is not what sample() has returned.")
-        return codec.loads(text)
+        return loads(text)
 
     def __add__(self, other: PrivateScores) -> PrivateScores:
         """Scores with the releases of both, from the same records."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pymc_dp import codec
+from pymc_dp.codec import dumps
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.publishing import reduced
 from pymc_dp.scores.fit_check import FitCheck
@@ -43,7 +43,7 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
         stats=step.stats_dtypes_shapes,
         public=simulator.public,
     )
-    released.attrs["private_scores"] = codec.dumps(scores)
+    released.attrs["private_scores"] = dumps(scores)
     if fit is not None:
         released.attrs |= {"fit_check": str(fit), "fit_check_p": fit.p_value}
     return released

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pymc_dp import codec
+from pymc_dp.codec import dumps, loads
 from pymc_dp.display import Shown, one_line
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
@@ -181,9 +181,9 @@ class Claimed(Shown):
 
 def written(accesses: Accesses) -> str:
     """Accesses as text, for the ledger and for reports."""
-    return codec.dumps([*accesses])
+    return dumps([*accesses])
 
 
 def read(text: str) -> Accesses:
     """Read what :func:`written` wrote."""
-    return tuple((m, float(k)) for m, k in codec.loads(text))
+    return tuple((m, float(k)) for m, k in loads(text))

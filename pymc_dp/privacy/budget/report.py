@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pymc_dp import codec
 from pymc_dp.arguments import as_integer
+from pymc_dp.codec import dumps, loads, published
 from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
@@ -28,7 +28,7 @@ _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant compos
 _GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
 
 
-@codec.published
+@published
 @dataclass(frozen=True)
 class PrivacyReport(Shown):
     """Privacy statement of a result: what was spent, on what, and what is assumed.
@@ -187,12 +187,12 @@ class PrivacyReport(Shown):
 
     def to_json(self) -> str:
         """JSON text; infinities become the string ``"inf"``."""
-        return codec.dumps(self)
+        return dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyReport:
         """Read what :meth:`to_json` wrote."""
-        return codec.loads(text)
+        return loads(text)
 
     @classmethod
     def of(cls, released: Any) -> PrivacyReport:

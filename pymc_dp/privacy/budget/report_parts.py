@@ -12,7 +12,7 @@ import numpy as np
 
 from scipy.special import ndtr, ndtri
 
-from pymc_dp import codec
+from pymc_dp.codec import published
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.allocation import StepAccess
@@ -34,7 +34,7 @@ _ASSUMPTIONS_OF_SUMS = (
 )
 
 
-@codec.published
+@published
 @dataclass(frozen=True)
 class StepReport(Shown):
     """Claims of one step."""

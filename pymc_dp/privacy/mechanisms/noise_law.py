@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp import codec
+from pymc_dp.codec import published
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import BitSource
@@ -16,7 +16,7 @@ from pymc_dp.privacy.randomness.rounded_gaussian import LARGEST_SCALE, noisy_sum
 from pymc_dp.privacy.randomness.rounded_l2 import LARGEST_L2_SCALE, rounded_l2
 
 
-@codec.published
+@published
 @dataclass(frozen=True)
 class NoiseLaw:
     """Isotropic noise of a released vector.
