@@ -36,7 +36,7 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pymc_dp.display import Shown
-from pymc_dp.model.terms import Box
+from pymc_dp.model.record_function import Box
 
 NAMED = ("mean", "variance", "zeros", "bins", "rootogram", "residuals")
 #: Part of the simulated outcomes that lies beyond each end of a clip interval.

@@ -25,9 +25,8 @@ from pymc_dp.errors import PrivacyLeakWarning
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import PredictiveDensities
+from pymc_dp.model.predictive_densities import Differences, PredictiveDensities
 from pymc_dp.model.row_positions import check_neighbours
-from pymc_dp.model.terms import Differences
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -128,7 +127,7 @@ def private_compare(
     -----
     The released pair is the sum of ``(t, t**2 / c)`` with ``t = clip(d / bound, -1, 1)``. If a record is replaced,
     ``c = 1``, and the L2 sensitivity is 2; if it is added or removed, ``c = 4``, and it is ``sqrt(17) / 4``. The proof
-    is in :class:`pymc_dp.model.terms.Differences`. The vector of `m` pairs has ``sqrt(m)`` times the sensitivity, and its
+    is in :class:`pymc_dp.model.predictive_densities.Differences`. The vector of `m` pairs has ``sqrt(m)`` times the sensitivity, and its
     noise has as many coordinates: comparing many models at once costs accuracy. A difference that is not a number (both densities are 0) counts
     as 0, an infinite one as the bound.
 

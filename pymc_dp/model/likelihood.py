@@ -36,8 +36,7 @@ from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.independence import check_ranges, prove_independence
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.sums.exact_sums import sum_of_steps
-from pymc_dp.model.sums.gradients import Block
-from pymc_dp.model.sums.latest_values import LatestValues
+from pymc_dp.model.sums.gradients import Block, LatestValues
 from pymc_dp.model.sums.row_functions import rehearsing
 from pymc_dp.model.terms import Term
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites

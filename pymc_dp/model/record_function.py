@@ -1,4 +1,4 @@
-"""A vector for each record, as a function of this record's data alone: the source of sums and counts."""
+"""A vector for each record, as a function of this record's data alone, and the terms of such vectors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 import math
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,95 @@ from pymc_dp.model.checks import is_random
 from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, stored
 from pymc_dp.model.graphs.graph_arrays import refuse_hidden
 from pymc_dp.model.privacy_unit import assign_rows
-from pymc_dp.model.terms import Source, Term
+from pymc_dp.model.sums.clipped_vectors import sum_of_clipped
+from pymc_dp.model.sums.exact_sums import GRID_BITS
+from pymc_dp.model.terms import Source, Term, is_replaced
 from pymc_dp.model.withheld import evaluate
 
 #: Rows that are evaluated at once.
 _BLOCK = 2**12
 _WHERE = "when the function was evaluated on the data"
+
+
+@dataclass(frozen=True, eq=False)
+class Ball(Term):
+    """``(v - centre) / bound`` of a record's vector, clipped to the unit ball; 0 if it is not finite."""
+
+    centre: np.ndarray
+    bound: float
+    exponent = -GRID_BITS
+
+    @property
+    def n_dim(self) -> int:
+        """Length of a record's vector."""
+        return len(self.centre)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """With the margin of :class:`ClippedScores`."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            vectors = (block - self.centre) / self.bound
+        unit = 2.0**GRID_BITS
+        return sum_of_clipped(vectors, unit, unit * (1 - (self.n_dim + 16) * 2.0**-52), False)
+
+    def sensitivity(self, adjacency: str) -> float:
+        """Two vectors in the unit ball have a distance of at most 2; a removed one has a norm of at most 1."""
+        return 1.0 + is_replaced(adjacency)
+
+
+@dataclass(frozen=True, eq=False)
+class Box(Term):
+    """``(v - centre) / half_widths`` of a record's vector, each coordinate clipped to [-1, 1]; 0 if not a number."""
+
+    centre: np.ndarray
+    half_widths: np.ndarray
+    exponent = -GRID_BITS
+
+    @property
+    def n_dim(self) -> int:
+        """Length of a record's vector."""
+        return len(self.centre)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """Coordinates are truncated to multiples of the unit."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            vectors = (block - self.centre) / self.half_widths
+        clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
+        return np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
+
+    def sensitivity(self, adjacency: str) -> float:
+        """A vector with coordinates in [-1, 1] has a norm of at most the root of their number."""
+        return (1 + is_replaced(adjacency)) * math.sqrt(self.n_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins(Term):
+    """Bins of the coordinates of a record's vector; what is not a number is in the last bin.
+
+    Edges are ascending, for each coordinate; a value on an edge is in the bin above it. Counts of all coordinates are
+    one after the other.
+    """
+
+    edges: Sequence[np.ndarray]
+    exponent = 0
+
+    @property
+    def n_dim(self) -> int:
+        """Number of bins of all coordinates."""
+        return sum(len(inner) + 1 for inner in self.edges)
+
+    def split(self, counts: np.ndarray) -> list[np.ndarray]:
+        """Those of each coordinate."""
+        return np.split(counts, np.cumsum([len(inner) + 1 for inner in self.edges])[:-1], axis=-1)
+
+    def of(self, block: np.ndarray) -> np.ndarray:
+        """Numbers of records."""
+        pairs = zip(block.T, self.edges, strict=True)
+        places = ((np.searchsorted(e, column, side="right"), len(e) + 1) for column, e in pairs)
+        return np.concatenate([np.bincount(bins, minlength=n) for bins, n in places])
+
+    def sensitivity(self, adjacency: str) -> float:
+        """Indicators of the bins of one coordinate are a unit vector: see :class:`ScoreNorms`; squared lengths add up."""
+        return math.sqrt((1 + is_replaced(adjacency)) * len(self.edges))
 
 
 class RecordFunction(Source):

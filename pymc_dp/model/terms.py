@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,13 @@ import numpy as np
 
 from pymc_dp.codec import published
 from pymc_dp.model.sums.clipped_vectors import (
-    add_columns,
-    add_rows,
     clip_rows,
     larger_over_own,
+    sum_of_clipped,
     sum_of_unbiased,
     unbiased_rows,
 )
-from pymc_dp.model.sums.exact_sums import GRID_BITS, grid, sums_with_squares
+from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.gradients import Block
 from pymc_dp.model.sums.vector_sums import norm_bins, product_exponent, sum_products
 
@@ -42,19 +41,21 @@ _MAX_EXPONENT = 400
 _TRUNCATION = 1 + 2.0**-20
 
 
-def _is_replaced(adjacency: str) -> bool:
+def is_replaced(adjacency: str) -> bool:
     """Whether neighbours differ by a record that is replaced, or else added or removed."""
     if adjacency not in ("substitute", "add_remove"):
         raise ValueError(f"Unknown adjacency {adjacency!r}; choose 'substitute' or 'add_remove'.")
     return adjacency == "substitute"
 
 
-def _copy(term: Any, *names: str) -> None:
-    """Arrays as contiguous, writable copies: Numba compiles again for others. Directions must fit the position."""
+def _checked_copies(term: Any, *names: str) -> None:
+    """Check arguments, and keep arrays as contiguous, writable copies: Numba compiles again for others."""
     for name in names:
         if getattr(term, name) is not None:
             array = np.array(getattr(term, name), dtype=np.float64, order="C")
             object.__setattr__(term, name, array)
+    if not getattr(term, "bound", 0.0) >= 0:
+        raise ValueError(f"bound must be 0 or more, not {term.bound}")
     if "directions" in names and term.directions is not None:
         shape, n = term.directions.shape, term.theta.size
         if len(shape) not in (1, 2) or shape[0] != n:
@@ -111,19 +112,7 @@ class Source(ABC):
         """What a term gives for each block of all records, or of some by number: private."""
 
     def total(self, term: Term, index: np.ndarray | None = None) -> np.ndarray:
-        """Sum of a term over all records, or over some: private, exact, in whole numbers of ``2.0**term.exponent``.
-
-        Parameters
-        ----------
-        term : Term
-            What each record contributes.
-        index : array of int, shape (n,), optional
-            Records from 0 to ``n_records - 1``, with repetitions or without; all by default.
-
-        Returns
-        -------
-        array of int64, shape (n_dim,)
-        """
+        """Sum of a term over all records, or over some by number: private, in whole numbers of ``2.0**term.exponent``."""
         return sum(self.map(term, index), np.zeros(term.n_dim, dtype=np.int64))
 
     def noisy(self, term: Term, law: Any, bits: Any) -> np.ndarray:
@@ -143,9 +132,6 @@ class Source(ABC):
         array of float64, shape (n_dim,)
         """
         return law.add(self.total(term), term.exponent, bits)
-
-
-# ------------------------------------------------------------------ of a model: the block is a `Block`
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +166,7 @@ class ClippedChange(Term):
     n_dim = 1
 
     def __post_init__(self) -> None:
-        _copy(self, "new", "old")
-        if not self.bound >= 0:
-            raise ValueError(f"bound must be 0 or more, not {self.bound}")
+        _checked_copies(self, "new", "old")
 
     @property
     def exponent(self) -> int:
@@ -203,7 +187,7 @@ class ClippedChange(Term):
 
         Exchanging `new` and `old` changes the sign of the sum only, as detailed balance requires.
         """
-        return (1 + _is_replaced(adjacency)) * self.bound
+        return (1 + is_replaced(adjacency)) * self.bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,9 +233,7 @@ class ClippedScores(Term):
     keeps_logp: bool = False
 
     def __post_init__(self) -> None:
-        _copy(self, "theta", "directions")
-        if not self.bound >= 0:
-            raise ValueError(f"bound must be 0 or more, not {self.bound}")
+        _checked_copies(self, "theta", "directions")
 
     @property
     def exponent(self) -> int:
@@ -290,9 +272,9 @@ class ClippedScores(Term):
                 total += sum_of_unbiased(vectors, larger_over_own(logp), unit, length).astype(np.int64)  # fmt: skip
             elif is_extreme:
                 with np.errstate(over="ignore", invalid="ignore"):
-                    total += clipped_sum(vectors * unit, 1.0, length, block.by_column)
+                    total += sum_of_clipped(vectors * unit, 1.0, length, block.by_column)
             else:
-                total += clipped_sum(vectors, unit, length, block.by_column)
+                total += sum_of_clipped(vectors, unit, length, block.by_column)
         return total
 
     def clipped(self, vectors: np.ndarray, logp: np.ndarray) -> np.ndarray:
@@ -310,7 +292,7 @@ class ClippedScores(Term):
         errors of 2**-53 each: less than ``(n / 2 + 5) * 2**-53`` in all. The length to which vectors are clipped is
         shorter by twice this margin, and truncation makes them shorter still.
         """
-        return (1 + _is_replaced(adjacency)) * self.bound
+        return (1 + is_replaced(adjacency)) * self.bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,7 +320,7 @@ class ScoreNorms(Term):
     exponent = 0
 
     def __post_init__(self) -> None:
-        _copy(self, "theta", "directions", "edges")
+        _checked_copies(self, "theta", "directions", "edges")
 
     @property
     def n_dim(self) -> int:
@@ -355,7 +337,7 @@ class ScoreNorms(Term):
 
     def sensitivity(self, adjacency: str) -> float:
         """A replaced record lowers one count by 1 and raises another by 1, a removed one lowers one."""
-        return math.sqrt(1 + _is_replaced(adjacency))
+        return math.sqrt(1 + is_replaced(adjacency))
 
 
 @dataclass(frozen=True, eq=False)
@@ -389,7 +371,7 @@ class ScoreProducts(Term):
     bound: float
 
     def __post_init__(self) -> None:
-        _copy(self, "theta", "directions")
+        _checked_copies(self, "theta", "directions")
         if not 0 <= self.bound < math.inf:
             raise ValueError(f"bound must be 0 or more, and finite, not {self.bound}")
 
@@ -414,153 +396,4 @@ class ScoreProducts(Term):
 
         So the square of the distance of two such vectors is at most the sum of their squares.
         """
-        return math.sqrt(1 + _is_replaced(adjacency)) * self.bound**2 * _TRUNCATION
-
-
-# ------------------------------------------------------------------ of a function: the block is a matrix of vectors
-
-
-@dataclass(frozen=True, eq=False)
-class Ball(Term):
-    """``(v - centre) / bound`` of a record's vector, clipped to the unit ball; 0 if it is not finite."""
-
-    centre: np.ndarray
-    bound: float
-    exponent = -GRID_BITS
-
-    @property
-    def n_dim(self) -> int:
-        """Length of a record's vector."""
-        return len(self.centre)
-
-    def of(self, block: np.ndarray) -> np.ndarray:
-        """With the margin of :class:`ClippedScores`."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            vectors = (block - self.centre) / self.bound
-        unit = 2.0**GRID_BITS
-        return clipped_sum(vectors, unit, unit * (1 - (self.n_dim + 16) * 2.0**-52), False)
-
-    def sensitivity(self, adjacency: str) -> float:
-        """Two vectors in the unit ball have a distance of at most 2; a removed one has a norm of at most 1."""
-        return 1.0 + _is_replaced(adjacency)
-
-
-@dataclass(frozen=True, eq=False)
-class Box(Term):
-    """``(v - centre) / half_widths`` of a record's vector, each coordinate clipped to [-1, 1]; 0 if not a number."""
-
-    centre: np.ndarray
-    half_widths: np.ndarray
-    exponent = -GRID_BITS
-
-    @property
-    def n_dim(self) -> int:
-        """Length of a record's vector."""
-        return len(self.centre)
-
-    def of(self, block: np.ndarray) -> np.ndarray:
-        """Coordinates are truncated to multiples of the unit."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            vectors = (block - self.centre) / self.half_widths
-        clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
-        return np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
-
-    def sensitivity(self, adjacency: str) -> float:
-        """A vector with coordinates in [-1, 1] has a norm of at most the root of their number."""
-        return (1 + _is_replaced(adjacency)) * math.sqrt(self.n_dim)
-
-
-@dataclass(frozen=True, eq=False)
-class Bins(Term):
-    """Bins of the coordinates of a record's vector; what is not a number is in the last bin.
-
-    Edges are ascending, for each coordinate; a value on an edge is in the bin above it. Counts of all coordinates are
-    one after the other.
-    """
-
-    edges: Sequence[np.ndarray]
-    exponent = 0
-
-    @property
-    def n_dim(self) -> int:
-        """Number of bins of all coordinates."""
-        return sum(len(inner) + 1 for inner in self.edges)
-
-    def split(self, counts: np.ndarray) -> list[np.ndarray]:
-        """Those of each coordinate."""
-        return np.split(counts, np.cumsum([len(inner) + 1 for inner in self.edges])[:-1], axis=-1)
-
-    def of(self, block: np.ndarray) -> np.ndarray:
-        """Numbers of records."""
-        pairs = zip(block.T, self.edges, strict=True)
-        places = ((np.searchsorted(e, column, side="right"), len(e) + 1) for column, e in pairs)
-        return np.concatenate([np.bincount(bins, minlength=n) for bins, n in places])
-
-    def sensitivity(self, adjacency: str) -> float:
-        """Indicators of the bins of one coordinate are a unit vector: see :class:`ScoreNorms`; squared lengths add up."""
-        return math.sqrt((1 + _is_replaced(adjacency)) * len(self.edges))
-
-
-# ------------------------------------------------------------------ of models that are compared
-
-
-@dataclass(frozen=True, eq=False)
-class Differences(Term):
-    r"""``(t, t**2 / c)`` with ``t = clip(d / bound, -1, 1)``, of differences in log predictive density.
-
-    Of a record, from one model to each of some others, a pair of numbers and a bound for each. The block has the log
-    predictive densities of its records for each model. A difference that is not a number (of two infinities) counts as
-    0. The scale ``c`` of the squares is 1 if records are replaced, 4 if they are added or removed.
-    """
-
-    bounds: tuple[float, ...]
-    adjacency: str
-    exponent = -GRID_BITS
-
-    @property
-    def n_dim(self) -> int:
-        """Two for each pair of models."""
-        return 2 * len(self.bounds)
-
-    @property
-    def log_square_scale(self) -> int:
-        """Base-2 logarithm of ``c``."""
-        return 0 if _is_replaced(self.adjacency) else 2
-
-    def of(self, block: Sequence[np.ndarray]) -> np.ndarray:
-        r"""Numbers of a record are :math:`T = \operatorname{round}(L t)`, :math:`Q = \lfloor T^2 / (c L) \rfloor`, with :math:`L = 2^{30}`."""
-        first, *others = block
-        pairs = zip(others, self.bounds, strict=True)
-        scale = 2.0**GRID_BITS
-        return np.ravel([sums_with_squares(first, other, scale / b, self.log_square_scale) for other, b in pairs])  # fmt: skip
-
-    def sensitivity(self, adjacency: str) -> float:
-        r"""For one pair 2 if a record is replaced, :math:`\sqrt{17}/4` if it is added or removed; squared lengths add up.
-
-        With :math:`v(t) = (t, t^2/c)`, *replacing* a record changes the sum by :math:`v(t) - v(s)`. With
-        :math:`\delta = |t - s|` and :math:`m = |t + s|`, :math:`\delta + m = 2 \max(|t|, |s|) \le 2`, so that
-
-        .. math:: |v(t) - v(s)|^2 = \delta^2 (1 + m^2/c^2) \le (2 - m)^2 (1 + m^2/c^2).
-
-        For :math:`c = 1`, 4 minus the right side is :math:`m (4 - 5m + 4m^2 - m^3) \ge 2m`, as the cubic has its least
-        value on [0, 2], which is 2, at 1 and 2. So the sensitivity is 2, attained by 1 and -1: the squares cost
-        nothing. *Removing* a record changes the sum by :math:`|v(t)| \le \sqrt{1 + 1/c^2}`, attained by 1.
-
-        In whole numbers, removing: :math:`Q \le L/c`, so the norm is at most :math:`L \sqrt{1 + 1/c^2}`. Replacing
-        (:math:`c = 1`): if :math:`m = 0`, :math:`Q` does not change. Otherwise :math:`m L \ge 1`, and rounding down
-        adds at most 1 to the change of :math:`Q`, hence at most :math:`2 L m (2 - m) + 1` to the square of the norm,
-        which is less than the slack :math:`2 m L^2`. So the change is at most :math:`2 L`, exactly.
-        """
-        if adjacency != self.adjacency:
-            raise ValueError(f"The scale of the squares is that of {self.adjacency}, not {adjacency}.")  # fmt: skip
-        one = 2.0 if _is_replaced(adjacency) else math.nextafter(math.sqrt(17) / 4, 2.0)
-        n = len(self.bounds)
-        return one if n == 1 else math.nextafter(one * math.sqrt(n), math.inf)
-
-
-def clipped_sum(vectors: np.ndarray, unit: float, length: float, by_column: bool) -> np.ndarray:
-    """Sum of the rows of a matrix in whole units, each shortened to `length`."""
-    total, factors = np.zeros(vectors.shape[1]), np.empty(len(vectors))
-    add, layout = (add_columns, vectors.T) if by_column else (add_rows, vectors)
-    add(np.ascontiguousarray(layout), unit, length, factors, total)
-    return total.astype(np.int64)
+        return math.sqrt(1 + is_replaced(adjacency)) * self.bound**2 * _TRUNCATION

@@ -14,8 +14,7 @@ import numpy.typing as npt
 from pymc_dp.arguments import as_floats, check_labels
 from pymc_dp.codec import published
 from pymc_dp.display import Shown
-from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.model.terms import Ball, Bins, Box
+from pymc_dp.model.record_function import Ball, Bins, Box, RecordFunction
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
@@ -207,7 +206,7 @@ def private_sum(
     -----
     The L2 sensitivity, in units of the bound, is 2 (ball) or twice the root of the dimension (box) if a record is
     replaced, half of that if it is added or removed; the proof is
-    in :mod:`pymc_dp.model.terms`. A vector that
+    in :mod:`pymc_dp.model.record_function`. A vector that
     is not finite counts as the centre.
 
     Examples
@@ -288,7 +287,7 @@ def private_counts(
     Notes
     -----
     The L2 sensitivity of ``m`` histograms is ``sqrt(2 m)`` if a record is replaced, ``sqrt(m)`` if it is added or
-    removed; the proof is in :mod:`pymc_dp.model.terms`.
+    removed; the proof is in :mod:`pymc_dp.model.record_function`.
 
     Examples
     --------

@@ -41,9 +41,8 @@ import pytensor.tensor as pt
 from pymc_dp.arguments import as_integer
 from pymc_dp.codec import published
 from pymc_dp.display import MOST_ROWS, Shown, Table
-from pymc_dp.model.record_function import RecordFunction
+from pymc_dp.model.record_function import Ball, Bins, RecordFunction
 from pymc_dp.model.stand_in_error import StandInError, indicators
-from pymc_dp.model.terms import Ball, Bins
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import chi2, ncx2
 
 from pymc_dp.display import Shown
-from pymc_dp.model.terms import Bins
+from pymc_dp.model.record_function import Bins
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget

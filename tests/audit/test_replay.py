@@ -22,8 +22,7 @@ import xarray as xr
 import pymc_dp as dp
 
 from pymc_dp import codec, ledger_file
-from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.model.terms import Bins
+from pymc_dp.model.record_function import Bins, RecordFunction
 from tests.audit import audited_samplers as samplers
 from tests.audit.audited_samplers import EXTREMES, SAMPLERS, expanded
 from tests.audit.replay import Leak, check_equal, recorded, replayed

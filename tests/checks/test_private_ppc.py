@@ -16,8 +16,7 @@ from pymc_dp.checks.predictive_check import _joined, p_value_of
 from pymc_dp.checks.predictive_law import replicated_sums
 from pymc_dp.checks.statistics_of_records import NAMED, Block, block_of, block_of_function
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, UnsupportedModel
-from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.model.terms import Box
+from pymc_dp.model.record_function import Box, RecordFunction
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.scores.releases import PrivateScores

@@ -14,13 +14,12 @@ from pymc_dp import PrivacyBudget, Simulator
 from pymc_dp.comparison import ClipForecast, PrivateComparison, private_compare
 from pymc_dp.comparison.difference_clipping import simulated_differences
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
-from pymc_dp.model import RecordLikelihood, predictive_difference
+from pymc_dp.model import RecordLikelihood, predictive_densities
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import PredictiveDensities, log_predictive
+from pymc_dp.model.predictive_densities import Differences, PredictiveDensities, log_predictive
 from pymc_dp.model.sums import batch_likelihood
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
-from pymc_dp.model.terms import Differences
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.ledger import Ledger
@@ -86,7 +85,7 @@ def wanted(y, mu=MU, sigma=SIGMA):
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_sums_of_clipped_differences(simulators, adjacency, monkeypatch):
     """Against a loop over single records, in blocks; all draws of the posteriors are used."""
-    monkeypatch.setattr(predictive_difference, "_BLOCK", 7)
+    monkeypatch.setattr(predictive_densities, "_BLOCK", 7)
     d, bound = wanted(Y), 0.1
     budget = budget_for(adjacency=adjacency)
     if adjacency == "add_remove":  # the number must be public to simulate records

@@ -16,9 +16,8 @@ import pymc_dp as dp
 
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.model import BlockedLikelihood, ClippedScores, RecordLikelihood
-from pymc_dp.model.predictive_densities import PredictiveDensities
-from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.model.terms import Ball, Bins, Box, Differences
+from pymc_dp.model.predictive_densities import Differences, PredictiveDensities
+from pymc_dp.model.record_function import Ball, Bins, Box, RecordFunction
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from tests.seeded_bits import seeded_for

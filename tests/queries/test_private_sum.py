@@ -17,8 +17,7 @@ from scipy import stats
 
 from pymc_dp import PrivacyBudget, private_counts, private_sum
 from pymc_dp.errors import ModelError, PrivacyBudgetExhausted, UnsupportedModel
-from pymc_dp.model.record_function import RecordFunction
-from pymc_dp.model.terms import Ball, Bins, Box
+from pymc_dp.model.record_function import Ball, Bins, Box, RecordFunction
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.ledger import Ledger
 

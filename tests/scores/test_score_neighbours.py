@@ -116,7 +116,9 @@ def test_the_noise_has_the_law_that_the_posterior_assumes(noise):
     release, mechanism, _ = audited(noise)
     term = ClippedScores(release.term.theta, release.term.bound, release.term.directions)
     exact = np.ldexp(likelihood.total(term).astype(float), term.exponent)
-    sums = [noisy_total(likelihood, term, mechanism, Adjacency.SUBSTITUTE).total for _ in range(1500)]
+    sums = [
+        noisy_total(likelihood, term, mechanism, Adjacency.SUBSTITUTE).total for _ in range(1500)
+    ]
     noise_ = (np.array(sums) - exact) / release.noise.scale
     length, angle = np.hypot(*noise_.T), np.arctan2(*noise_.T)
     law = stats.gamma(2) if noise == "l2" else stats.rayleigh()

@@ -192,7 +192,8 @@ def test_what_is_kept_of_a_state_is_of_that_state(reuse_gradient, monkeypatch):
         assert len(step.likelihood._latest._found) <= 2
         np.testing.assert_allclose(kept, step.likelihood.logp(theta), rtol=1e-12)
         outcomes.add(bool(statistics["accepted"]))
-    assert outcomes == {True, False} and len(computed) == 1  # of the first state
+    assert outcomes == {True, False}
+    assert len({theta.tobytes() for theta in computed}) == len(computed) >= 1  # each state once
 
 
 @pytest.mark.slow

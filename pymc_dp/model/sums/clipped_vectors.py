@@ -82,6 +82,14 @@ def add_columns(
         total[j] += part
 
 
+def sum_of_clipped(vectors: np.ndarray, unit: float, length: float, by_column: bool) -> np.ndarray:
+    """Sum of the rows of a matrix in whole units, each shortened to `length`."""
+    total, factors = np.zeros(vectors.shape[1]), np.empty(len(vectors))
+    add, layout = (add_columns, vectors.T) if by_column else (add_rows, vectors)
+    add(np.ascontiguousarray(layout), unit, length, factors, total)
+    return total.astype(np.int64)
+
+
 def larger_over_own(logp: np.ndarray) -> np.ndarray:
     """Norm of the larger of the scores of two outcomes over that of the one observed, at least 1; not infinite.
 

@@ -18,7 +18,6 @@ from pymc_dp.model.graphs.data_variables import rebuilt
 from pymc_dp.model.graphs.row_gradients import row_gradients
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered, RecordGroups, RowGraphs
 from pymc_dp.model.sums.exact_sums import sum_of_steps
-from pymc_dp.model.sums.latest_values import LatestValues
 from pymc_dp.model.sums.record_groups import RecordGroupGradients
 
 CHUNK = 2**16  # numbers per chunk, which with its data stays in the cache
@@ -90,6 +89,34 @@ class RecordGradients(RecordGroups):
         index = pt.vector("index", dtype="int64")
         gradients = row_gradients(group.theta, _with_middles(group.rows), index)
         return RecordGroupGradients(gradients, index, group)
+
+
+class LatestValues:
+    """Vectors at the last two positions that were asked for. Copies and pickles are empty: the vectors are private."""
+
+    def __init__(self) -> None:
+        self._found: dict[bytes, np.ndarray] = {}
+
+    def __reduce__(self) -> tuple:
+        return LatestValues, ()
+
+    def at(self, theta: np.ndarray, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """The vector at a position: kept, or computed."""
+        key = theta.tobytes()
+        found = self._found.pop(key, None)
+        self.keep(theta, compute(theta) if found is None else found)
+        return self._found[key]
+
+    def keep(self, theta: np.ndarray, values: np.ndarray) -> None:
+        """Keep the vector at a position, and that of the position before."""
+        self._found[theta.tobytes()] = values
+        while len(self._found) > 2:
+            del self._found[next(iter(self._found))]
+
+    def forget(self, but: np.ndarray | None = None) -> None:
+        """Keep nothing, or the vector at one position only."""
+        kept = {} if but is None else {but.tobytes(): self._found.get(but.tobytes())}
+        self._found = {key: values for key, values in kept.items() if values is not None}
 
 
 class Block:
