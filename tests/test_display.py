@@ -13,12 +13,12 @@ import pytest
 
 from distributed import Client
 from pymc.distributions.distribution import Distribution
-from pymc_dp.model.reductions import Reductions
 
 import pymc_dp as dp
 
 from pymc_dp.comparison.comparison_result import PrivateComparisons
 from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
+from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
 from pymc_dp.privacy.budget.claims import Plan as ClaimedPlan
@@ -85,7 +85,7 @@ def public_classes():
 
 #: Nobody holds an instance: bases, protocols, types of arguments, laws that PyMC turns into variables.
 def _is_never_held(cls):
-    bases = {Reductions, Share, DPStep, dp.steps.AcceptRejectStep, dp.steps.ProposalStep}
+    bases = {Likelihood, Share, DPStep, dp.steps.AcceptRejectStep, dp.steps.ProposalStep}
     return (
         inspect.isabstract(cls)
         or cls in bases
