@@ -4,6 +4,7 @@ import math
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -32,18 +33,24 @@ from tests.terms import score_release
 N_ROWS = 3000
 
 
+class Vectors(NamedTuple):
+    """A block of records, in place of the compiled one."""
+
+    gradients: np.ndarray
+
+    def vectors(self, theta, directions):
+        with np.errstate(invalid="ignore"):
+            yield self.gradients @ directions, None
+
+
 class Rows(Source):
     """Gradients of records, in place of a likelihood."""
 
     def __init__(self, gradients):
-        self._gradients = gradients
+        self._block = Vectors(gradients)
 
     def map(self, term, index=None):
-        yield term.of(self)
-
-    def vectors(self, theta, directions):
-        with np.errstate(invalid="ignore"):
-            yield self._gradients @ directions, None
+        yield term.of(self._block)
 
 
 @pytest.fixture(scope="module")
