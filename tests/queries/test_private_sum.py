@@ -91,6 +91,10 @@ def test_units_are_summed_before_they_are_clipped():
         lambda x: x, DATA, edges=[0.0], budget=budget_for(), records=records
     ).counts
     assert counts[0].tolist() == [(sums < 0).sum(), (sums >= 0).sum()]
+    # In blocks: a sum of 2**23 units and more in one piece would not be exact.
+    many = RecordFunction(lambda x: x, {"x": np.zeros(20_000)}, records=np.arange(20_000) // 2)
+    lengths = [len(block) for block in many._vectors()]
+    assert sum(lengths) == 10_000 and max(lengths) <= 2**13
 
 
 # Sensitivity
