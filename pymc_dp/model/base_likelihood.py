@@ -84,7 +84,8 @@ class Likelihood(Source):
     def check_term(self, term: Term) -> None:
         """Raise ValueError if a term does not fit the model."""
         for theta in term.positions:
-            self._checked(theta)
+            if theta.shape != (self.n_dim,):
+                raise ValueError(f"theta must have shape ({self.n_dim},), not {theta.shape}")
         if getattr(term, "unbiased", False) and not self.is_binary:
             raise ValueError("unbiased=True needs one Bernoulli outcome for each record.")
 

@@ -258,9 +258,7 @@ class RecordLikelihood(CompiledModel, Likelihood):
         *arguments: Any,
         where: str = "when its log-likelihood was evaluated",
     ) -> Any:
-        owner = getattr(function, "__self__", None)
-        name = getattr(function, "__name__", type(function).__name__)
-        called = os.getpid(), f"{type(owner).__name__}.{name}"
+        called = os.getpid(), getattr(function, "__qualname__", type(function).__name__)
         if called in self._called:
             with rehearsing(self._rehearses):
                 return evaluate(where, function, *arguments, private=self._private)
