@@ -164,10 +164,8 @@ def sample_sites(adds_noise, y, folder):
     from tests import test_sites
 
     parts = dp.Records({"x": X, "y": y}).split(2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_sites, "model", regression)
-        with test_sites.served(parts, adds_noise=adds_noise) as connections:
-            return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
+    with test_sites.served(parts, regression, adds_noise=adds_noise) as connections:
+        return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
 
 
 def sample_dask(y, folder):
