@@ -279,11 +279,9 @@ class ClippedScores(Term):
 
     def clipped(self, vectors: np.ndarray, logp: np.ndarray) -> np.ndarray:
         """Vectors of simulated records, public and in floats, clipped by the same rule; in place where not `unbiased`."""
-        return (
-            unbiased_rows(vectors, logp, self.bound)
-            if self.unbiased
-            else clip_rows(vectors, self.bound)
-        )
+        if self.unbiased:
+            return unbiased_rows(vectors, logp, self.bound)
+        return clip_rows(vectors, self.bound)
 
     def sensitivity(self, adjacency: str) -> float:
         """A record's vector of whole numbers is no longer than the bound: replaced, the sum changes by twice that.
