@@ -327,7 +327,8 @@ def gradients_are_not_clipped(patch, run, likelihood):
     real = type(likelihood).total
 
     def wide(term, index=None):
-        return real(likelihood, dataclasses.replace(term, bound=1e2 * term.bound), index)
+        wider = dataclasses.replace(term, bound=1e2 * term.bound)
+        return real(likelihood, wider, index) << (wider.exponent - term.exponent)
 
     patch.setitem(likelihood.__dict__, "total", wide)
 

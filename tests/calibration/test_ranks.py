@@ -28,6 +28,7 @@ from pymc_dp import (
     PrivateScores,
     RandomWalk,
 )
+from pymc_dp.model import ClippedScores
 from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores import linearized, score_step
@@ -146,22 +147,22 @@ class Case:
             return np.array([self.logp(point)[index] for point in theta])
         return self.logp(theta)[index]
 
-    def clipped_grad_steps(self, theta, bound, index=None, *, directions, keeps_logp=False):
-        assert index is None
-        if keeps_logp:
-            self.likelihood._latest.keep(theta, self.logp(theta))
-        rows = self.simulated.gradients(theta, self.data) @ (
-            np.diag(directions) if np.ndim(directions) == 1 else directions
-        )
-        rows *= np.minimum(1, bound / np.maximum(np.linalg.norm(rows, axis=1), bound))[:, None]
-        return np.rint(np.ldexp(rows, 30)).astype(np.int64).sum(axis=0), -30
+    def total(self, term, index=None):
+        if not isinstance(term, ClippedScores):
+            return type(self.likelihood).total(self.likelihood, term, index)
+        if term.keeps_logp:
+            self.likelihood._latest.keep(term.theta, self.logp(term.theta))
+        directions = np.diag(term.directions) if term.directions.ndim == 1 else term.directions
+        rows = self.simulated.gradients(term.theta, self.data) @ directions
+        norms = np.linalg.norm(rows, axis=1)
+        rows *= np.minimum(1, term.bound / np.maximum(norms, term.bound))[:, None]
+        return np.rint(np.ldexp(rows, -term.exponent)).astype(np.int64).sum(axis=0)
 
     def given_records(self, sampler, temperature=1.0):
         """Chains of a sampler, from the truth both ways, and their log-likelihoods."""
         # A likelihood is frozen, for good reason.
-        self.likelihood.__dict__.update(
-            logp=self.logp, logp_at=self.logp_at, clipped_grad_steps=self.clipped_grad_steps
-        )
+        self.likelihood.__dict__.update(logp=self.logp, logp_at=self.logp_at, total=self.total)
+        self.likelihood._batch.all_records = self.logp
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(base, "RecordLikelihood", lambda *_, **__: self.likelihood)
             zeros = np.zeros(self.simulated.n_dim)

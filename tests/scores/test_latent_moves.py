@@ -191,7 +191,10 @@ def no_clipping(target, found):
 class Unclipped(ScoreFeatures):
     def of(self, data):
         return np.hstack(
-            [self._simulated.gradients(r.theta, data, None, r.directions) for r in self._releases]
+            [
+                self._simulated.gradients(r.term.theta, data, None, r.term.directions)
+                for r in self._releases
+            ]
         )
 
 
