@@ -160,13 +160,3 @@ def test_what_is_wrong(client):
     for copied in (elsewhere, copy.copy(Shards([good], client=client))):
         with pytest.raises(RuntimeError, match="without a connection"):
             copied.take([1])
-
-
-def test_a_group_that_does_not_exist_is_no_error_on_a_worker(client):
-    """It would show that there is such a record: it counts in the last group, as in memory."""
-    last, none = (
-        Records(COLUMNS | {"group": np.where(np.arange(N) == 1234, group, COLUMNS["group"])})
-        for group in (1, 4321)
-    )
-    found = (BlockedLikelihood(model, r) for r in (Shards(none.split(3), client=client), last))
-    assert_equal(*map(reduced, found))

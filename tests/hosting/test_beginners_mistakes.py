@@ -189,6 +189,7 @@ STEPS = {
     "a step of PyMC": (lambda w: dp.sample(step=metropolis()), TypeError, "got a Metropolis.*without privacy"),
     "class of a private step": (lambda w: dp.sample(step=dp.DPPenalty), TypeError, r"must be an instance: .*DPPenalty\(budget="),
     "list of steps": (lambda w: w.run(step=[w.step()]), TypeError, r"pm\.sample\(step=\["),
+    "label of a step": (lambda w: (step := w.step()).budget.spend(step.label, ((dp.privacy.Gaussian(20.0), 1),)), ValueError, "is a step of this budget"),
     "step and guess": (lambda w: w.run(guess={"beta": [0, 0]}), TypeError, "guess: .*fixed already, leave out"),
     "step and chains": (lambda w: w.run(chains=4), TypeError, "budget of this sampler has a number of chains"),
     "more draws than paid for": (lambda w: w.run(draws=10**9), ValueError, "more than epsilon = 1 pays for.*Leave out draws="),

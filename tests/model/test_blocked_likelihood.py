@@ -307,18 +307,17 @@ def test_parallel_chains_read_for_themselves(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fast_mh", "hmc"])
-def test_steps_on_blocks(kind):
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (dp.DPFastMH, {"proposal": dp.RandomWalk(0.02), "batch_rate": 50.0}),
+        (dp.DPHMC, {"step_size": 0.01, "n_leapfrog": 3, "gradient_clip_bound": 2.0, "gradient_noise_multiplier": 5.0}),
+    ],
+)  # fmt: skip
+def test_steps_on_blocks(kind, options):
     budget = dp.PrivacyBudget(50.0, 1e-5, chains=1)
-    common = {"budget": budget, "likelihood": simulator().likelihood, "model": simulator().model}
-    step = {
-        "fast_mh": lambda: dp.DPFastMH(
-            clip_bound=2.0, proposal=dp.RandomWalk(0.02), batch_rate=50.0, **common
-        ),
-        "hmc": lambda: dp.DPHMC(
-            clip_bound=2.0, step_size=0.01, n_leapfrog=3, gradient_clip_bound=2.0, gradient_noise_multiplier=5.0, **common
-        ),
-    }[kind]()  # fmt: skip
+    known = {"likelihood": simulator().likelihood, "model": simulator().model}
+    step = kind(budget=budget, clip_bound=2.0, **known, **options)
     idata = dp.sample(step=step, random_seed=1, progressbar=False, compute_convergence_checks=False)
     assert np.isfinite(idata["posterior"]["slope"].to_numpy()).all()
     assert 0 < budget.spent() <= 50.0

@@ -14,7 +14,7 @@ from scipy import optimize, stats
 from scipy.special import expit
 
 from pymc_dp import PrivacyBudget
-from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
+from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model import ClippedScores
 from pymc_dp.planning import Simulator, private_start, simulator
 from pymc_dp.planning import local_information as newton
@@ -485,10 +485,3 @@ def remade(name, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator, "RecordLikelihood", lambda *_, **__: compiled.likelihood)
         return Simulator(compiled.model, **options)
-
-
-def test_custom_distribution_without_random():
-    with pm.Model() as model:
-        pm.CustomDist("y", pm.Normal("mu"), logp=lambda y, mu: -((y - mu) ** 2), observed=Y[:50])
-    with pytest.raises(UnsupportedModel, match="random="):
-        Simulator(model)

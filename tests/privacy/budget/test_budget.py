@@ -209,13 +209,6 @@ class TestRegistration:
         budget.register(fixed("new[z]", ("z",), model=2))
         assert set(budget.plan()) == {"new[z]"}
 
-    def test_steps_are_fixed_after_a_claim(self):
-        budget = PrivacyBudget(1.0, 1e-6, chains=2)
-        budget.register(fixed())
-        budget.claim("A[x]")
-        with pytest.raises(PrivacyBudgetExhausted, match="cannot be changed"):
-            budget.register(fixed("new[x]", ("x",)))
-
     def test_uncovered_variables(self):
         budget = PrivacyBudget(1.0, 1e-6, chains=1)
         budget.register(fixed(everything=("x", "y")))
@@ -445,9 +438,6 @@ class TestSpentOutsideOfChains:
     def test_too_much(self):
         budget = PrivacyBudget(1.0, 1e-6, chains=1)
         budget.register(fixed())
-        with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
-            budget.spend("start", ((Gaussian(2.0), 1),))
-        assert budget.ledger.claims() == [] and budget.spent() == 0
         nearly = ((Gaussian(4.24), 1),)
         assert 0.98 < epsilon_of(nearly, 1e-6) <= 1
         budget.spend("start", nearly)
@@ -463,5 +453,5 @@ class TestSpentOutsideOfChains:
         budget.claim(fixed().label)
         with pytest.raises(PrivacyBudgetExhausted, match="already run"):
             budget.spend("another", self.START)
-        with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+        with pytest.raises(PrivacyBudgetExhausted, match=r"already run.*cannot be changed"):
             budget.register(varying())

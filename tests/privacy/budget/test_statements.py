@@ -15,7 +15,6 @@ from pymc_dp.privacy.budget.coverage import covered_by, uncovered
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from tests.privacy.budget.test_budget import fixed
 
 ACCESS = ((Gaussian(20.0), 1),)
 
@@ -102,14 +101,6 @@ class TestWarnings:
                 "This program opened 3 budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
                 in text
             )
-
-
-class TestRefusals:
-    def test_a_step_is_no_label(self):
-        budget = budget_of()
-        budget.register(fixed())
-        with pytest.raises(ValueError, match="is a step of this budget"):
-            budget.spend(fixed().label, ACCESS)
 
 
 class TestWhatTheReportSays:
