@@ -1,4 +1,4 @@
-"""Audit of DP penalty from outside: what one decision reveals about a record, against what was charged for it.
+"""Audit of decisions on all records from outside: what one decision reveals about a record, against what was charged for it.
 
 A step is built on neighbouring data sets. State and proposal are forced, and the probability of accepting is taken from
 the only place where randomness enters, the Bernoulli draw. The Rényi divergences between the two decisions, both
@@ -20,7 +20,7 @@ import pytest
 
 import pymc_dp.privacy.randomness.bits as noise
 
-from pymc_dp import DPPenalty, Penalty, PrivacyBudget
+from pymc_dp import DPBarker, DPPenalty, Penalty, PrivacyBudget
 from pymc_dp.model.sums.exact_sums import grid, sum_of_steps
 from pymc_dp.privacy.budget.allocation import Allocation
 from pymc_dp.privacy.mechanisms import mechanism as mechanisms
@@ -155,8 +155,8 @@ def normal_model(y, **kwargs):
 
 def build(model, *, step=DPPenalty, adjacency="substitute", **kwargs):
     budget = PrivacyBudget(1e6, 1e-6, chains=4, adjacency=adjacency)
-    settings = {"clip_bound": BOUND, "proposal": Forced(DISTANCE), "noise_scale": None} | kwargs
-    if settings["noise_scale"] is None and "noise_multiplier" not in settings:
+    settings = {"clip_bound": BOUND, "proposal": Forced(DISTANCE)} | kwargs
+    if step is not DPBarker and not {"noise_scale", "noise_multiplier"} & settings.keys():
         settings["noise_scale"] = 1.4
     return step(budget=budget, model=model, **settings)
 
@@ -203,6 +203,8 @@ SETTINGS = {
         "laziness": 0.3,
         "temperature": 0.5,
     },
+    "Barker": {"step": DPBarker},
+    "lazy Barker, tempered": {"step": DPBarker, "laziness": 0.5, "temperature": 0.6},
 }
 
 
@@ -231,14 +233,17 @@ def test_every_order_of_the_accountant_is_covered(monkeypatch):
     audit(on(), substitute())
 
 
-def test_add_or_remove():
+@pytest.mark.parametrize("step", [DPPenalty, DPBarker])
+def test_add_or_remove(step):
     """Half the sensitivity, for a data set with or without one record."""
     data = [np.append(OTHERS, v) for v in VALUES] + [OTHERS]
     last = len(data) - 1
-    share = audit(on(adjacency="add_remove"), data, neighbours=lambda i, j: last in (i, j))
+    share = audit(
+        on(step=step, adjacency="add_remove"), data, neighbours=lambda i, j: last in (i, j)
+    )
     assert np.all(share[ORDERS <= 16] > 0.98)
     with pytest.raises(Leak):  # substituting is twice as much as is promised here
-        audit(on(adjacency="add_remove"), data[:2])
+        audit(on(step=step, adjacency="add_remove"), data[:2])
 
 
 PERSON = np.array([3, 0, 1, 0, 3, 2, 3, 1, 2, 2, 1, 3])

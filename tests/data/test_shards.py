@@ -18,7 +18,7 @@ import pymc_dp as dp
 from pymc_dp.data import Records, Shards
 from pymc_dp.model import BlockedLikelihood
 from tests.data.mixed_columns import columns, model
-from tests.terms import clipped_grad_steps, norm_counts, product_steps
+from tests.model.test_blocked_likelihood import assert_equal, reduced
 
 distributed = pytest.importorskip("distributed")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -44,30 +44,6 @@ def sharded(client):
     return BlockedLikelihood(model, Shards(Records(COLUMNS).split(7), client=client))
 
 
-def reductions(likelihood):
-    theta, directions = np.linspace(-0.3, 0.3, D + 2), np.random.default_rng(2).normal(size=(D + 2, 2))  # fmt: skip
-    index = np.random.default_rng(3).integers(0, N, 400)
-    return [
-        likelihood.clipped_change(2 * theta, theta, 0.3),
-        *clipped_grad_steps(likelihood, theta, 0.7),
-        *clipped_grad_steps(likelihood, theta, 0.7, index, directions=directions),
-        *clipped_grad_steps(likelihood, theta, 0.7, index[:0]),
-        norm_counts(likelihood, theta, directions, np.array([0.1, 0.5])),
-        *product_steps(likelihood, theta, directions, 1.1),
-        likelihood.logp_at(np.array([theta, 2 * theta]), index),
-        likelihood.logp_at(theta, index[:0]),
-    ]
-
-
-def assert_same(found, expected):
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_the_same_whole_numbers(sharded, in_memory):
-    assert_same(reductions(sharded), reductions(in_memory))
-
-
 @pytest.mark.parametrize("n_shards", [1, 2, 64])
 def test_any_number_of_shards(client, sharded, in_memory, n_shards):
     sharded.records, before = (
@@ -75,7 +51,7 @@ def test_any_number_of_shards(client, sharded, in_memory, n_shards):
         sharded.records,
     )
     try:
-        assert_same(reductions(sharded), reductions(in_memory))
+        assert_equal(reduced(sharded), reduced(in_memory))
     finally:
         sharded.records = before
 
@@ -106,11 +82,11 @@ def killer(client, n=2, seed=1):
 
 def test_workers_that_are_killed(client, sharded, in_memory):
     """They cost time only: what they held is loaded again by others."""
-    expected = reductions(in_memory)
+    expected = reduced(in_memory)
     with killer(client) as killed:
         while len(killed) < 2:
-            assert_same(reductions(sharded), expected)
-    assert_same(reductions(sharded), expected)
+            assert_equal(reduced(sharded), expected)
+    assert_equal(reduced(sharded), expected)
 
 
 def test_a_release_while_a_worker_is_killed(client):
@@ -135,7 +111,7 @@ def _rows(records, _):
     return records.n_records
 
 
-def test_partitions_and_delayed_tables(client, in_memory):
+def test_partitions_and_delayed_tables(client):
     dask = pytest.importorskip("dask")
     from dask import array, dataframe
 
@@ -152,7 +128,8 @@ def test_partitions_and_delayed_tables(client, in_memory):
         assert (shards.n_records, shards.width) == (N, D + 2) and "shards; x: float64 (3,)" in repr(shards)  # fmt: skip
         index = [5, 2000, 5, 711]
         taken = shards.take(index)
-        assert_same([taken[n] for n in COLUMNS], [COLUMNS[n][index] for n in COLUMNS])
+        for name, column in COLUMNS.items():
+            np.testing.assert_array_equal(taken[name], column[index])
 
 
 def test_the_current_client_or_a_new_cluster(client, monkeypatch):
@@ -183,13 +160,3 @@ def test_what_is_wrong(client):
     for copied in (elsewhere, copy.copy(Shards([good], client=client))):
         with pytest.raises(RuntimeError, match="without a connection"):
             copied.take([1])
-
-
-def test_a_group_that_does_not_exist_is_no_error_on_a_worker(client):
-    """It would show that there is such a record: it counts in the last group, as in memory."""
-    last, none = (
-        Records(COLUMNS | {"group": np.where(np.arange(N) == 1234, group, COLUMNS["group"])})
-        for group in (1, 4321)
-    )
-    found = (BlockedLikelihood(model, r) for r in (Shards(none.split(3), client=client), last))
-    assert_same(*map(reductions, found))

@@ -28,6 +28,7 @@ RNG = np.random.default_rng(1)
 X = np.column_stack([np.ones(N), 1000 + 0.123456789 * np.arange(N)])
 Y = (RNG.random(N) < 0.5).astype(int)
 AGE = {"age": RNG.uniform(20, 60, N)}
+START = dp.planning.PrivateStart({}, np.zeros(2), np.eye(2), np.eye(2), [], 1.0)
 WARDS = np.array(["north", "south"] * (N // 2))
 TERMS = {"epsilon": 1.0, "delta": 1e-6}
 QUIET = {"progressbar": False, "cores": 1}
@@ -92,6 +93,11 @@ class World:
     def plan(self, **given):
         return dp.plan(**(TERMS | {"simulator": self.simulator, "ledger": self.ledger} | given))
 
+    def plan_of_step(self, **given):
+        """On a budget."""
+        known = {"budget": self.budget(), "simulator": self.simulator, "step": dp.DPPenalty}
+        return dp.plan(**(known | given))
+
     def private_scores(self, *unnamed, **given):
         known = {"budget": self.budget(chains=1)} | ({} if unnamed else {"simulator": self.simulator})  # fmt: skip
         return dp.private_scores(*unnamed, **(known | given))
@@ -132,6 +138,7 @@ TERMS_AND_MODEL = {
     "epsilon as text": (lambda w: w.sample(epsilon="1"), ValueError, "epsilon must be positive.*got '1'"),
     "epsilon and delta exchanged": (lambda w: w.sample(epsilon=1e-6, delta=1.0), ValueError, r"delta must be .* got 1\.0.*below 1 / \(number of records\)"),
     "plan and epsilon": (lambda w: w.sample(plan=w.plan()), TypeError, "exactly one of plan="),
+    "plan and data": (lambda w: dp.sample(plan=w.plan(), data=dp.Records(AGE)), TypeError, "data"),
     "plan as text": (lambda w: dp.sample(plan="plan"), TypeError, r"as plan\(\) returns it, got a str"),
     "budget": (lambda w: w.sample(budget=w.budget()), TypeError, r"budget: .*from epsilon= and delta=: leave out.*plan\(budget=budget"),
     "no model": (lambda w: dp.sample(**TERMS), TypeError, "no model: pass model=model, or .*with model:"),
@@ -144,14 +151,17 @@ TERMS_AND_MODEL = {
     "no protection, no draws": (lambda w: w.run(step=w.step(budget=w.budget(epsilon=math.inf, ledger=None))), ValueError, "give draws"),
     "ledger: adjacency": (lambda w: dp.Ledger(**TERMS, adjacency="swap"), ValueError, "adjacency must be .* got 'swap'"),
     "budget: adjacency": (lambda w: w.budget(adjacency="add"), ValueError, "'substitute' or 'add_remove'"),
+    "budget: adjacency of the account": (lambda w: w.budget(adjacency="add_remove"), LedgerError, "for adjacency 'substitute', not 'add_remove'"),
     "budget above the account": (lambda w: w.budget(epsilon=2.0), LedgerError, "epsilon = 2 exceeds the account .* epsilon = 1"),
 }  # fmt: skip
 DATA = {
     "covariates not declared": (lambda w: w.of_model(covariates=None), ValueError, r'covariates="public", or covariates=stand_in_model'),
     "covariates=True": (lambda w: w.of_model(covariates=True), ValueError, 'must be "public".* got a bool'),
+    "covariates as a word": (lambda w: w.of_model(covariates="private"), ValueError, 'must be "public".* or covariates=stand_in_model'),
     "covariates as an array": (lambda w: w.of_model(covariates=X), ValueError, r"Ranges\(.*got a ndarray"),
     "ranges of no pm.Data": (lambda w: w.of_model(covariates=dp.Ranges(x=(0, 1))), ValueError, r"pm.Data\(name, array\)"),
     "records as text": (lambda w: w.of_model(records=WARDS), ValueError, r"must be integers.* type <U5: .*pd\.factorize\("),
+    "records and a stand-in": (lambda w: w.of_model(records=np.arange(N) // 2, covariates=w.model), ValueError, "stand_in_records="),
     "records too short": (lambda w: w.of_model(records=np.arange(N - 1)), ValueError, r"one label per row, shape \(40,\), not \(39,\)"),
     "records of an unknown variable": (lambda w: w.of_model(records={"z": np.arange(N)}), ValueError, r"keys \['y'\].*not \['z'\]"),
     "public as text": (lambda w: w.of_model(public="x"), ValueError, "got a single str: pass a list"),
@@ -165,15 +175,21 @@ DATA = {
     "ledger is a folder": (lambda w: w.sample(ledger="/"), LedgerError, "cannot be used"),
     "ledger: no terms": (lambda w: dp.Ledger("/none/such/a.ledger"), LedgerError, "There is no file.*give epsilon and delta"),
     "ledger: other terms": (lambda w: dp.Ledger(w.ledger.path, epsilon=9.0, delta=1e-6), LedgerError, r"opened with epsilon = 1\.0, not 9"),
+    "ledger: composition": (lambda w: dp.Ledger(**TERMS, composition="renyi"), ValueError, "composition must be 'basic' or 'gaussian'"),
+    "ledger: Gaussian DP of no delta": (lambda w: dp.Ledger(epsilon=1.0, delta=0.0, composition="gaussian"), ValueError, "needs delta > 0"),
+    "ledger: other composition": (lambda w: dp.Ledger(w.ledger.path, composition="gaussian"), LedgerError, "opened with composition = basic"),
     "ledger: number as path": (lambda w: dp.Ledger(3, epsilon=1.0, delta=0), TypeError, "path must be that of a file"),
     "ledger: too much recorded": (lambda w: w.ledger.record(epsilon=3.0, note="ages"), dp.PrivacyBudgetExhausted, "allows epsilon = 1 .*Nothing was accessed"),
     "ledger: record without guarantee": (lambda w: w.ledger.record(note="ages"), ValueError, "exactly one of epsilon"),
+    "ledger: record of two guarantees": (lambda w: w.ledger.record(epsilon=0.1, mu=0.1, note="ages"), ValueError, "exactly one of epsilon"),
+    "ledger: record without note": (lambda w: w.ledger.record(epsilon=0.1, note=" "), ValueError, "note is empty"),
 }  # fmt: skip
 STEPS = {
     "class of NUTS": (lambda w: dp.sample(step=pm.NUTS, model=w.model), TypeError, "got the class NUTS.*without privacy: leave out step="),
     "a step of PyMC": (lambda w: dp.sample(step=metropolis()), TypeError, "got a Metropolis.*without privacy"),
     "class of a private step": (lambda w: dp.sample(step=dp.DPPenalty), TypeError, r"must be an instance: .*DPPenalty\(budget="),
     "list of steps": (lambda w: w.run(step=[w.step()]), TypeError, r"pm\.sample\(step=\["),
+    "label of a step": (lambda w: (step := w.step()).budget.spend(step.label, ((dp.privacy.Gaussian(20.0), 1),)), ValueError, "is a step of this budget"),
     "step and guess": (lambda w: w.run(guess={"beta": [0, 0]}), TypeError, "guess: .*fixed already, leave out"),
     "step and chains": (lambda w: w.run(chains=4), TypeError, "budget of this sampler has a number of chains"),
     "more draws than paid for": (lambda w: w.run(draws=10**9), ValueError, "more than epsilon = 1 pays for.*Leave out draws="),
@@ -193,6 +209,20 @@ STEPS = {
     "batch too large": (lambda w: w.step(batch_size=1000), ValueError, "batch_size must be from 2 to .* 40, got 1000"),
     "plan: instance": (lambda w: w.plan(step=w.step()), ValueError, "one of the classes.*instance of DPPenalty, where a class is needed"),
     "plan: chains of scores": (lambda w: w.plan(chains=4), TypeError, r"chains are free \(give their numbers to sample"),
+    "plan: step without plans": (lambda w: w.plan_of_step(step=dp.DPHMC), ValueError, r"DPFastMH, got DPHMC\..*by hand.*sample\(step="),
+    "plan: step as a number": (lambda w: w.plan_of_step(step=3), ValueError, "got an instance of int"),
+    "plan: batches, add/remove": (lambda w: w.plan_of_step(step=dp.DPFastMH, budget=w.budget(adjacency="add_remove", ledger=None)), ValueError, "'substitute' only"),
+    "plan: batches, Gaussian DP": (lambda w: w.plan_of_step(step=dp.DPFastMH, budget=w.budget(accountant="gaussian")), ValueError, "'gaussian' has no bound for the batches of DPFastMH"),
+    "plan: start and guess": (lambda w: w.plan_of_step(start=START, guess={"beta": [0, 0]}), TypeError, "start= or guess="),
+    "plan: noise of a step": (lambda w: w.plan_of_step(noise="l2"), TypeError, "noise: DPPenalty has no use"),
+    "plan: no terms": (lambda w: dp.plan(epsilon=1.0), TypeError, "epsilon= and delta=, or budget="),
+    "plan: no delta": (lambda w: w.plan(delta=None), TypeError, "needs epsilon= and delta="),
+    "plan: terms and budget": (lambda w: w.plan(budget=w.budget()), TypeError, "not both"),
+    "plan: temperature of a simulator": (lambda w: w.plan(temperature=0.5), TypeError, "temperature are those"),
+    "plan: public of a simulator": (lambda w: w.plan(public=["x"]), TypeError, "public are those"),
+    "plan: draws of scores": (lambda w: w.plan(max_draws=50), TypeError, "max_draws: "),
+    "plan: start of scores": (lambda w: w.plan(start=object()), TypeError, "start: "),
+    "plan: accesses before scores": (lambda w: w.plan(other_accesses=[(dp.privacy.Gaussian(2.0), 1)]), TypeError, "other_accesses: "),
     "plan: seed": (lambda w: w.plan(random_seed="a"), ValueError, "random_seed must be .* got 'a'"),
     "pm.sample: more chains": (lambda w: w.by_pymc(chains=4), dp.PrivacyBudgetExhausted, r"shared over chains=2.*make a budget for as many"),
     "pm.sample: tuning": (lambda w: w.by_pymc(tune=1_000_000), dp.PrivacyBudgetExhausted, "pass tune=0.*Nothing was accessed"),
@@ -261,6 +291,13 @@ RESULTS = {
     "sum: function by name": (lambda w: w.sum("age"), TypeError, "such as lambda age: age, got a str"),
     "sum: other argument": (lambda w: w.sum(lambda a: a), ValueError, "argument 'a', but the columns are age"),
     "sum: array from outside": (lambda w: w.sum(lambda age: age - AGE["age"]), dp.UnsupportedModel, "public={name: array}"),
+    "sum: an array of other length": (lambda w: w.sum(lambda age: (age > pt.constant([0.1, 0.7, 0.3])).sum()), dp.UnsupportedModel, "public="),
+    "sum: of no data": (lambda w: w.sum(lambda age: pt.constant(1.0)), dp.UnsupportedModel, "does not depend on the data"),
+    "sum: no argument": (lambda w: w.sum(lambda: 1.0), ValueError, "no column"),
+    "sum: of matrices": (lambda w: w.sum(lambda z: pt.outer(z, z), {"z": X}), dp.UnsupportedModel, r"not an array of shape \(2, 2\)"),
+    "sum: too little epsilon": (lambda w: w.sum(budget=w.budget(epsilon=1e-7, delta=0)), ValueError, "too much for sums.*Nothing was accessed"),
+    "sum: too little epsilon for a box": (lambda w: w.sum(lambda age: [age, -age], bound=[9, 9], centre=0, budget=w.budget(epsilon=1e-7, delta=0)), ValueError, "too much for sums"),
+    "counts: too little epsilon": (lambda w: w.counts([40], budget=w.budget(epsilon=1e-7, delta=0)), ValueError, "too much for sums"),
     "sum: an array as data": (lambda w: w.sum(data=AGE["age"]), TypeError, "as a dict or a DataFrame does, got ndarray"),
     "sum: text as data": (lambda w: w.sum(data={"age": WARDS}), ValueError, r"must be numbers.*categories=\[\.\.\.\]\)\.codes"),
     "sum: negative bound": (lambda w: w.sum(bound=-1), ValueError, "bound positive and finite"),

@@ -82,15 +82,9 @@ def assert_equal(found, expected):
 
 @pytest.mark.slow
 def test_blocks_give_the_same_whole_numbers(tmp_path):
-    """In blocks of several lengths, mapped from a file, from Parquet, and from a pickle."""
-    pa = pytest.importorskip("pyarrow")
-    table = {k: v for k, v in columns().items() if k != "x"} | {f"x{k}": columns()["x"][:, k] for k in range(D)}  # fmt: skip
-    import pyarrow.parquet as pq
-
-    pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=300)
+    """In blocks of several lengths, mapped from a file, and from a pickle."""
     np.save(tmp_path / "x.npy", columns()["x"])
     mapped = columns() | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
-    arguments = {"x": [f"x{k}" for k in range(D)], "group": "group", "y": "y", "weight": "weight"}
     likelihood = BlockedLikelihood(regression, Records(columns(), block_rows=1003))
     expected = reduced(likelihood)
     # In one piece, what depends on data alone is computed once, by NumPy: its last bits may differ.
@@ -99,27 +93,11 @@ def test_blocks_give_the_same_whole_numbers(tmp_path):
     sources = [
         *(Records(columns(), block_rows=n) for n in (64, 37)),
         Records(mapped, block_rows=500),
-        Records.from_parquet(tmp_path / "a.parquet", arguments=arguments, block_rows=128),
     ]
     for records in sources:
         likelihood.records = records
         assert_equal(reduced(likelihood), expected)
     assert_equal(reduced(cloudpickle.loads(cloudpickle.dumps(likelihood))), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_shards", [7, 64])
-def test_shards_in_any_order_have_the_same_sum(n_shards):
-    shards = Records(columns()).split(n_shards)
-    order = np.random.default_rng(n_shards).permutation(n_shards)
-    likelihood, theta = BlockedLikelihood(regression, Records(columns())), np.full(whole().n_dim, 0.1)  # fmt: skip
-    expected = clipped_grad_steps(likelihood, theta, 0.7)[0], likelihood.clipped_change(theta, 2 * theta, 0.25)  # fmt: skip
-    steps, change = 0, 0.0
-    for k in order:
-        likelihood.records, likelihood.n_records = shards[k], shards[k].n_records
-        steps = steps + clipped_grad_steps(likelihood, theta, 0.7)[0]
-        change += likelihood.clipped_change(theta, 2 * theta, 0.25)
-    assert np.array_equal(steps, expected[0]) and change == expected[1]
 
 
 def build(function, data=None, **options):
@@ -138,69 +116,35 @@ def test_data_are_those_of_the_blocks():
     assert likelihood.n_dim == 8 and "1003 records" in repr(likelihood)
 
 
-def centred_in_numpy(x, y):
-    pm.Bernoulli("y", logit_p=(x - np.asarray(x).mean(axis=0)) @ pm.Normal("b", shape=D), observed=y)  # fmt: skip
-
-
-def squared_in_numpy(x, y):
-    pm.Bernoulli("y", logit_p=x[:, 0] ** 2 * pm.Normal("b"), observed=y)
-
-
-def counted(x, y):
-    pm.Bernoulli("y", logit_p=np.arange(len(y)) * pm.Normal("b"), observed=y)
-
-
-def with_the_number(x, y):
-    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b") / len(y), observed=y)
-
-
-def prior_with_the_number(x, y):
-    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b", 0, len(y)), observed=y)
-
-
-def with_a_parameter_for_each(x, y):
-    pm.Bernoulli("y", logit_p=x[:, 0] + pm.Normal("b", shape=len(y)), observed=y)
-
-
-def from_outside(x, y):
-    pm.Bernoulli("y", logit_p=OUTSIDE[: len(y)] * pm.Normal("b"), observed=y)
-
-
-def with_zeros(x, y):
-    pm.Bernoulli("y", logit_p=x[:, 0] * pm.Normal("b") + pm.math.exp(np.zeros(len(y))), observed=y)
-
-
-def declared_public(x, y):
-    pm.Bernoulli("y", logit_p=pm.Data("named", x[:, 0]) * pm.Normal("b"), observed=y)
-
-
 OUTSIDE = np.random.default_rng(3).normal(size=500)
 
 
-@pytest.mark.parametrize(
-    "function, message",
-    [
-        (centred_in_numpy, "number of rows of a block, or on their order"),
-        (squared_in_numpy, "none of the columns of the data"),
-        (from_outside, "number of rows of a block, or on their order"),
-        (counted, "none of the columns|number of rows of a block, or on their order"),
-        (with_the_number, "number of rows of a block, or on their order"),
-        (prior_with_the_number, "number of rows of a block, or on their order"),
-        (with_a_parameter_for_each, "depend on the number of rows|has an entry for each record"),
-    ],
-)
-def test_what_is_no_function_of_a_block_is_refused(function, message):
+ON_ROWS = "number of rows of a block, or on their order"
+#: Outcomes are Bernoulli with this log-odds.
+NO_FUNCTIONS = {
+    "centred in NumPy": (lambda x, y: (x - np.asarray(x).mean(axis=0)) @ pm.Normal("b", shape=D), ON_ROWS),
+    "squared in NumPy": (lambda x, y: x[:, 0] ** 2 * pm.Normal("b"), "none of the columns of the data"),
+    "from outside": (lambda x, y: OUTSIDE[: len(y)] * pm.Normal("b"), ON_ROWS),
+    "counted": (lambda x, y: np.arange(len(y)) * pm.Normal("b"), f"none of the columns|{ON_ROWS}"),
+    "with the number": (lambda x, y: x[:, 0] * pm.Normal("b") / len(y), ON_ROWS),
+    "prior with the number": (lambda x, y: x[:, 0] * pm.Normal("b", 0, len(y)), ON_ROWS),
+    "a parameter for each": (lambda x, y: x[:, 0] + pm.Normal("b", shape=len(y)), "depend on the number of rows|has an entry for each record"),
+    # These would stay the arrays of the made-up block, and compiled code would read beyond them.
+    "with zeros": (lambda x, y: x[:, 0] * pm.Normal("b") + pm.math.exp(np.zeros(len(y))), "as many rows as the block|none of the columns"),
+    "declared public": (lambda x, y: pm.Data("named", x[:, 0]) * pm.Normal("b"), "as many rows as the block|none of the columns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_FUNCTIONS)
+def test_what_is_no_function_of_a_block_is_refused(name):
     data = {"x": columns()["x"], "y": columns()["y"]}
+    log_odds, message = NO_FUNCTIONS[name]
+
+    def model(x, y):
+        pm.Bernoulli("y", logit_p=log_odds(x, y), observed=y)
+
     with pytest.raises(UnsupportedModel, match=message):
-        build(function, data)
-
-
-@pytest.mark.parametrize("function, public", [(with_zeros, []), (declared_public, ["named"])])
-def test_arrays_with_rows_that_are_no_columns(function, public):
-    """They would stay those of the made-up block, and compiled code would read beyond them."""
-    data = {"x": columns()["x"], "y": columns()["y"]}
-    with pytest.raises(UnsupportedModel, match=r"as many rows as the block|none of the columns"):
-        build(function, data, public=public)
+        build(model, data, public=["named"] if name == "declared public" else [])
 
 
 def test_rows_that_change_in_a_longer_block(monkeypatch):
@@ -266,11 +210,6 @@ def test_an_index_out_of_range_counts_as_the_nearest_one():
     assert np.array_equal(*terms)
 
 
-def test_a_function_that_returns_something_else():
-    with pytest.raises(TypeError, match="returned a int"):
-        build(lambda x, group, y, weight: 3)
-
-
 def test_made_up_columns():
     layout = {"x": (np.dtype("f4"), (3,)), "k": (np.dtype("i2"), ()), "b": (np.dtype("?"), ())}
     block = made_up_block(layout, 192)
@@ -311,22 +250,6 @@ def test_the_model_of_some_rows_has_no_observed_value(public):
         assert not any(places)
 
 
-@pytest.mark.slow
-def test_scores_of_blocks():
-    """The noisy sums are those of the same model in memory, but for the noise."""
-    budget = dp.PrivacyBudget(1e6, 1e-5, chains=1)
-    scores = dp.private_scores(simulator(), budget=budget, random_seed=1)
-    with pm.Model() as model:
-        logistic(columns()["x"], columns()["y"])
-    likelihood, release = RecordLikelihood(model), scores.releases[-1]
-    steps, exponent = clipped_grad_steps(likelihood, release.term.theta, release.term.bound, directions=release.term.directions)  # fmt: skip
-    assert (
-        np.abs(release.total - np.ldexp(steps.astype(float), exponent)).max()
-        < 8 * release.noise.scale
-    )
-    assert scores.n_records == N
-
-
 def read_counts(monkeypatch, data, ledger):
     """Numbers of claims at each time that these records are read."""
     seen = []
@@ -352,6 +275,7 @@ def test_nothing_is_read_before_it_is_paid_for(monkeypatch, tmp_path):
     scores = dp.private_scores(simulator(), budget=budget, random_seed=1)
     n_reads = len(seen)
     assert n_reads == len(scores.releases) + 1 and min(seen) >= 1  # each sum, and the fit check
+    assert scores.n_records == N
     options = {"budget": dp.PrivacyBudget(5.0, 1e-5, chains=1, ledger=ledger), "clip_bound": 2.0}
     step = dp.DPPenalty(proposal=dp.RandomWalk(0.02), likelihood=simulator().likelihood, model=simulator().model, **options)  # fmt: skip
     assert len(seen) == n_reads
@@ -383,18 +307,17 @@ def test_parallel_chains_read_for_themselves(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fast_mh", "hmc"])
-def test_steps_on_blocks(kind):
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (dp.DPFastMH, {"proposal": dp.RandomWalk(0.02), "batch_rate": 50.0}),
+        (dp.DPHMC, {"step_size": 0.01, "n_leapfrog": 3, "gradient_clip_bound": 2.0, "gradient_noise_multiplier": 5.0}),
+    ],
+)  # fmt: skip
+def test_steps_on_blocks(kind, options):
     budget = dp.PrivacyBudget(50.0, 1e-5, chains=1)
-    common = {"budget": budget, "likelihood": simulator().likelihood, "model": simulator().model}
-    step = {
-        "fast_mh": lambda: dp.DPFastMH(
-            clip_bound=2.0, proposal=dp.RandomWalk(0.02), batch_rate=50.0, **common
-        ),
-        "hmc": lambda: dp.DPHMC(
-            clip_bound=2.0, step_size=0.01, n_leapfrog=3, gradient_clip_bound=2.0, gradient_noise_multiplier=5.0, **common
-        ),
-    }[kind]()  # fmt: skip
+    known = {"likelihood": simulator().likelihood, "model": simulator().model}
+    step = kind(budget=budget, clip_bound=2.0, **known, **options)
     idata = dp.sample(step=step, random_seed=1, progressbar=False, compute_convergence_checks=False)
     assert np.isfinite(idata["posterior"]["slope"].to_numpy()).all()
     assert 0 < budget.spent() <= 50.0
@@ -404,6 +327,7 @@ def test_steps_on_blocks(kind):
     "arguments, error, message",
     [
         ({"model": pm.Model()}, TypeError, "must be a function of its columns"),
+        ({"model": lambda x, y: 3}, TypeError, "returned a int"),
         ({"records": np.arange(N)}, ValueError, "each row is a record"),
         ({"covariates": dp.Ranges(x=(0, 1))}, ValueError, "private_stand_in"),
         ({"covariates": None}, ValueError, "covariates"),
@@ -414,16 +338,3 @@ def test_what_does_not_go_with_blocks(arguments, error, message):
     arguments = {"model": logistic, "covariates": "public", "compile_kwargs": MODE} | arguments
     with pytest.raises(error, match=message):
         dp.Simulator(arguments.pop("model"), data=data, **arguments)
-
-
-@pytest.mark.slow
-def test_sample_with_data():
-    """One call, on the function of a block."""
-    data = Records({"x": columns()["x"], "y": columns()["y"]}, block_rows=300)
-    found = dp.sample(
-        epsilon=50.0, delta=1e-5, model=logistic, data=data, covariates="public", draws=50, chains=2, cores=1,
-        random_seed=1, progressbar=False, compute_convergence_checks=False,
-    )  # fmt: skip
-    assert found["posterior"]["slope"].shape == (2, 50, D)
-    with pytest.raises(TypeError, match="data"):
-        dp.sample(plan=dp.plan(epsilon=1.0, delta=1e-5, simulator=simulator()), data=data)

@@ -10,7 +10,6 @@ import pymc as pm
 import pytest
 
 from pymc_dp import (
-    DPHMC,
     DPBarker,
     DPFastMH,
     DPPenalty,
@@ -20,7 +19,7 @@ from pymc_dp import (
     plan,
 )
 from pymc_dp.acceptance import Barker, Lazy, Penalty
-from pymc_dp.planning import Candidate, Forecast, PrivateStart
+from pymc_dp.planning import Candidate, Forecast
 from pymc_dp.planning.random_walk import _chosen
 from pymc_dp.planning.simulated_posterior import SimulatedPosterior
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
@@ -98,11 +97,6 @@ def test_a_plan_at_a_draw_from_the_prior(simulator):
         penalty_plan(simulator, guess="posterior")
 
 
-def test_private_covariates_are_refused():
-    with pytest.raises(ValueError, match='covariates="public"'):
-        penalty_plan(model=logistic())
-
-
 @pytest.mark.slow
 def test_a_stand_in_has_any_number_of_rows(planned):
     small = logistic(x=X[:1000])
@@ -158,35 +152,6 @@ def test_other_rules_than_the_penalty(simulator, planned):
     rate = made[DPFastMH].settings["batch_rate"]
     typical = float(built.expected_batch(math.sqrt(3)))  # of three standard deviations, in all
     assert typical == pytest.approx(2 * rate, rel=1e-9) and typical < N / 4
-
-
-def test_steps_without_plans():
-    with pytest.raises(ValueError, match=r"DPFastMH, got DPHMC\..*by hand.*sample\(step="):
-        plan(budget=budget(), step=DPHMC, model=logistic())
-    with pytest.raises(ValueError, match="got an instance of int"):
-        plan(budget=budget(), step=3, model=logistic())
-    with pytest.raises(ValueError, match="'substitute' only"):
-        plan(budget=budget(adjacency="add_remove"), step=DPFastMH, model=logistic())
-    with pytest.raises(ValueError, match="'gaussian' has no bound for the batches of DPFastMH"):
-        plan(budget=budget(accountant="gaussian"), step=DPFastMH, model=logistic())
-
-
-@pytest.mark.slow
-def test_arguments_that_exclude_each_other(simulator):
-    start = PrivateStart({}, np.zeros(3), np.eye(3), np.eye(3), [], 1.0)
-    for options, match in (
-        ({"epsilon": 1.0}, "epsilon= and delta=, or budget="),
-        ({"epsilon": 1.0, "delta": 1e-6, "budget": budget()}, "not both"),
-        ({"budget": budget(), "step": DPPenalty, "start": GUESS}, "public values as guess="),
-        (
-            {"budget": budget(), "step": DPPenalty, "start": start, "guess": GUESS},
-            "start= or guess=",
-        ),
-        ({"budget": budget(), "simulator": simulator, "temperature": 0.5}, "temperature are those"),
-        ({"budget": budget(), "simulator": simulator, "public": ["x"]}, "public are those"),
-    ):
-        with pytest.raises(TypeError, match=match):
-            plan(**options)
 
 
 @pytest.mark.slow
@@ -308,26 +273,6 @@ def test_the_table_of_rules_in_the_documentation():
         found = [efficiency(r) for r in (rule, *(Lazy(rule, w) for w in (0.5, 0.25, 0.1)))]
         expected = np.array(found) / efficiency(Barker())
         np.testing.assert_allclose([float(x) for x in line], expected, atol=0.011)
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"chains": 2}, r"chains: .*draws and chains are free"),
-        ({"max_draws": 50}, "max_draws: "),
-        ({"start": object()}, "start: "),
-        ({"other_accesses": [(Gaussian(2.0), 1)]}, "other_accesses: "),
-        ({"step": DPPenalty, "noise": "l2"}, "noise: DPPenalty has no use"),
-        ({"budget": budget()}, "not both"),
-        ({"delta": None}, "needs epsilon= and delta="),
-    ],
-    ids=lambda x: x if isinstance(x, str) else "-".join(x),
-)
-def test_arguments_of_other_samplers(given, match):
-    """Refused by name, before anything is compiled."""
-    terms = {"epsilon": 1.0, "delta": 1e-6, "model": logistic(), "covariates": "public"}
-    with pytest.raises(TypeError, match=match):
-        plan(**terms | given)
 
 
 def test_the_default_is_a_plan_of_scores(simulator):

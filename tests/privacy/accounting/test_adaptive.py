@@ -18,8 +18,7 @@ from pymc_dp.privacy.accounting.filters import (
     GaussianShare,
 )
 from pymc_dp.privacy.budget.allocation import StepAccess, allocate
-from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
 
@@ -104,26 +103,9 @@ class TestRule:
         assert rule.reading(Cost.of(shares)) > 0.999 * epsilon
         assert not rule.fits(Cost.of([*shares, (rule.share(left * 1e-3), 1)]))
 
-    def test_what_holds(self):
-        """At an order the sum so far; in Gaussian DP nothing but all of it."""
-        cost = Cost.of([(Gaussian(20.0), 1)])
-        order, gaussian = (AdaptiveComposition.opened(1.0, 1e-6, a) for a in ("rdp", "gaussian"))
-        assert cost.epsilon(1e-6) < order.holds(cost) == order.reading(cost) < 1
-        assert gaussian.reading(cost) == pytest.approx(cost.epsilon(1e-6), rel=1e-8)
-        assert gaussian.holds(cost) == 1.0 and gaussian.holds(NOTHING) == order.holds(NOTHING) == 0
-
 
 class TestFilters:
     """Both kinds, by the same code."""
-
-    def test_gaussian_filter_adds_squares(self):
-        spending = GaussianFilter(GaussianShare(0.5))
-        accesses = [(Gaussian(10.0), 3), (Decision(Barker(), 0.1), 2)]
-        each = 3 * 0.01 + 2 * Decision(Barker(), 0.1).gaussian_mu ** 2
-        granted = sum(spending.grant(accesses) for _ in range(100))
-        assert granted == math.floor(0.25 / each)
-        assert spending.spent == pytest.approx(granted * each)
-        assert not spending.grant([(Gaussian(1e6), 1)])  # closed for good
 
     def test_no_bound_no_grant(self):
         sampled = SampledGaussian(1.0, 0.01, "without_replacement", "substitute")
@@ -161,17 +143,6 @@ class TestGaussianBudgets:
             assert 1.8 < allocation.epsilon_spent() <= 2.0
         assert 0.95 * 2.0 < epsilon_of([*other_accesses, *charged], 1e-6, "gaussian") <= 2.0
         assert isinstance(plan.share, GaussianShare)
-
-    def test_a_budget_from_start_to_report(self, tmp_path):
-        budget = PrivacyBudget(2.0, 1e-6, chains=2, accountant="gaussian", ledger=tmp_path / "a")
-        budget.register(varying(Barker()))
-        budget.spend("start", ((Gaussian(20.0), 1),))
-        for _ in range(2):
-            budget.claim("B[x]")
-        report = budget.report()
-        assert report.epsilon == budget.spent() == 2.0 and report.proved_by == "gaussian"
-        assert report.gaussian_mu == pytest.approx(math.sqrt(budget.terms.adaptive.limit))
-        assert 0 <= budget.remaining() < 1e-4
 
     def test_batches_are_refused_by_name(self):
         family = PerProposalPoissonMinibatch(0.01, Barker(), 10.0, 1000, None, DISTANCES)

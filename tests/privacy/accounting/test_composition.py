@@ -180,6 +180,7 @@ class TestAdjacency:
         [
             (poisson(1.0, 0.01), "substitute"),
             (batch(1.0, 0.01), "add_remove"),
+            (SampledGaussian(1.0, 0.01, "poisson", "substitute"), "add_remove"),
             (SampledDecision(Barker(), 0.1, 0.01), "add_remove"),
             (PoissonMinibatchDecision(Barker(), 0.001, 50, 10_000), "add_remove"),
             (BarkerRelease(1300, 100_000), "add_remove"),

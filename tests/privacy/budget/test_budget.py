@@ -89,13 +89,6 @@ class TestSharingOut:
             pass
         assert a.used == pytest.approx(plans["B[y]"].expected, rel=0.01)
 
-    def test_gaussian_accesses_use_the_exact_accountant(self):
-        step = access(((Gaussian(0.1 * math.sqrt(1e5)), 1),), "G[x]", ("x",))
-        plan = allocate({"G[x]": step}, epsilon=4.0, delta=1e-6, chains=1, accountant="best")[
-            "G[x]"
-        ]
-        assert plan.iterations == 702
-
     @given(epsilon=st.floats(1, 4), chains=st.integers(1, 4), decay=st.floats(0.0, 0.2))
     @settings(max_examples=8, deadline=None)
     def test_schedule(self, epsilon, chains, decay):
@@ -215,13 +208,6 @@ class TestRegistration:
         budget.register(fixed("old[x]", ("x",)))
         budget.register(fixed("new[z]", ("z",), model=2))
         assert set(budget.plan()) == {"new[z]"}
-
-    def test_steps_are_fixed_after_a_claim(self):
-        budget = PrivacyBudget(1.0, 1e-6, chains=2)
-        budget.register(fixed())
-        budget.claim("A[x]")
-        with pytest.raises(PrivacyBudgetExhausted, match="cannot be changed"):
-            budget.register(fixed("new[x]", ("x",)))
 
     def test_uncovered_variables(self):
         budget = PrivacyBudget(1.0, 1e-6, chains=1)
@@ -393,7 +379,9 @@ class TestReport:
             not report.protected
             and report.epsilon == math.inf
             and "NOT PROTECTED" in report.to_html()
+            and "epsilon is infinite" in str(report)
         )
+        assert none.remaining() == math.inf == none.plan()["A[x]"].epsilon_spent()
         assert json.loads(report.to_json())["epsilon"] == "inf"
         assert PrivacyReport.from_json(report.to_json()) == report
 
@@ -450,9 +438,6 @@ class TestSpentOutsideOfChains:
     def test_too_much(self):
         budget = PrivacyBudget(1.0, 1e-6, chains=1)
         budget.register(fixed())
-        with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
-            budget.spend("start", ((Gaussian(2.0), 1),))
-        assert budget.ledger.claims() == [] and budget.spent() == 0
         nearly = ((Gaussian(4.24), 1),)
         assert 0.98 < epsilon_of(nearly, 1e-6) <= 1
         budget.spend("start", nearly)
@@ -468,17 +453,5 @@ class TestSpentOutsideOfChains:
         budget.claim(fixed().label)
         with pytest.raises(PrivacyBudgetExhausted, match="already run"):
             budget.spend("another", self.START)
-        with pytest.raises(PrivacyBudgetExhausted, match="already run"):
+        with pytest.raises(PrivacyBudgetExhausted, match=r"already run.*cannot be changed"):
             budget.register(varying())
-
-    def test_report(self):
-        budget = PrivacyBudget(2.0, 1e-6, chains=1)
-        budget.register(fixed())
-        budget.spend("private start", self.START)
-        report = budget.report()
-        assert report.one_off_accesses == {"private start": (f"8 x {Gaussian(30.0).name}",)}
-        for text in (str(report), report.to_markdown(), report.to_json()):
-            assert "private start" in text and Gaussian(30.0).name in text
-        assert (
-            pickle.loads(pickle.dumps(budget)).report().one_off_accesses == report.one_off_accesses
-        )

@@ -20,7 +20,6 @@ from pymc_dp.ledger_file import Account, BudgetClaim
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.accounting.filters import RenyiShare
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
@@ -54,19 +53,12 @@ class TestAccountsAddUp:
         for k in range(n):
             opened(ledger, f"b{k}", 0.1, 1e-7)
             opened(ledger, f"b{k}", 0.1, 1e-7)  # again: nothing more
-        assert ledger.spent() == n / 10 and ledger.n_budgets == n
+            assert ledger.spent() == (k + 1) / 10
+        assert ledger.n_budgets == n
         assert ledger.account.left(ledger.budget_claims()) == {"epsilon": 0, "delta": 0}
         for more in ((1e-300, 0.0), (0.1, 1e-7)):
             with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 0, delta = 0"):
                 ledger.check("more", "more", *more)
-
-    def test_one_release_of_a_large_account(self, tmp_path):
-        """It read 1.802 of 4 after one release of 0.1, by one order for the whole account."""
-        ledger = Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
-        opened(ledger, "b", 0.1, 1e-6)
-        assert ledger.spent() == 0.1
-        with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 3\.9, delta = 0"):
-            opened(ledger, "c", 0.1, 1e-7)
 
     def test_other_terms_under_the_same_name(self, tmp_path):
         ledger = Ledger(tmp_path / "a.ledger", **TERMS)
@@ -128,15 +120,6 @@ class TestGaussianAccounts:
         budget.spend("sum", ((PureDP(0.1), 1),))
         assert ledger.account.spent(ledger.budget_claims())["mu"] == PureDP(0.1).gaussian_mu
 
-    def test_bad_terms(self, tmp_path):
-        with pytest.raises(ValueError, match="composition must be 'basic' or 'gaussian'"):
-            Ledger(tmp_path / "a.ledger", **TERMS, composition="renyi")
-        with pytest.raises(ValueError, match="needs delta > 0"):
-            Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=0.0, composition="gaussian")
-        Ledger(tmp_path / "a.ledger", **TERMS)
-        with pytest.raises(LedgerError, match="opened with composition = basic"):
-            Ledger(tmp_path / "a.ledger", composition="gaussian")
-
 
 def test_claims_add_up_to_the_budget_and_no_further(tmp_path):
     ledger = Ledger(tmp_path / "a.ledger", **TERMS)
@@ -164,26 +147,6 @@ def test_the_message_has_the_feasible_values(tmp_path):
     assert len(ledger.claims()) == 1
 
 
-def test_a_step_has_a_limited_number_of_chains(tmp_path):
-    ledger = Ledger(tmp_path / "a.ledger", **TERMS)
-    for before in range(3):
-        assert claim(ledger, [(Gaussian(100.0), 1.0)], limit=3) == before
-    with pytest.raises(PrivacyBudgetExhausted, match=r"3 chain.s. of s have already run"):
-        claim(ledger, [(Gaussian(100.0), 1.0)], limit=3)
-    claim(ledger, [(Gaussian(100.0), 1.0)], step="other", limit=3)
-
-
-def test_survives_reopening_and_pickling(tmp_path):
-    path = tmp_path / "a.ledger"
-    claim(Ledger(path, **TERMS), [(RenyiShare(60.0, 0.3), 1.0)])
-    again = Ledger(path)
-    assert again.account.epsilon == 1.0
-    copy = pickle.loads(pickle.dumps(again))
-    assert [c.accesses for c in copy.claims()] == [((RenyiShare(60.0, 0.3), 1.0),)]
-    with pytest.raises(LedgerError, match="opened with epsilon = 1"):
-        Ledger(path, epsilon=2.0, delta=1e-6)
-
-
 def raced(target, path, method="fork"):
     """What three processes that begin together are granted, in all."""
     context = multiprocessing.get_context(method)
@@ -195,28 +158,6 @@ def raced(target, path, method="fork"):
     for worker in workers:
         worker.join()
     return granted
-
-
-def _race(path, start, results):
-    ledger = Ledger(path)
-    start.wait()
-    granted = 0
-    try:
-        while True:
-            claim(ledger, [(Gaussian(30.0), 1.0)], budget="one")
-            granted += 1
-    except PrivacyBudgetExhausted:
-        results.put(granted)
-
-
-@pytest.mark.slow
-def test_racing_processes_never_exceed_the_budget(tmp_path):
-    path = tmp_path / "a.ledger"
-    ledger = Ledger(path, **TERMS)
-    granted = raced(_race, path, "spawn")
-    assert granted == len(ledger.claims())
-    assert fits([(Gaussian(30.0), granted)])
-    assert not fits([(Gaussian(30.0), granted + 1)])
 
 
 def _open_many(path, start, results):
@@ -253,10 +194,12 @@ def test_racing_processes_open_one_account(tmp_path):
 
 
 def test_a_new_file_is_like_others(tmp_path):
-    """Readable for whom the user's files are, under a name with any characters, where a link points."""
+    """Readable for whom the user's files are, under a name with any characters, where a link points; it keeps what was claimed."""
     (tmp_path / "a link").symlink_to(tmp_path / "100 %? #1.ledger")
     claim(Ledger(tmp_path / "a link", **TERMS), [(Gaussian(30.0), 1.0)])
-    assert len(Ledger(tmp_path / "100 %? #1.ledger").claims()) == 1
+    again = pickle.loads(pickle.dumps(Ledger(tmp_path / "100 %? #1.ledger")))
+    assert again.account.epsilon == 1.0
+    assert [c.accesses for c in again.claims()] == [((Gaussian(30.0), 1.0),)]
     (tmp_path / "other").touch()
     assert (tmp_path / "a link").stat().st_mode == (tmp_path / "other").stat().st_mode
     assert len(list(tmp_path.iterdir())) == 3
@@ -294,4 +237,6 @@ def test_claims_without_protection(tmp_path):
     ledger = Ledger(tmp_path / "a.ledger", **terms)
     for before in range(3):
         assert ledger.claim("b", "s", (), **terms, accountant="best", limit=3, plan=()) == before
+    ledger.record(rho=1.0, delta=1e-7, note="by another tool")
     assert len(ledger.claims("b")) == 3 and ledger.spent() == math.inf
+    assert ledger.account.left(ledger.budget_claims())["epsilon"] == math.inf

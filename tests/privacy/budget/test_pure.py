@@ -167,14 +167,6 @@ class TestAccounts:
         with pytest.raises(PrivacyBudgetExhausted, match=r"The account in .* allows"):
             budget_of(1.0, ledger=path).spend("sum", l2(0.6))
 
-    def test_a_pure_budget_on_another_account(self, tmp_path):
-        """It takes no delta."""
-        ledger = Ledger(tmp_path / "a.ledger", epsilon=2.0, delta=1e-6)
-        budget = budget_of(ledger=ledger)
-        budget.spend("sum", l2(1.0))
-        PrivacyBudget(1.0, 1e-6, chains=1, ledger=ledger).spend("noisy", ((Gaussian(20.0), 1),))
-        assert budget.spent() == 1 and ledger.spent() == 2
-
 
 class TestReport:
     def budget(self, epsilon=1.0):
@@ -214,10 +206,6 @@ class TestReport:
                 exact = 1 - math.exp(-epsilon) * (1 - rate)
             bound = max_true_positive_rate(Cost.of(l2(epsilon, n_dim=1)), rate)
             assert exact - 1e-12 <= bound <= min(1, math.exp(epsilon) * rate) + 1e-12
-
-    def test_nothing_is_spent(self):
-        report = budget_of().report()
-        assert report.epsilon == 0 and report.attack_power["1%"] == 0.01
 
 
 class TestPureBounds:

@@ -1,7 +1,5 @@
 """What a report covers, who paid for draws, and warnings: without PyMC."""
 
-import math
-
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +7,14 @@ import pytest
 import xarray as xr
 
 from pymc_dp.errors import (
-    LedgerError,
     PrivacyLeak,
 )
 from pymc_dp.privacy.budget.binding import check_draws, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.coverage import covered_by, uncovered
-from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
-from tests.privacy.budget.test_budget import fixed
 
 ACCESS = ((Gaussian(20.0), 1),)
 
@@ -32,12 +27,21 @@ class TestWhoPaid:
     def test_draws(self):
         budget, other = budget_of().id, budget_of().id
         mine, second, theirs = new_token(budget), new_token(budget), new_token(other)
+
+        def but_one(token, place):
+            """Draws of the step, but for one."""
+            tokens = np.full((2, 5), mine, dtype=float)
+            tokens[place] = token
+            return tokens
+
         check_draws(
             np.broadcast_to([second, mine], (2, 5, 2)).astype(float), [mine, second], budget
         )
         faults = {
-            "another budget": (np.full((2, 5), theirs), [mine]),
-            "budget=None, for which": (np.zeros((2, 5)), [mine]),
+            "on another budget": (but_one(theirs, (0, 0)), [mine]),
+            "another budget": (but_one(theirs, (1, 4)), [mine]),
+            "budget=None, for which": (but_one(0, (0, 0)), [mine]),
+            "budget=None": (but_one(0, (1, 4)), [mine]),
             "newer one has replaced": (np.full((2, 5), second), [mine]),
             "by 1 of the 2 steps": (np.full((2, 5), mine), [mine, second]),
             "by 2 of the 1 steps": (np.full((2, 5, 2), mine), [mine]),
@@ -85,6 +89,7 @@ class TestWarnings:
         for k, budget in enumerate(budgets[:3]):
             assert budget.report().budgets_without_ledger == k
             budget.spend("sum", ACCESS, (np.full(9, k),))
+            assert ("This program" in str(budget.report())) == (k > 0)
         assert "without a ledger file" in str(budgets[1].report())
         del budgets[0], budget
         kept = budget_of(ledger=tmp_path / "a.ledger")
@@ -96,43 +101,6 @@ class TestWarnings:
                 "This program opened 3 budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
                 in text
             )
-
-    def test_one_budget_alone(self):
-        budget = budget_of()
-        budget.spend("sum", ACCESS)
-        assert budget.report().budgets_without_ledger == 1 and "This program" not in str(
-            budget.report()
-        )
-
-    def test_several_budgets_of_an_account(self, tmp_path):
-        ledger = Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)
-        for budget in (
-            first := budget_of(0.5, 1e-7, ledger=ledger),
-            budget_of(0.4, 1e-7, ledger=ledger),
-        ):
-            budget.spend("sum", ACCESS)
-        assert first.report().account_epsilon == ledger.spent() == 0.9
-        assert "all budgets on this ledger together" in str(first.report())
-
-
-class TestRefusals:
-    def test_a_step_is_no_label(self):
-        budget = budget_of()
-        budget.register(fixed())
-        with pytest.raises(ValueError, match="is a step of this budget"):
-            budget.spend(fixed().label, ACCESS)
-
-    def test_another_adjacency_and_no_protection(self, tmp_path):
-        Ledger(tmp_path / "a.ledger", epsilon=1.0, delta=1e-6)
-        with pytest.raises(LedgerError, match="for adjacency 'substitute', not 'add_remove'"):
-            budget_of(ledger=Ledger(tmp_path / "a.ledger"), adjacency="add_remove")
-        budget = budget_of(math.inf)
-        budget.register(fixed())
-        assert budget.remaining() == math.inf and budget.plan()[fixed().label].epsilon_spent() == math.inf  # fmt: skip
-        budget.check_number_of_chains(fixed().label, 2)
-        budget.claim(fixed().label)
-        assert "epsilon is infinite" in str(budget.report())
-        assert repr(budget).startswith("PrivacyBudget(epsilon=inf, delta=1e-06, chains=2")
 
 
 class TestWhatTheReportSays:

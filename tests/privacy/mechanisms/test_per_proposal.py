@@ -74,10 +74,6 @@ class TestDecisionFamily:
             with pytest.raises(ValueError, match="exactly one"):
                 PerProposalDecision(1.0, *noise, 1.0, (1.0,))
 
-    def test_refuses_what_its_decisions_refuse(self):
-        with pytest.raises(ValueError, match="no finite privacy cost"):
-            PerProposalDecision(1.0, Metropolis(), None, 1.0, (1.0,))
-
     def test_adjacency(self):
         """A batch of fixed size is proved for substitution only."""
         assert PerProposalDecision(1.0, Barker(), None, 1.0, (1.0,)).adjacencies == set(Adjacency)

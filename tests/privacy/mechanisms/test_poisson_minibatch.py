@@ -298,20 +298,9 @@ class TestValues:
         assert far == pytest.approx([1, 1, 0, 0], abs=1e-15)
 
     def test_refusals(self):
-        good = {"rule": Barker(), "log_ratio_bound": 0.01, "batch_rate": 1.0, "n_records": 10}
-        PoissonMinibatchDecision(**good)
-        for bad in (0.0, -1.0, math.nan, math.inf):
-            for field, match in (("log_ratio_bound", "contribution"), ("batch_rate", "rate")):
-                with pytest.raises(ValueError, match=match):
-                    PoissonMinibatchDecision(**{**good, field: bad})
-        with pytest.raises(ValueError, match="no finite privacy cost"):
-            PoissonMinibatchDecision(**{**good, "rule": Metropolis()})
+        """Rules and settings; numbers: `test_mechanism_properties`."""
         for inner in (Metropolis(), Penalty(0.009), Penalty(2e4)):
             with pytest.raises(ValueError, match="needs a smooth rule"):
-                PoissonMinibatchDecision(**{**good, "rule": Lazy(inner, 0.5)})
-        with pytest.raises(ValueError, match="number of records must be at least 1"):
-            PoissonMinibatchDecision(**{**good, "n_records": 0})
-        with pytest.raises(TypeError):
-            PoissonMinibatchDecision(**{**good, "n_records": 2.5})
+                PoissonMinibatchDecision(Lazy(inner, 0.5), 0.01, 1.0, 10)
         with pytest.raises(ValueError, match="too often for a minibatch"):
             PoissonMinibatchDecision(Barker(), 1.0, 1.0, 1000)

@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from experiments.published_bounds import MinibatchRelease
-from pymc_dp import codec
-from pymc_dp.acceptance import Barker, Lazy, Metropolis, Penalty
 from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
 from pymc_dp.privacy.mechanisms.amplification import exchange_cumulant, taylor_cumulant
 from pymc_dp.privacy.mechanisms.mechanism import (
@@ -23,7 +21,7 @@ from pymc_dp.privacy.mechanisms.mechanism import (
     Adjacency,
     Gaussian,
 )
-from pymc_dp.privacy.mechanisms.subsampled import SampledDecision, SampledGaussian, Sampling
+from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian, Sampling
 
 noise = st.floats(math.log(0.3), math.log(100)).map(math.exp)
 rate = st.floats(math.log(1e-4), math.log(0.9)).map(math.exp)
@@ -510,7 +508,8 @@ class TestProfile:
     @pytest.mark.parametrize("z", [0.03, 0.3, 1.0, 100.0])
     @pytest.mark.parametrize("q", [1e-6, 0.1, 0.999])
     def test_extreme_epsilons(self, z, q):
-        epsilons = np.array([-690.0, -50.0, -1e-12, 0.0, 1e-12, 50.0, 690.0])
+        large = [50.0, 690.0, 800.0, 1e5, math.inf]
+        epsilons = np.array([*(-x for x in large[::-1]), -1e-12, 0.0, 1e-12, *large])
         for values in (
             exchange(z, q).privacy_profile(epsilons),
             removal(z, q).privacy_profile(epsilons),
@@ -518,17 +517,9 @@ class TestProfile:
         ):
             assert np.all(np.isfinite(values))
             assert np.all((values >= 0) & (values <= 1 + 1e-15))
-            assert values[0] == pytest.approx(1, abs=1e-15)
+            assert values[:4] == pytest.approx(1, abs=1e-15)
+            assert values[-3 if z > 0.1 else -2 :] == pytest.approx(0, abs=1e-15)
             assert np.all(np.diff(values) <= 1e-15)
-
-    def test_no_overflow(self):
-        epsilons = np.array([-math.inf, -1e5, -800.0, 800.0, 1e5, math.inf])
-        for values in (
-            exchange(0.5, 0.1).privacy_profile(epsilons),
-            removal(0.5, 0.1).privacy_profile(epsilons),
-            *removal(0.5, 0.1).directed_profiles(epsilons),
-        ):
-            assert values == pytest.approx([1, 1, 1, 0, 0, 0], abs=1e-15)
 
 
 class TestComposition:
@@ -591,15 +582,6 @@ class TestComposition:
         alone = epsilon_of([(removal(1.0, 0.01), 1000)], 1e-6, "pld")
         assert epsilon_of([(exchange(1.0, 0.01), 1000)], 1e-6, "pld") > 1.15 * alone
 
-    @pytest.mark.parametrize(
-        "z, q, k", [(0.7, 0.01, 100), (1.0, 0.01, 1), (2.0, 0.1, 100), (10.0, 0.01, 5000)]
-    )
-    def test_tighter_than_renyi(self, z, q, k):
-        pytest.importorskip("dp_accounting", reason="the extra 'pld' is not installed")
-        access = [(exchange(z, q), k)]
-        assert epsilon_of(access, 1e-6, "pld") < epsilon_of(access, 1e-6, "rdp")
-        assert epsilon_of(access, 1e-6) == epsilon_of(access, 1e-6, "pld")
-
     def test_rare_and_large_losses(self):
         """Losses so rare that a fine grid would not end: 'best' still has an answer."""
         access = [(removal(0.5, 1e-6), 100)]
@@ -609,49 +591,17 @@ class TestComposition:
 class TestValues:
     """What both kinds of mechanism are as values."""
 
-    EVERY = [
-        SampledGaussian(1.5, 0.1, "poisson", "add_remove"),
-        SampledGaussian(1.5, 0.1, "poisson", "substitute"),
-        SampledGaussian(1.5, 0.1, "without_replacement", "substitute"),
-        SampledDecision(Lazy(Penalty(1.2), 0.5), 0.3, 0.05),
-        SampledDecision(Barker(), 0.3, 1.0),
-    ]
-
-    @pytest.mark.parametrize("mechanism", EVERY, ids=lambda m: m.name)
-    def test_through_the_ledger(self, mechanism):
-        again = codec.loads(codec.dumps(mechanism))
-        assert again == mechanism and hash(again) == hash(mechanism)
-        assert type(again) is type(mechanism)
-        assert np.array_equal(again.renyi(ORDERS), mechanism.renyi(ORDERS))
-        with pytest.raises(AttributeError):
-            mechanism.sampling_probability = 1.0
-
-    def test_adjacencies(self):
-        assert removal(1.0, 0.1).adjacencies == {Adjacency.ADD_REMOVE}
-        for mechanism in (exchange(1.0, 0.1), *self.EVERY[1:]):
-            assert mechanism.adjacencies == {Adjacency.SUBSTITUTE}
-        assert len(set(self.EVERY)) == len(self.EVERY)
-
     def test_unproved_combination_is_refused(self):
         with pytest.raises(ValueError, match="not proved for adjacency 'add_remove'"):
             SampledGaussian(1.0, 0.1, "without_replacement", "add_remove")
         for sampling, adjacency in (("bernoulli", "substitute"), ("poisson", "edge")):
             with pytest.raises(ValueError, match=r"not a valid Sampling|Unknown adjacency"):
                 SampledGaussian(1.0, 0.1, sampling, adjacency)
-        with pytest.raises(ValueError, match="no finite privacy cost"):
-            SampledDecision(Metropolis(), 0.1, 0.1)
 
-    @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
-    def test_bad_numbers_are_refused(self, bad):
-        for make in (lambda z: exchange(z, 0.1), lambda d: SampledDecision(Barker(), d, 0.1)):
-            with pytest.raises(ValueError, match="positive and finite"):
-                make(bad)
-        for q in (bad, 1.0000001):
-            for make in (lambda q: removal(1.0, q), lambda q: SampledDecision(Barker(), 0.1, q)):
-                with pytest.raises(ValueError, match="sampling probability must be above 0"):
-                    make(q)
-
-    @pytest.mark.parametrize("mechanism", EVERY[:3], ids=lambda m: m.name)
+    @pytest.mark.parametrize(
+        "mechanism",
+        [removal(1.5, 0.1), SampledGaussian(1.5, 0.1, "poisson", "substitute"), exchange(1.5, 0.1)],
+    )
     def test_all_records_are_no_sampling(self, mechanism):
         """At q = 1, and continuously towards it."""
         whole, epsilons = Gaussian(1.5), np.linspace(-3, 3, 13)
