@@ -15,8 +15,8 @@ FILES = {
 }
 MAX_LINES = {"pymc_dp": 400, "tests": 700}
 #: Lines of all files; of the package its files and levels of imports, too. A change may lower these, and not raise them.
-MOST = {"pymc_dp": 31_750, "tests": 36_100, "experiments": 6_400}
-MOST_FILES, MOST_LEVELS = 174, 29
+MOST = {"pymc_dp": 30_700, "tests": 35_750, "experiments": 6_400}
+MOST_FILES, MOST_LEVELS = 174, 28
 
 
 #: Python and pytest look for these names in each folder.

@@ -7,7 +7,7 @@ import pytest
 
 from scipy import stats
 
-from pymc_dp.scores import score_features
+from pymc_dp.model import ClippedScores
 from tests.scores.score_models import (
     CASES,
     LARGEST_Z,
@@ -63,7 +63,7 @@ def test_posterior_is_exact(setting):
 @pytest.mark.slow
 def test_a_wrong_posterior_is_found(monkeypatch):
     """Control: records of the chain are not clipped."""
-    monkeypatch.setattr(score_features, "clip_rows", lambda vectors, bound: vectors)
+    monkeypatch.setattr(ClippedScores, "clipped", lambda self, vectors, logp: vectors)
     found = check("mean, Gaussian", 4000)
     assert max(map(abs, found.values())) > LARGEST_Z + 2
 
