@@ -229,10 +229,10 @@ def _watched(doors: _Doors, name: str):
     def decide(rule: Any, log_ratio: float, bits: Any) -> Any:
         return doors.noisy(lambda: deciding(rule, log_ratio, other_bits()), rule.name)
 
-    def at_sites(self: Any, law: Any, bits: Any, *what: Any, **options: Any) -> Any:
+    def at_sites(self: BlockedLikelihood, term: Any, law: Any, bits: Any) -> Any:
         if not getattr(self.records, "adds_noise", False):
-            return sites(self, law, bits, *what, **options)
-        return doors.noisy(lambda: sites(self, law, bits, *what, **options), law.scale)
+            return sites(self, term, law, bits)
+        return doors.noisy(lambda: sites(self, term, law, bits), law.scale)
 
     def called(self: Function, *arguments: Any, **options: Any) -> Any:
         if arguments:  # others convert what is stored, and have no parameters
