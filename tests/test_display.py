@@ -144,6 +144,7 @@ def light(tmp_path_factory):
         dp.planning.Candidate({"length": 1.0, "proposal": dp.RandomWalk(np.eye(30))}, planned), dp.Records({"y": y}),
         *sums.report.steps, StepReport("step", 2, ("x",) * 5, ("y",) * 5), CheckDesign(privacy.L2Laplace(1.0, n_dim=3), (0.9, 0.99)),
         MomentDesign(privacy.L2Laplace(1.0, n_dim=3), 1.0, 0.1), score_moments(y, np.eye(300), 1.0, "l2", 1.0, y),
+        dp.model.ClippedChange(y, y, 1.0), dp.model.ClippedScores(y, 1.0), dp.model.ScoreNorms(y, np.eye(300), y), dp.model.ScoreProducts(y, np.eye(300), 1.0),
         design_stand_in(ranges, dp.PrivacyBudget(1.0, 1e-6, chains=1), 300, 0.1),
         dp.planning.PrivateStart({"mu": y}, y, np.eye(300), np.eye(300), [y] * 99, 1.0),
     ]  # fmt: skip

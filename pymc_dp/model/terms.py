@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.codec import published
+from pymc_dp.display import Shown
 from pymc_dp.model.sums.clipped_vectors import (
     clip_rows,
     larger_over_own,
@@ -63,7 +64,7 @@ def _checked_copies(term: Any, *names: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Term(ABC):
+class Term(Shown, ABC):
     """What is asked of private records: whole numbers of each record, whose sum over records is exact.
 
     Subclasses are frozen dataclasses of public values, which can be sent to workers and sites.
