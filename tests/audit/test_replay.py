@@ -22,7 +22,11 @@ import xarray as xr
 import pymc_dp as dp
 
 from pymc_dp import codec, ledger_file
+from pymc_dp.data import Sites
 from pymc_dp.model.record_function import Bins, RecordFunction
+from tests import (
+    test_sites,  # here: a module that is imported in the first run only draws a seed more
+)
 from tests.audit import audited_samplers as samplers
 from tests.audit.audited_samplers import EXTREMES, SAMPLERS, expanded
 from tests.audit.replay import Leak, check_equal, recorded, replayed
@@ -160,9 +164,6 @@ def sample_source(source, y, folder):
 
 
 def sample_sites(adds_noise, y, folder):
-    from pymc_dp.data import Sites
-    from tests import test_sites
-
     parts = dp.Records({"x": X, "y": y}).split(2)
     with test_sites.served(parts, regression, adds_noise=adds_noise) as connections:
         return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
