@@ -33,11 +33,10 @@ _WHERE = "when the function was evaluated on the data"
 
 
 @dataclass(frozen=True, eq=False)
-class Ball(Term):
-    """``(v - centre) / bound`` of a record's vector, clipped to the unit ball; 0 if it is not finite."""
+class _Centred(Term):
+    """A record's vector, relative to a public centre and size."""
 
     centre: np.ndarray
-    bound: float
     exponent = -GRID_BITS
 
     @property
@@ -45,12 +44,22 @@ class Ball(Term):
         """Length of a record's vector."""
         return len(self.centre)
 
+    def _scaled(self, block: np.ndarray, size: float | np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return (block - self.centre) / size
+
+
+@dataclass(frozen=True, eq=False)
+class Ball(_Centred):
+    """``(v - centre) / bound`` of a record's vector, clipped to the unit ball; 0 if it is not finite."""
+
+    bound: float
+
     def of(self, block: np.ndarray) -> np.ndarray:
         """With the margin of :class:`ClippedScores`."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            vectors = (block - self.centre) / self.bound
         unit = 2.0**GRID_BITS
-        return sum_of_clipped(vectors, unit, unit * (1 - (self.n_dim + 16) * 2.0**-52), False)
+        length = unit * (1 - (self.n_dim + 16) * 2.0**-52)
+        return sum_of_clipped(self._scaled(block, self.bound), unit, length, False)
 
     def sensitivity(self, adjacency: str) -> float:
         """Two vectors in the unit ball have a distance of at most 2; a removed one has a norm of at most 1."""
@@ -58,22 +67,14 @@ class Ball(Term):
 
 
 @dataclass(frozen=True, eq=False)
-class Box(Term):
+class Box(_Centred):
     """``(v - centre) / half_widths`` of a record's vector, each coordinate clipped to [-1, 1]; 0 if not a number."""
 
-    centre: np.ndarray
     half_widths: np.ndarray
-    exponent = -GRID_BITS
-
-    @property
-    def n_dim(self) -> int:
-        """Length of a record's vector."""
-        return len(self.centre)
 
     def of(self, block: np.ndarray) -> np.ndarray:
         """Coordinates are truncated to multiples of the unit."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            vectors = (block - self.centre) / self.half_widths
+        vectors = self._scaled(block, self.half_widths)
         clipped = np.clip(np.where(np.isnan(vectors), 0.0, vectors), -1.0, 1.0)
         return np.trunc(clipped * 2.0**GRID_BITS).astype(np.int64).sum(axis=0)
 
