@@ -48,19 +48,18 @@ class Setting(NamedTuple):
     model: str
     truth: str
     n: int
-    method: str
     epsilon: float
     n_sets: int
     naive: bool = False
 
 
 SETTINGS = {
-    "normal_300_records": Setting("normal", "model", 300, "records", 8.0, 500, True),
-    "poisson_3000": Setting("poisson", "model", 3000, "normal", 1.0, 12),
-    "poisson_3000_overdispersed": Setting("poisson", "overdispersed", 3000, "normal", 1.0, 12),
-    "normal_10000": Setting("normal", "model", 10000, "normal", 1.0, 12),
-    "normal_10000_outliers": Setting("normal", "outliers", 10000, "normal", 1.0, 12),
-    "normal_30000_outliers": Setting("normal", "outliers", 30000, "normal", 1.0, 8),
+    "normal_300_records": Setting("normal", "model", 300, 8.0, 500, True),
+    "poisson_3000": Setting("poisson", "model", 3000, 1.0, 12),
+    "poisson_3000_overdispersed": Setting("poisson", "overdispersed", 3000, 1.0, 12),
+    "normal_10000": Setting("normal", "model", 10000, 1.0, 12),
+    "normal_10000_outliers": Setting("normal", "outliers", 10000, 1.0, 12),
+    "normal_30000_outliers": Setting("normal", "outliers", 30000, 1.0, 8),
 }
 
 #: Statistics of regressions, and the settings of scores_experiments.py, by family.
@@ -139,8 +138,8 @@ class Case:
         term = ClippedScores(self.reference, BOUND, w)
         release = Release(term, law, total + law.draw(1, rng)[0])
         scores = PrivateScores((release,), self.shapes, s.n, "substitute", ())
-        step = DPScore(scores, simulator=self.simulator, method=s.method)
-        states = step.states(seed, 4)
+        step = DPScore(scores, simulator=self.simulator)
+        states = step.states(seed)
         noise = NoiseLaw.of(
             least_noise(k, s.epsilon, DELTA, noise="auto"), np.sqrt(len(self.blocks)), k
         )
@@ -205,7 +204,7 @@ def tables(stored: Stored) -> list[str]:
     for name, s in SETTINGS.items():
         for statistic, p in stored[name].items():
             ks = f"{stats.kstest(p, 'uniform').pvalue:.2g}" if s.truth == "model" else ""
-            what = f"{s.model}, {s.n}, {s.method}", s.truth, statistic
+            what = f"{s.model}, {s.n}", s.truth, statistic
             first.append([*what, *rejections(p), ks, len(p)])
     for name in REGRESSIONS:
         setting = scores_experiments.SETTINGS[name]

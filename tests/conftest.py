@@ -99,7 +99,7 @@ def quick_scores():
     from pymc_dp.scores import fit_check, linearized, score_step
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score_step, "_WARMUP", (10, 10, 20))
+        patch.setattr(score_step, "_WARMUP", 40)
         patch.setattr(fit_check, "_LEAST", 10_000)
         for module in (linearized, local_information):
             patch.setattr(module, "_N_SIMULATED", 2000)

@@ -35,8 +35,6 @@ from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_step import DPScore
 
 _LABEL = "private ppc"
-#: Iterations of the chain between replicates; draws with method "normal" are nearly independent.
-_THIN = {"records": 5, "normal": 1}
 #: Parameters, and data sets at each, whose mean outcome is a record's prediction; data sets that choose bounds and bins.
 _N_PARAMETERS, _N_SETS, _N_DESIGN = 40, 5, 10
 
@@ -52,7 +50,6 @@ def private_ppc(
     simulator: Simulator | None = None,
     noise: str = "auto",
     n_replicates: int = 1000,
-    method: str = "auto",
     random_seed: Any = None,
     progressbar: bool | str = True,
 ) -> PrivatePPC:
@@ -81,8 +78,6 @@ def private_ppc(
         Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
     n_replicates : int
         The smallest p-value is about ``1 / n_replicates``.
-    method : {"auto", "records", "normal"}
-        How the posterior is sampled: with all latent records, or by the normal law of sums (``"auto"``: above 20 000).
     random_seed : int, optional
         Of the simulations. The noise is always secret.
     progressbar : bool
@@ -133,10 +128,10 @@ def private_ppc(
     True
     """
     n = as_integer("n_replicates", n_replicates, 20)
-    step = _step(released, model, covariates, simulator, budget, method)
+    step = _step(released, model, covariates, simulator, budget)
     rng = np.random.default_rng(random_seed)
     note("sampling the posterior given the scores")
-    states = step.states(rng.integers(2**32), _THIN[step.method])
+    states = step.states(rng.integers(2**32))
     note("compiling the statistics")
     rows = _Rows(step, states, rng)
     blocks = _blocks(statistics, rows)
@@ -193,9 +188,7 @@ def p_value_of(rows: np.ndarray, ordered: bool) -> float:
     return float(np.mean(least <= least[0]))
 
 
-def _step(
-    released: Any, model: Any, covariates: Any, simulator: Any, budget: Any, method: str
-) -> DPScore:
+def _step(released: Any, model: Any, covariates: Any, simulator: Any, budget: Any) -> DPScore:
     """The posterior's sampler without its data; raises for arguments that do not fit."""
     scores = released if isinstance(released, PrivateScores) else PrivateScores.of(released)
     check_unused(budget, _LABEL)
@@ -215,7 +208,7 @@ def _step(
     lengths = {len(a) if a.ndim else 0 for a in observed_arrays(simulator.model)}
     if lengths != {number}:
         raise UnsupportedModel("private_ppc() needs one row per record in each observed variable: records= with several rows is not supported yet.")  # fmt: skip
-    return DPScore(scores, simulator=simulator, method=method)
+    return DPScore(scores, simulator=simulator)
 
 
 class _Rows:

@@ -1,12 +1,8 @@
 r"""Sums over records, drawn again from their law given the scores that were released before.
 
 Sums :math:`T` and scores :math:`S` were computed from the same records. So the law of ``T`` is not that of new records at
-parameters from the posterior, but that of the latent records themselves.
-
-*Records.* The chain of :class:`~pymc_dp.DPScore` has latent records given ``S`` as its state: ``T`` is computed from these.
-
-*Many records.* Only parameters are drawn given ``S``. Records :math:`D'` are drawn at these parameters, with noise on their sum of
-features, :math:`S'`. As sums of many records are jointly normal,
+parameters from the posterior. Parameters are drawn given ``S``. Records :math:`D'` are drawn at these parameters, with
+noise on their sum of features, :math:`S'`. As sums of many records are jointly normal,
 
 .. math:: T^* = T(D') + \operatorname{Cov}(T, S) \operatorname{Cov}(S)^{-1} (S - S')
 
@@ -25,7 +21,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState
 from pymc_dp.scores.score_step import DPScore
 from pymc_dp.scores.sum_law import SumState
 
@@ -38,7 +33,7 @@ _N_COVARIANCE = 30_000
 
 def replicated_sums(
     step: DPScore,
-    states: Iterator[LatentState | SumState],
+    states: Iterator[SumState],
     vectors: Vectors,
     n: int,
     rng: np.random.Generator,
@@ -51,12 +46,6 @@ def replicated_sums(
     found = []
     for _ in range(n):
         state = next(states)
-        if isinstance(state, LatentState):
-            blocks = state.data
-            if not given_scores:
-                blocks = [step.simulator.simulated.draw(state.theta, rng) for _ in weights]
-            found.append(_sum(vectors, blocks, weights))
-            continue
         blocks = [step.simulator.simulated.draw(state.theta, rng) for _ in weights]
         total = _sum(vectors, blocks, weights)
         if given_scores:
@@ -74,8 +63,6 @@ def replicated_sums(
 
 def _weights(step: DPScore) -> list[np.ndarray]:
     """Weights of simulated records, block by block: 1 for each that counts, 0 for surplus ones."""
-    if isinstance(step.target, LatentPosterior):
-        return step.target.weights
     m, n = step.simulator.simulated.n_records, step.scores.n_records
     weights = [np.ones(m) for _ in range(-(-n // m))]
     weights[-1][np.random.default_rng(0).permutation(m)[: m * len(weights) - n]] = 0.0

@@ -37,6 +37,9 @@ from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered
 from pymc_dp.model.sums.gradients import Block, RecordGradients
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
+#: Most outcomes that are enumerated, and the probability of those that are left out.
+_MOST_OUTCOMES, _REST = 100, 1e-9
+
 
 class SimulatedRecords(CompiledModel):
     """Data sets drawn from a model: as many records as the model has, with the same covariates.
@@ -179,6 +182,50 @@ class SimulatedRecords(CompiledModel):
         drawn = self._drawing(self._drawing.generators(rng), [self._checked(theta)])
         return [np.array(y, v.dtype, order="C") for y, v in zip(drawn, self._shared, strict=True)]
 
+    def standard_numbers(self, n: int, rng: np.random.Generator) -> list[list[np.ndarray]] | None:
+        """Stratified random numbers of `n` data sets for :meth:`draw_from`; None unless outcomes are a smooth function of such numbers."""
+        one_each = all(np.array_equal(label, np.arange(self._n_all)) for label in self.labels)
+        if self._drawing is None or not one_each or any(v.dtype[0] != "f" for v in self._shared):
+            return None
+        return self._drawing.numbers(n, rng)
+
+    def draw_from(self, theta: np.ndarray, numbers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The data set that random numbers give at these parameters."""
+        assert self._drawing is not None
+        return [*self._drawing.of(numbers, [self._checked(theta)])]
+
+    def outcomes(self, positions: Sequence[np.ndarray]) -> list[list[np.ndarray]] | None:
+        """Data sets whose outcomes are all equal, one for each outcome that is possible at some position.
+
+        None unless a record is one whole number, and few values have all but a part of 1e-9 of the probability.
+        """
+        labels, variable = self.labels[0], self._shared[0]
+        is_one = len(self._shared) == 1 and np.array_equal(labels, np.arange(self._n_all))
+        if self._drawing is None or not is_one or variable.ndim != 1 or variable.type.numpy_dtype.kind not in "biu":  # fmt: skip
+            return None
+        drawn = [self.draw(theta, np.random.default_rng(0))[0] for theta in positions]
+        first, last = min(int(y.min()) for y in drawn), max(int(y.max()) for y in drawn)
+        possible: dict[int, list[np.ndarray]] = {}
+
+        def probability(k: int, theta: np.ndarray) -> np.ndarray:
+            data = [np.full(self._n_all, k, variable.dtype)]
+            with np.errstate(all="ignore"):
+                found = np.exp(np.nan_to_num(self.logp(theta, data), nan=-np.inf))
+            if found.any():
+                possible[k] = data
+            return found
+
+        for theta in positions:
+            if last - first >= _MOST_OUTCOMES:
+                return None
+            total = np.sum([probability(k, theta) for k in range(first, last + 1)], axis=0)
+            while (total < 1 - _REST).any() and variable.dtype != "bool":
+                if last - first >= _MOST_OUTCOMES:
+                    return None
+                first, last = first - 1, last + 1
+                total += probability(first, theta) + probability(last, theta)
+        return [possible[k] for k in sorted(possible)]
+
     def logp(
         self, theta: np.ndarray, data: Sequence[np.ndarray], index: np.ndarray | None = None
     ) -> np.ndarray:
@@ -217,7 +264,7 @@ class SimulatedRecords(CompiledModel):
         for chunk in chunks:
             of_batch, of_gradients = zip(*chunk, strict=True)
             joined.append((self._batch.join(of_batch), self._gradients.join(of_gradients)))
-        return PooledRecords(self._batch, self._gradients, joined)
+        return PooledRecords(self._batch, self._gradients, joined, self._shared)
 
     def weighted_sum(
         self, theta: np.ndarray, data: Sequence[np.ndarray], weights: np.ndarray
@@ -254,8 +301,19 @@ class PooledRecords:
         batch: BatchLikelihood,
         gradients: RecordGradients,
         chunks: Sequence[tuple[list[Gathered], list[Gathered]]],
+        outcomes: Sequence[Variable],
     ) -> None:
         self._batch, self._gradients, self._chunks = batch, gradients, chunks
+        self._outcomes = outcomes
+
+    def with_outcomes(self, data: Sequence[np.ndarray]) -> PooledRecords:
+        """The same rows with other outcomes; each record must be one row."""
+        new, end, chunks = dict(zip(self._outcomes, data, strict=True)), 0, []
+        for of_batch, of_gradients in self._chunks:
+            begin, end = end, end + len(of_batch[0].rows[2])
+            part = {v: array[begin:end] for v, array in new.items()}
+            chunks.append((self._batch.replaced(of_batch, part), self._gradients.replaced(of_gradients, part)))  # fmt: skip
+        return PooledRecords(self._batch, self._gradients, chunks, self._outcomes)
 
     def logp(self, theta: np.ndarray) -> np.ndarray:
         """Log-likelihood of each record, data set by data set, shape ``(n,)``."""

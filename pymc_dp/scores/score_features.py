@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pymc_dp.display import Shown
-from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.model.simulation import PooledRecords, SimulatedRecords
 from pymc_dp.model.sums.clipped_vectors import clip_rows
 from pymc_dp.scores.releases import PrivateScores
 
@@ -20,20 +22,34 @@ class ScoreFeatures(Shown):
     """Features of records: their clipped scores at the references of all releases, side by side."""
 
     def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:
-        self._releases, self._simulated = scores.releases, simulated
-        self.total = np.concatenate([r.total for r in self._releases])
-        self.ends = np.cumsum([0, *(len(r.total) for r in self._releases)])
-        self.scales = np.array([r.noise.scale for r in self._releases])
-        self.is_gaussian = np.array([r.noise.kind == "gaussian" for r in self._releases])
+        self.releases, self._simulated = scores.releases, simulated
+        self.total = np.concatenate([r.total for r in self.releases])
+        self.ends = np.cumsum([0, *(len(r.total) for r in self.releases)])
+        self.scales = np.array([r.noise.scale for r in self.releases])
+        self.is_gaussian = np.array([r.noise.kind == "gaussian" for r in self.releases])
 
     def of(self, data: list[np.ndarray]) -> np.ndarray:
         """Features of the records of a data set, shape ``(n_records, width)``."""
-        parts = []
+        return self._of(
+            lambda term: self._simulated.gradients(term.theta, data, None, term.directions),
+            lambda term: self._simulated.logp(term.theta, data),
+        )
+
+    def of_pooled(self, records: PooledRecords) -> np.ndarray:
+        """Features of pooled records, shape ``(n, width)``."""
+        return self._of(
+            lambda term: records.gradients(term.theta) @ term.directions,
+            lambda term: records.logp(term.theta),
+        )
+
+    def _of(
+        self, vectors: Callable[..., np.ndarray], logp: Callable[..., np.ndarray]
+    ) -> np.ndarray:
         with np.errstate(all="ignore"):
-            for term in (r.term for r in self._releases):
-                vectors = self._simulated.gradients(term.theta, data, None, term.directions)
-                logp = self._simulated.logp(term.theta, data) if term.unbiased else np.empty(0)
-                parts.append(term.clipped(vectors, logp))
+            parts = [
+                r.term.clipped(vectors(r.term), logp(r.term) if r.term.unbiased else np.empty(0))
+                for r in self.releases
+            ]
         return parts[0] if len(parts) == 1 else np.hstack(parts)
 
     def stand_in_error(
@@ -76,7 +92,7 @@ class ScoreFeatures(Shown):
 
     def release_variances(self) -> np.ndarray:
         """Variance of the noise on a coordinate, for each release."""
-        return np.array([r.noise_sd**2 for r in self._releases])
+        return np.array([r.noise_sd**2 for r in self.releases])
 
     def noise_variances(self) -> np.ndarray:
         """Variance of the noise on each column of the features."""

@@ -18,34 +18,22 @@ from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
-from pymc_dp.scores.latent_posterior import LatentPosterior, LatentState, Walk
-from pymc_dp.scores.linearized import NormalPosterior, normal_posterior
+from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.nuts import Nuts
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.sum_law import NormalSums, SumState
 
-#: Number of records above which the sums are taken to be normal.
-MANY_RECORDS = 20_000
-#: The same with a stand-in whose errors are known: with ``"records"`` these are moved apart from the parameters, and slowly where
-#: they exceed the noise.
-_MANY_WITH_ERRORS = 300
 #: Iterations before the first draw of a chain: to forget the first state, and to adapt.
-_WARMUP = (50, 50, 100, 200)
-#: Moves of parameters and records together in each iteration, if they are ever accepted.
-_N_BOTH = 3
-_LEAST_ACCEPTANCE = 0.01
-#: First states of chains are this much wider than the posterior, so that R-hat can see a failure.
-_OVERDISPERSION = 1.5
-_MAX_TRIES = 20
+_WARMUP = 250
 
 
 class DPScore(Shown, BlockedStep):
-    r"""Exact posterior given noisy sums of clipped scores, by data augmentation.
+    r"""Posterior given noisy sums of clipped scores, which are jointly normal given the parameters.
 
     A few noisy sums of clipped scores (:func:`~pymc_dp.private_scores`) are all that was released. This step
-    samples the posterior given them; the records are latent variables. Nothing private is accessed: draws,
+    samples the posterior given them. Nothing private is accessed: draws,
     chains and tuning are free, and no callback is needed.
 
     Clipping and noise are part of the model of the releases, so they widen the posterior and do not shift it,
@@ -61,12 +49,6 @@ class DPScore(Shown, BlockedStep):
     covariates : "public" or pm.Model, optional
         How records are simulated if the model has covariates: ``"public"`` for its own, or a model of the same
         parameters with a stand-in for them. Whoever has no data gives the stand-in as model, with ``"public"``.
-    method : {"auto", "records", "normal"}
-        ``"records"`` augments by all records; an iteration takes about 0.1 to 0.4 microseconds for each of
-        them. ``"normal"`` takes the sums without noise to be normally distributed, an error of order
-        ``1 / sqrt(n_records)``, and takes the same time for any number of records. By default ``"normal"``
-        above 20 000 records, above 300 with a stand-in that was made from ranges, and if the simulator has a
-        temperature below 1.
     model : pm.Model, optional
         The model, by default that of the simulator, or the one on the context stack.
     vars, blocked, rng
@@ -83,13 +65,12 @@ class DPScore(Shown, BlockedStep):
     -----
     PyMC's NUTS moves the parameters. A chain begins with 400 iterations that adapt it and are not returned,
     so PyMC's own ``tune`` may be 0; ``initvals`` are not used. Statistics: those of NUTS (``diverging``,
-    ``tree_depth``, ``step_size``, ``energy``, ``lp``, ``acceptance_rate``, ...), ``record_acceptance_rate`` and
-    ``both_acceptance_rate`` of moves of parameters and records together (method ``"records"``, else NaN), and
+    ``tree_depth``, ``step_size``, ``energy``, ``lp``, ``acceptance_rate``, ...), and
     ``reference_distance`` from the mean of the posterior that the scores' reference gives in normal
     approximation, in its standard deviations: root mean square over the parameters with scores, about 1.
 
-    The moves, and why they leave the posterior invariant: :mod:`pymc_dp.scores.latent_posterior`;
-    :mod:`pymc_dp.scores.sum_law` for many records.
+    The density, and its error, of order ``1 / sqrt(n_records)``: :mod:`pymc_dp.scores.sum_law`. It takes the
+    same time for any number of records.
 
     Examples
     --------
@@ -116,8 +97,6 @@ class DPScore(Shown, BlockedStep):
         "reached_max_treedepth": (bool, []),
         "step_size": (np.float64, []),
         "tree_depth": (np.int64, []),
-        "record_acceptance_rate": (np.float64, []),
-        "both_acceptance_rate": (np.float64, []),
         "reference_distance": (np.float64, []),
     }
     _state_class = StepMethodState
@@ -134,7 +113,6 @@ class DPScore(Shown, BlockedStep):
         *,
         simulator: Simulator | None = None,
         covariates: str | pm.Model | None = None,
-        method: str = "auto",
         model: Any = None,
         vars: Sequence[Any] | None = None,
         blocked: bool = True,
@@ -156,7 +134,6 @@ class DPScore(Shown, BlockedStep):
             raise ValueError("DPScore updates all variables of the model: leave out vars=.")
         self.blocked = True
         self.simulator, self.scores = simulator, scores
-        self.method = _chosen(method, scores.n_records, simulator)
         note("compiling the posterior given the scores")
         self._features = ScoreFeatures(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
@@ -168,30 +145,19 @@ class DPScore(Shown, BlockedStep):
             self._target = self._make_target(rng)
         self.set_rng(rng)
 
-    def _make_target(self, rng: np.random.Generator) -> LatentPosterior | NormalSums:
+    def _make_target(self, rng: np.random.Generator) -> NormalSums:
         simulator, approximation = self.simulator, self.approximation
-        if self.method == "records":
-            error = self._features.stand_in_error(approximation.mean, self.scores.n_records, rng)
-            values, vectors = np.linalg.eigh(error)
-            target = LatentPosterior(
-                self._features,
-                simulator.simulated,
-                simulator.likelihood,
-                self.scores.n_records,
-                (vectors * np.sqrt(np.maximum(values, 0)))[:, values > 0],
-            )
-            target.compile(approximation.mean)
-            return target
         root = np.linalg.cholesky(approximation.covariance)
         return NormalSums(
             self._features, simulator.simulated, simulator.likelihood, self.scores.n_records,
-            simulator.temperature, approximation.mean, root, not approximation.information.all(), rng,
+            simulator.temperature, approximation.mean, root, not approximation.information.all(),
+            simulator.has_public_covariates, rng,
         )  # fmt: skip
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""
         self.rng = get_random_generator(rng, copy=False)
-        self._chain: _RecordsChain | _SumsChain | None = None
+        self._nuts: Nuts | None = None
 
     def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
         """Start a chain (PyMC 6)."""
@@ -199,27 +165,20 @@ class DPScore(Shown, BlockedStep):
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[dict]]:
         """One iteration; the first one of a chain warms up before."""
-        if self._chain is None:
-            self._chain = self._started()
-        stats = self._chain.iterate()
-        theta = self._chain.state.theta
+        stats = self._move()
+        theta = self._target.state(self._position).theta
         stats["reference_distance"] = self.approximation.distance(theta)
         return self.simulator.likelihood.unravel(theta), [stats]
 
-    def states(self, random_seed: Any = None, thin: int = 1) -> Iterator[LatentState | SumState]:
-        """States of a new chain, without end, each after `thin` iterations; valid until the next one.
-
-        With method ``"records"`` they have the latent records, else the variances of the noise.
-        """
+    def states(self, random_seed: Any = None) -> Iterator[SumState]:
+        """Parameters and variances of the noise in a new chain, without end."""
         self.set_rng(np.random.default_rng(random_seed))
-        chain = self._started()
         while True:
-            for _ in range(thin):
-                chain.iterate()
-            yield chain.state
+            self._move()
+            yield self._target.state(self._position)
 
     @property
-    def target(self) -> LatentPosterior | NormalSums:
+    def target(self) -> NormalSums:
         """The density that is sampled."""
         return self._target
 
@@ -228,122 +187,13 @@ class DPScore(Shown, BlockedStep):
         """Of the records, at the references of the scores."""
         return self._features
 
-    def _started(self) -> _RecordsChain | _SumsChain:
-        make = _RecordsChain if self.method == "records" else _SumsChain
-        chain = make(self._target, self.approximation, self.rng)  # type: ignore[arg-type]
-        chain.warm_up()
-        return chain
-
-
-def _chosen(method: str, n_records: int, simulator: Simulator) -> str:
-    """The method, or the choice for "auto"; ValueError if it is unknown or not usable."""
-    temperature = simulator.temperature
-    if method not in ("auto", "records", "normal"):
-        raise ValueError(f"method must be 'auto', 'records' or 'normal', got {method!r}.")
-    if method == "auto":
-        many = MANY_RECORDS if simulator.simulated.error is None else _MANY_WITH_ERRORS
-        return "normal" if n_records > many or temperature < 1 else "records"
-    if method == "records" and temperature < 1:
-        raise ValueError(
-            f"Records cannot be augmented at temperature {temperature:g}, as a tempered likelihood is no law of records: use method='normal'."
-        )
-    return method
-
-
-class _RecordsChain:
-    """A chain with latent records (data augmentation)."""
-
-    def __init__(
-        self, target: LatentPosterior, approximation: NormalPosterior, rng: np.random.Generator
-    ) -> None:
-        self._target, self._rng = target, rng
-        self._walk = Walk(approximation.mean, np.linalg.cholesky(approximation.covariance))
-        self._n_both = 1
-        self.state: LatentState = _first(approximation, rng, lambda theta: target.draw(theta, rng))
-        # Given the records, the posterior is that without privacy, wherever these are.
-        root = np.linalg.cholesky(np.linalg.inv(approximation.precision))
-        self._nuts = Nuts(
-            lambda theta: target.log_density(theta, self.state),
-            approximation.mean,
-            root,
-            rng,
-            False,
-        )
-
-    def iterate(self) -> dict[str, Any]:
-        """Each move once, cheap ones several times; returns statistics."""
-        accepted = []
-        for _ in range(self._n_both):
-            self.state, was_accepted = self._target.update_both(self.state, self._walk, self._rng)
-            accepted.append(was_accepted)
-        self.state.theta, stats = self._nuts.move(self.state.theta)
-        return stats | {
-            "record_acceptance_rate": self._target.update_records(self.state, self._rng),
-            "both_acceptance_rate": float(np.mean(accepted)) if accepted else np.nan,
-        }
-
-    def warm_up(self) -> None:
-        """Iterate while step size and walk adapt; then fix both."""
-        first, path = self._walk, []
-        for length in _WARMUP:
-            accepted = []
-            for _ in range(length):
-                accepted.append(self.iterate()["both_acceptance_rate"])
-                path.append(self.state.theta)
-            self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 1
-            path = path[len(path) // 4 :]
-            self._walk = _adapted(first, np.array(path))
-        self._n_both = _N_BOTH if np.mean(accepted) > _LEAST_ACCEPTANCE else 0
-        self._nuts.stop_tuning()
-
-
-class _SumsChain:
-    """A chain on normally distributed sums."""
-
-    def __init__(
-        self, target: NormalSums, approximation: NormalPosterior, rng: np.random.Generator
-    ) -> None:
-        self._target = target
-
-        def first(theta: np.ndarray) -> np.ndarray | None:
-            return target.position(theta) if target.is_possible(theta) else None
-
-        self._position = _first(approximation, rng, first)
-        self._nuts = Nuts(target.log_density, *target.standard, rng)
-
-    @property
-    def state(self) -> SumState:
-        return self._target.state(self._position)
-
-    def iterate(self) -> dict[str, Any]:
-        """Move the parameters and the variances of l2 noise; returns statistics."""
+    def _move(self) -> dict[str, Any]:
+        """Move the parameters and the variances of l2 noise; returns statistics. The first move of a chain warms up before."""
+        if self._nuts is None:
+            self._position = self._target.first(self.rng)
+            self._nuts = Nuts(self._target.log_density, *self._target.standard, self.rng)
+            for _ in range(_WARMUP):
+                self._move()
+            self._nuts.stop_tuning()
         self._position, stats = self._nuts.move(self._position)
-        return stats | {"record_acceptance_rate": np.nan, "both_acceptance_rate": np.nan}
-
-    def warm_up(self) -> None:
-        """Iterate while NUTS adapts."""
-        for _ in range(sum(_WARMUP)):
-            self.iterate()
-        self._nuts.stop_tuning()
-
-
-def _first(approximation: NormalPosterior, rng: np.random.Generator, make: Any) -> Any:
-    """Initial state from a normal law wider than the posterior; nearer to its mean if records cannot be drawn there."""
-    root = np.linalg.cholesky(approximation.covariance)
-    width = _OVERDISPERSION
-    for _ in range(_MAX_TRIES):
-        theta = approximation.mean + width * root @ rng.standard_normal(len(root))
-        if (state := make(theta)) is not None:
-            return state
-        width /= 1.5
-    raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")
-
-
-def _adapted(walk: Walk, path: np.ndarray) -> Walk:
-    """A walk with the mean and covariance of a path, weighted by its number of draws."""
-    n, d = path.shape
-    weight = n / (n + 10 * d)
-    mean = weight * path.mean(axis=0) + (1 - weight) * walk.mean
-    spread = np.cov(path, rowvar=False).reshape(d, d)
-    covariance = weight * spread + (1 - weight) * walk.root @ walk.root.T
-    return Walk(mean, np.linalg.cholesky(covariance))
+        return stats

@@ -245,25 +245,6 @@ def sweep(n: int) -> tuple[Call, Call]:
     return ours, other
 
 
-def scores(n: int) -> tuple[Call, Call]:
-    """A sweep over records given two noisy scores, and one iteration for many records, whose time does not depend on their number."""
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(n, 3))
-    y = rng.random(n) < 1 / (1 + np.exp(-(0.3 + x @ [0.5, -0.5, 0.2])))
-    with pm.Model() as model:
-        b = pm.Normal("b", 0, 1.5, shape=4)
-        pm.Bernoulli(
-            "y", logit_p=b[0] + pm.math.dot(pm.Data("x", x), b[1:]), observed=y.astype(int)
-        )
-    simulator = dp.Simulator(model, covariates="public")
-    budget = dp.PrivacyBudget(4.0, 1e-6, chains=1)
-    released = dp.private_scores(simulator, budget=budget, fit_share=0.0, random_seed=1)
-    target = dp.DPScore(released, simulator=simulator, method="records")._target
-    state = target.draw(released.releases[-1].term.theta, rng)
-    step = dp.DPScore(released, simulator=simulator, method="normal")
-    return lambda: target.update_records(state, rng), lambda: step.step({})
-
-
 # ------------------------------------------------------------------------- all of them
 PAIRS: dict[str, Callable[[], tuple[Call, Call]]] = {
     **{f"{name}, n = {n}": functools.partial(drawn, *both, n) for name, both in DRAWS.items() for n in (3000, 10**6)},
@@ -271,7 +252,6 @@ PAIRS: dict[str, Callable[[], tuple[Call, Call]]] = {
     **{f"batch of {BATCH}, {name}": functools.partial(batch_of_records, make, 50_000) for name, make in MODELS.items()},
     **{name: functools.partial(asked, question) for name, question in QUESTIONS.items()},
     "sweep over 100 records": functools.partial(sweep, 100),
-    "sweep over 1000 records given scores": functools.partial(scores, 1000),
 }  # fmt: skip
 
 

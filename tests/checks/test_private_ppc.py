@@ -248,9 +248,9 @@ def test_p_values_are_those_of_ranks():
 def test_the_law_given_the_scores(simulator):
     """If the statistic is the sum of features itself, and the scores are exact, replicates are the scores."""
     scores = scores_of(simulator, np.array([12.0, -9.0]), scale=3.0)
-    step = DPScore(scores, simulator=simulator, method="records")
+    step = DPScore(scores, simulator=simulator)
     rng = np.random.default_rng(3)
-    states = step.states(1, 2)
+    states = step.states(1)
     given = replicated_sums(step, states, step.features.of, 200, rng)
     naive = replicated_sums(step, states, step.features.of, 200, rng, given_scores=False)
     residual = scores.releases[0].total - given

@@ -27,7 +27,6 @@ from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores import score_features
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
-from pymc_dp.scores.score_step import _chosen
 from tests.terms import score_release
 
 SIZES, ORDERED, N = (4, 3, 2), (False, True, False), 5000
@@ -226,9 +225,6 @@ def test_the_error_of_the_sum_has_its_closed_form():
     # Kept rows keep their combinations; made-up rows before a release have no errors that are known.
     few = ScoreFeatures(scores, simulator.keeping(np.arange(0, n, 2)).simulated)
     assert few.stand_in_error(np.array([b]), n, rng)[0, 0] == pytest.approx(wanted, rel=0.1)
-    # With them, the sums of 301 records are normal.
-    assert [_chosen("auto", n, simulator) for n in (300, 301)] == ["records", "normal"]
-    assert _chosen("auto", 301, Simulator(model, covariates=ranges)) == "records"
     assert uniform_stand_in(ranges, n).error is None and math.isclose(
         without.stand_in_error(np.array([b]), n, rng).sum(), 0.0
     )

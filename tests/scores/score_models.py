@@ -262,9 +262,9 @@ def _by_fourier(p, values, n, releases, total):
 # ---------------------------------------------------------------------- chains
 
 
-def chain(simulator: Simulator, scores: PrivateScores, n: int, seed: int, method="records"):
+def chain(simulator: Simulator, scores: PrivateScores, n: int, seed: int):
     """Draws of one chain, shape ``(n, n_dim)``, after its warm-up."""
-    step = DPScore(scores, simulator=simulator, model=simulator.model, method=method)
+    step = DPScore(scores, simulator=simulator, model=simulator.model)
     step.set_rng(np.random.default_rng(seed))
     return np.array([simulator.likelihood.ravel(step.step({})[0]) for _ in range(n)])
 

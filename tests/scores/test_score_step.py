@@ -41,21 +41,18 @@ def values(idata):
     return np.stack([idata.posterior[name].values for name in ("t", "sigma")])
 
 
-@pytest.mark.slow  # by default tests/test_sampling.py runs chains of records
-@pytest.mark.parametrize("method", ["records", "normal"])
-def test_chains_of_pymc(method, monkeypatch):
-    monkeypatch.setattr(score_step, "_WARMUP", (10, 10, 20, 40))  # of each of the nine chains
-    step = step_of(method=method)
+@pytest.mark.slow  # by default tests/test_sampling.py runs chains
+def test_chains_of_pymc(monkeypatch):
+    monkeypatch.setattr(score_step, "_WARMUP", 80)  # of each of the nine chains
+    step = step_of()
     idata = sample(step)
     found = values(idata)
     assert found.shape == (2, 2, 15) and np.isfinite(found).all() and (found[1] > 0).all()
     assert (found[:, 0] != found[:, 1]).any()  # chains differ
     assert len(np.unique(found[0, 0])) > 5
-    rates = idata.sample_stats["record_acceptance_rate"].values
-    assert np.isnan(rates).all() if method == "normal" else ((rates > 0) & (rates <= 1)).all()
     # The same seed, the same draws: from any first point, as initial values are not used.
     np.testing.assert_array_equal(values(sample(step, initvals={"t": 9.0, "sigma": 5.0})), found)
-    np.testing.assert_array_equal(values(sample(step_of(method=method))), found)
+    np.testing.assert_array_equal(values(sample(step_of())), found)
     assert (values(sample(step, random_seed=4)) != found).any()
     assert np.isfinite(values(sample(step, tune=0, chains=1))).all()
 
@@ -63,7 +60,7 @@ def test_chains_of_pymc(method, monkeypatch):
 @pytest.mark.slow
 def test_a_lost_chain_is_reported():
     """Distances of draws from the normal approximation are about 1; with a planted shift of 8 there is a warning."""
-    step = step_of(method="records")
+    step = step_of()
     approximation = step.approximation
     for shift, is_lost in ((0.0, False), (8.0, True)):
         mean = approximation.mean + shift * np.sqrt(np.diag(approximation.covariance))
@@ -79,27 +76,9 @@ def test_a_lost_chain_is_reported():
 
 @pytest.mark.slow
 def test_chains_in_spawned_processes():
-    step = step_of(method="records")
+    step = step_of()
     alone = values(sample(step, cores=1))
     np.testing.assert_array_equal(values(sample(step, cores=2, mp_ctx="spawn")), alone)
-
-
-@pytest.mark.slow
-def test_methods_by_number_of_records():
-    assert step_of().method == "records"
-    many = PrivateScores(scores().releases, CASE.shapes, 20_001, "substitute", ())
-    model = simulator().model
-    assert DPScore(many, simulator=simulator(), model=model).method == "normal"
-    assert DPScore(scores(), simulator=simulator(), model=model, method="normal").method == "normal"
-
-
-class Tempered:
-    """The simulator, with a temperature."""
-
-    def __init__(self, temperature):
-        self.__dict__.update(vars(simulator()), temperature=temperature)
-
-    position = Simulator.position
 
 
 def test_what_is_wrong_is_refused():
@@ -109,16 +88,12 @@ def test_what_is_wrong_is_refused():
     )
     with pytest.raises(TypeError, match="scores must be PrivateScores"):
         DPScore([scores()], simulator=simulator(), model=model)
-    with pytest.raises(ValueError, match="method must be"):
-        step_of(method="exact")
     with pytest.raises(TypeError, match="covariates are those of the simulator"):
         step_of(covariates="public")
     with pytest.raises(ValueError, match="names, shapes and transforms"):
         DPScore(other, simulator=simulator(), model=model)
     with pytest.raises(ValueError, match="all variables"):
         step_of(vars=[model["t"]])
-    with pytest.raises(ValueError, match="temperature"):
-        step_of(simulator=Tempered(0.5), method="records")
     step_of(vars=[model["sigma"], model["t"]])
 
 

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.vm import VMLinker
+from scipy.special import ndtri
 
 from pymc_dp.model.graphs.compiling import NumbaFunction, freeze, with_constants
 from pymc_dp.model.graphs.data_variables import rebuilt
@@ -40,9 +41,21 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
     ptr.LogNormalRV: ("standard_normal", lambda z, mu, sigma: pt.exp(mu + sigma * z)),
     ptr.ExponentialRV: ("standard_exponential", lambda e, scale: scale * e),
     ptr.UniformRV: ("random", lambda u, low, high: low + (high - low) * u),
+    ptr.LaplaceRV: (
+        "random",
+        lambda u, mu, b: mu - b * pt.sgn(u - 0.5) * pt.log1p(-2 * pt.abs(u - 0.5)),
+    ),
+    ptr.LogisticRV: ("random", lambda u, mu, s: mu + s * pt.log(u / (1 - u))),
+    ptr.GumbelRV: ("standard_exponential", lambda e, mu, beta: mu - beta * pt.log(e)),
+    ptr.WeibullRV: ("standard_exponential", lambda e, shape: e ** (1 / shape)),
     ptr.BernoulliRV: ("random", lambda u, p: u < p),
     ptr.CategoricalRV: ("random", _category),
 }
+
+#: Quantiles of what these methods draw.
+_QUANTILES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "random": lambda u: u, "standard_normal": ndtri, "standard_exponential": lambda u: -np.log1p(-u)
+}  # fmt: skip
 
 # For all others NumPy draws, node by node. In Numba, PyTensor 2.38 draws Cauchy variables with
 # location and scale exchanged. Sums and products of more than two arguments would be computed element by element.
@@ -81,6 +94,22 @@ class Drawing:
                 trust_input=True,
             )
 
+    def numbers(self, n: int, rng: np.random.Generator) -> list[list[np.ndarray]] | None:
+        """Numbers for `n` draws, stratified over these for each element; None unless all draws are functions of such numbers."""
+        if not self._standard:
+            return None
+        stratified = []
+        for kind, shape in self._standard:
+            strata = np.argsort(rng.random((n, *shape)), axis=0)
+            stratified.append(_QUANTILES[kind]((strata + rng.random((n, *shape))) / n))
+        return [[array[k] for array in stratified] for k in range(n)]
+
+    def of(
+        self, numbers: Sequence[np.ndarray], arguments: Sequence[np.ndarray]
+    ) -> Sequence[np.ndarray]:
+        """The draw that these numbers give."""
+        return self._function(*numbers, *arguments)
+
     def generators(self, rng: np.random.Generator) -> list[np.random.Generator]:
         """Generators for a sequence of draws."""
         return rng.spawn(max(self._n_generators, 1))
@@ -92,7 +121,7 @@ class Drawing:
         if self._standard:
             (rng,) = generators
             standard = (getattr(rng, kind)(shape) for kind, shape in self._standard)
-            return self._function(*standard, *arguments)
+            return self.of([*standard], arguments)
         results = self._function(*generators, *arguments)
         generators[:] = results[self._n_outputs :]
         return results[: self._n_outputs]

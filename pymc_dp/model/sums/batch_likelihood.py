@@ -105,6 +105,15 @@ class RecordGroups:
         """What was gathered several times, of different data even, as if it were gathered at once."""
         return [group.join(of) for group, of in zip(self.groups, zip(*parts, strict=True), strict=True)]  # fmt: skip
 
+    def replaced(
+        self, gathered: list[Gathered], arrays: Mapping[Variable, np.ndarray]
+    ) -> list[Gathered]:
+        """What was gathered, with these arrays in place of some data."""
+        return [
+            g._replace(rows=group._function.replaced(g.rows, arrays))
+            for group, g in zip(self.groups, gathered, strict=True)
+        ]
+
     def refresh(self) -> None:
         """Read the stored data again, after those of simulated records have changed."""
         for group in self._compiled_groups:

@@ -115,6 +115,16 @@ class RowFunction:
             arrays = [data.take(rows, axis) for data, axis in self.data]
         return [*map(np.asarray, limits), numbers, *arrays]
 
+    def replaced(
+        self, rows: list[np.ndarray], arrays: Mapping[Variable, np.ndarray]
+    ) -> list[np.ndarray]:
+        """Arguments that `gather` returned, with these arrays in place of some data."""
+        variables = (v for v, _ in self._gathered)
+        return [
+            *rows[:3],
+            *(arrays.get(v, old) for v, old in zip(variables, rows[3:], strict=True)),
+        ]
+
     def join(self, parts: Sequence[list[np.ndarray]]) -> list[np.ndarray]:
         """Arguments for several groups of rows that were gathered by number, of different data even."""
         numbers = np.concatenate([part[2] for part in parts])

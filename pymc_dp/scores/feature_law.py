@@ -1,0 +1,222 @@
+r"""Mean and covariance of a record's features at any parameters: the law that a sum of many records has.
+
+Each row of the model, with its covariates :math:`x_r`, has points :math:`y_{rk}` with weights that sum to 1, and
+
+.. math:: m(\theta) = \frac{1}{R} \sum_r m_r, \qquad m_r = \sum_k w_{rk} f(x_r, y_{rk}), \qquad
+          V(\theta) = \frac{1}{R} \sum_{rk} w_{rk} f f' - \frac{1}{R} \sum_r m_r m_r'
+
+given public covariates, which are the same in each data set; if they are private, a record draws its row, and the last
+term is :math:`m m'`. There are three choices of points:
+
+*Enumerated*
+    Outcomes that are few whole numbers: :math:`y_k = k`, with :math:`w_{rk} = p(k \mid x_r, \theta)`. Exact.
+*Fixed random numbers*
+    Outcomes that are a smooth function of parameters and of numbers that are uniform, normal or exponential, whatever
+    the parameters are: these numbers are drawn once, stratified over the points of a row, and equally weighted.
+*Reweighted*
+    All else: records simulated at anchors :math:`\theta_a` that span the posterior, with weights :math:`\propto
+    p(y \mid x, \theta) / \sum_a p(y \mid x, \theta_a)`: of each row, or, with less than 32 points of a row, over all.
+
+In each case the derivative of a mean is its covariance with the score: of :math:`m`, and of the second moments.
+Enumeration over all rows is exact. Else the mean at the centre is that of many more simulated records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scipy.special import logsumexp
+
+from pymc_dp.display import Shown
+from pymc_dp.model.simulation import PooledRecords, SimulatedRecords
+from pymc_dp.scores.score_features import ScoreFeatures
+
+#: Points at each position: of enumerated outcomes, and of simulated ones.
+_MOST_ENUMERATED, _MOST_SIMULATED = 20_000, 10_000
+#: Points of a row: least of those with fixed numbers, and most.
+_LEAST_SETS, _MOST_SETS = 4, 100
+#: Anchors of a mixture, from which weights of each row are accurate.
+_MIXTURE = 32
+
+
+class FeatureMoments(NamedTuple):
+    """Moments at a position; weights ``(n_sets, n_rows)``, and features less their mean in the row, or of all."""
+
+    weights: np.ndarray
+    errors: np.ndarray
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+class FeatureLaw(Shown):
+    """Features of a record at any parameters, from sets of points, each with a point of every row.
+
+    Parameters
+    ----------
+    features : ScoreFeatures
+        Of the records, at all references.
+    points : PooledRecords
+        Set by set.
+    n_sets : int
+        Number of sets.
+    given_rows : bool
+        Whether the covariance is that given the rows.
+    by_row : bool
+        Whether the weights of each row, or of all points, have a fixed sum.
+    """
+
+    def __init__(
+        self, features: ScoreFeatures, points: PooledRecords, n_sets: int, given_rows: bool, by_row: bool = True
+    ) -> None:  # fmt: skip
+        self._features, self._points, self._given_rows, self.by_row = features, points, given_rows, by_row  # fmt: skip
+        values = features.of_pooled(points)
+        self._values = values.reshape(n_sets, -1, values.shape[1])
+        #: Number of rows that each row stands for, and factor for variances within rows.
+        self._counts, self._correction = np.ones(self._values.shape[1]), 1.0
+
+    def _log_weights(self, theta: np.ndarray) -> np.ndarray:
+        """Unnormalised log-weights of points at a position, shape ``(n_sets, n_rows)``; may move the points."""
+        return self._points.logp(theta).reshape(self._values.shape[:2])
+
+    def at(self, theta: np.ndarray) -> FeatureMoments | None:
+        """Moments at a position; None where points have no density."""
+        with np.errstate(all="ignore"):
+            logs = self._log_weights(theta)
+        logs = np.where(np.isnan(logs), -np.inf, logs)
+        axis, values = 0 if self.by_row else None, self._values
+        highest = logs.max(axis=axis)
+        if not np.isfinite(highest).all():
+            return None
+        weights = np.exp(logs - highest)
+        shares = self._counts / self._counts.sum() if self.by_row else 1.0
+        weights *= shares / weights.sum(axis=axis)
+        mean = np.einsum("kr,krw->w", weights, values)
+        centres = mean[None]
+        if self._given_rows:
+            centres = np.einsum("kr,krw->rw", weights / shares, values)
+        errors = (values - centres).reshape(-1, len(mean))
+        covariance = self._correction * (errors * weights.reshape(-1, 1)).T @ errors
+        return FeatureMoments(weights, errors.reshape(values.shape), mean, covariance)
+
+    def derivative(
+        self, theta: np.ndarray, at: FeatureMoments, mean: np.ndarray, covariance: np.ndarray
+    ) -> np.ndarray:
+        """Derivative of ``mean @ m`` and of the sum of the entries of ``covariance * V``, shape ``(n_dim,)``."""
+        terms = at.errors @ mean
+        terms += self._correction * np.einsum("krw,krw->kr", at.errors @ covariance, at.errors)
+        return (self._scores(theta, at.weights).T @ self._centred(at.weights, terms).ravel())  # fmt: skip
+
+    def slope(self, theta: np.ndarray, at: FeatureMoments) -> np.ndarray:
+        """Jacobian of the mean, shape ``(width, n_dim)``."""
+        terms = self._centred(at.weights[..., None], at.errors)
+        return terms.reshape(-1, len(at.mean)).T @ self._scores(theta, at.weights)
+
+    def _centred(self, weights: np.ndarray, terms: np.ndarray) -> np.ndarray:
+        """Weighted terms, less their mean where weights have a fixed sum: in each row, or among all."""
+        axis = 0 if self.by_row else (0, 1)
+        total = weights.sum(axis=axis, keepdims=True)
+        return weights * (terms - (weights * terms).sum(axis=axis, keepdims=True) / total)
+
+    def _scores(self, theta: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Scores of the points that count, at the position of the last moments."""
+        with np.errstate(all="ignore"):
+            scores = self._points.gradients(theta)
+        return np.where(weights.reshape(-1, 1) > 0, np.nan_to_num(scores, posinf=0.0, neginf=0.0), 0.0)  # fmt: skip
+
+
+class Enumerated(FeatureLaw):
+    """All outcomes of each row, weighted by their probabilities; rows that are equal are one."""
+
+    def __init__(
+        self, features: ScoreFeatures, simulated: SimulatedRecords, sets: list[list[np.ndarray]],
+        positions: Sequence[np.ndarray], given_rows: bool, rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        self._every = simulated.pooled((data, simulated.rows) for data in sets)
+        rows, counts = _distinct(self._every, len(sets), [r.term.theta for r in features.releases] + [*positions[:2]])  # fmt: skip
+        most = max(1, _MOST_ENUMERATED // len(sets))
+        #: Whether all rows are points.
+        self.is_exact = len(rows) <= most
+        if not self.is_exact:
+            rows = simulated.some(most, rng)
+            counts = np.ones(len(rows))
+        points = simulated.pooled((data, rows) for data in sets)
+        super().__init__(features, points, len(sets), given_rows)
+        self._counts = counts
+
+    def mean_of_all(self, theta: np.ndarray) -> np.ndarray:
+        """Mean over all rows, also those that are no points."""
+        law = FeatureLaw(self._features, self._every, len(self._values), False)
+        found = law.at(theta)
+        assert found is not None
+        return found.mean
+
+
+def _distinct(
+    points: PooledRecords, n_sets: int, positions: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of distinct rows, by likelihoods and scores of all outcomes at some positions, and how often each occurs."""
+    with np.errstate(all="ignore"):
+        found = [np.column_stack([points.logp(t), points.gradients(t)]) for t in positions]
+    rows = np.hstack([*np.hstack(found).reshape(n_sets, -1, sum(f.shape[1] for f in found))])
+    rows = np.ascontiguousarray(rows)
+    keys = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1])))[:, 0]
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    return first, counts.astype(float)
+
+
+class FixedNumbers(FeatureLaw):
+    """Outcomes that move with the parameters, by random numbers that are fixed."""
+
+    def __init__(
+        self, features: ScoreFeatures, simulated: SimulatedRecords, numbers: list[list[np.ndarray]],
+        centre: np.ndarray, given_rows: bool,
+    ) -> None:  # fmt: skip
+        self._simulated, self._numbers, n_sets = simulated, numbers, len(numbers)
+        sets = (simulated.draw_from(centre, z) for z in numbers)
+        points = simulated.pooled((data, simulated.rows) for data in sets)
+        super().__init__(features, points, n_sets, given_rows)
+        self._correction = n_sets / (n_sets - 1) if given_rows else 1.0
+
+    def _log_weights(self, theta: np.ndarray) -> np.ndarray:
+        sets = [self._simulated.draw_from(theta, z) for z in self._numbers]
+        self._points = self._points.with_outcomes([np.concatenate(y) for y in zip(*sets, strict=True)])  # fmt: skip
+        self._values = self._features.of_pooled(self._points).reshape(self._values.shape)
+        return np.zeros(self._values.shape[:2])
+
+
+class Reweighted(FeatureLaw):
+    """Records simulated at several anchors, weighted by their density over that of the mixture of all anchors."""
+
+    def __init__(
+        self, features: ScoreFeatures, simulated: SimulatedRecords, anchors: Sequence[np.ndarray], given_rows: bool,
+        rng: np.random.Generator,
+    ) -> None:  # fmt: skip
+        n_sets = min(-(-_MOST_SIMULATED // simulated.n_records), _MOST_SETS)
+        anchors = [anchors[k % len(anchors)] for k in range(n_sets)]
+        rows = simulated.some(_MOST_SIMULATED, rng) if n_sets == 1 else np.arange(simulated.n_records)  # fmt: skip
+        points = simulated.pooled((simulated.draw(theta, rng), rows) for theta in anchors)
+        by_row = n_sets >= _MIXTURE
+        super().__init__(features, points, n_sets, given_rows and by_row, by_row)
+        self._base = logsumexp([points.logp(theta) for theta in anchors[:_MIXTURE]], axis=0)
+
+    def _log_weights(self, theta: np.ndarray) -> np.ndarray:
+        return (self._points.logp(theta) - self._base).reshape(self._values.shape[:2])
+
+
+def feature_law(
+    features: ScoreFeatures,
+    simulated: SimulatedRecords,
+    positions: Sequence[np.ndarray],
+    given_rows: bool,
+    rng: np.random.Generator,
+) -> FeatureLaw:
+    """The law with the best points that the outcomes allow; `positions` span the posterior, beginning with its centre."""
+    if (sets := simulated.outcomes(positions)) is not None:
+        return Enumerated(features, simulated, sets, positions, given_rows, rng)
+    n_sets = min(_MOST_SIMULATED // simulated.n_records, _MOST_SETS)
+    if n_sets >= _LEAST_SETS and (numbers := simulated.standard_numbers(n_sets, rng)) is not None:
+        return FixedNumbers(features, simulated, numbers, positions[0], given_rows)
+    return Reweighted(features, simulated, positions, given_rows, rng)
