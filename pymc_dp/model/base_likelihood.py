@@ -72,7 +72,7 @@ class Likelihood(Source):
         Raises
         ------
         ValueError
-            If a position has another shape than ``(n_dim,)``, or `unbiased`, but not `is_binary`.
+            If a position has another shape than ``(n_dim,)``, or `clipping` is not "norm", but not `is_binary`.
         IndexError
             If there is no such record, or `index` is not a vector of integers.
         UnsupportedModel
@@ -86,8 +86,8 @@ class Likelihood(Source):
         for theta in term.positions:
             if theta.shape != (self.n_dim,):
                 raise ValueError(f"theta must have shape ({self.n_dim},), not {theta.shape}")
-        if getattr(term, "unbiased", False) and not self.is_binary:
-            raise ValueError("unbiased=True needs one Bernoulli outcome for each record.")
+        if getattr(term, "needs_logp", False) and not self.is_binary:
+            raise ValueError("This clipping needs one Bernoulli outcome for each record.")
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:
         """Sum of :class:`ClippedChange` over all records; rounded once if it exceeds ``2**22 * bound``.

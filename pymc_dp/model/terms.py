@@ -26,11 +26,10 @@ import numpy as np
 from pymc_dp.codec import published
 from pymc_dp.display import Shown
 from pymc_dp.model.sums.clipped_vectors import (
+    clip_binary_rows,
     clip_rows,
-    larger_over_own,
+    sum_of_binary,
     sum_of_clipped,
-    sum_of_unbiased,
-    unbiased_rows,
 )
 from pymc_dp.model.sums.exact_sums import grid
 from pymc_dp.model.sums.gradients import Block
@@ -38,6 +37,8 @@ from pymc_dp.model.sums.vector_sums import norm_bins, product_exponent, sum_prod
 
 #: Of a grid whose unit compiled code may square.
 _MAX_EXPONENT = 400
+#: Choices of `ClippedScores.clipping`.
+CLIPPINGS = ("norm", "outcome_free", "midpoint")
 #: Allowance for the truncation of products.
 _TRUNCATION = 1 + 2.0**-20
 
@@ -205,10 +206,11 @@ class ClippedScores(Term):
     directions : array of float64, shape (n_dim, k) or (n_dim,), optional
         A record's vector is ``directions.T @ gradient``: the columns are directions in the space of ``theta``; a
         vector means a diagonal matrix, None the identity. A function of public quantities and of private releases.
-    unbiased : bool
-        Whether to scale both outcomes of a record, which is binary, by one factor: that of the longer of the vectors
-        of both outcomes, whose norms are in inverse proportion to their probabilities, so that their mean is zero
-        (Künsch, Stefanski, Carroll 1989, https://doi.org/10.1080/01621459.1989.10478791). False by default.
+    clipping : {"norm", "outcome_free", "midpoint"}
+        What has a norm of at most the bound: the vector (default); or, for one Bernoulli outcome per record, whose two
+        vectors :math:`v_1, v_0` have mean zero, both of them, shortened by one factor so that this mean stays zero
+        (Künsch, Stefanski, Carroll 1989, https://doi.org/10.1080/01621459.1989.10478791); or :math:`\pm (v_1 - v_0) / 2`,
+        which replace them: the scores less their midpoint, half as long where both outcomes differ much in probability.
     keeps_logp : bool
         Whether to keep log-likelihoods, which read the same data, for the next :class:`ClippedChange`. False by
         default.
@@ -230,11 +232,20 @@ class ClippedScores(Term):
     theta: np.ndarray
     bound: float
     directions: np.ndarray | None = None
-    unbiased: bool = False
+    clipping: str = "norm"
     keeps_logp: bool = False
 
     def __post_init__(self) -> None:
         _checked_copies(self, "theta", "directions")
+        if self.clipping not in CLIPPINGS:
+            raise ValueError(
+                f"clipping must be one of {', '.join(CLIPPINGS)}, got {self.clipping!r}."
+            )
+
+    @property
+    def needs_logp(self) -> bool:
+        """Whether the vector of a record depends on its log-likelihood."""
+        return self.clipping != "norm"
 
     @property
     def exponent(self) -> int:
@@ -262,15 +273,15 @@ class ClippedScores(Term):
         # Of the proof below: twice the margin of rounding errors of the norm.
         length = math.ldexp(self.bound, -exponent) * (1 - (self.n_dim + 16) * 2.0**-52)
         unit, is_extreme = math.ldexp(1.0, -exponent), abs(exponent) > _MAX_EXPONENT
-        if not (self.unbiased or is_extreme):
+        if not (self.needs_logp or is_extreme):
             found = block.clipped_sum(self.theta, self.directions, unit, length, self.keeps_logp)
             if found is not None:
                 return found
         if self.keeps_logp:
             block.keep(self.theta)
-        for vectors, logp in block.vectors(self.theta, self.directions, self.unbiased):
-            if self.unbiased:
-                total += sum_of_unbiased(vectors, larger_over_own(logp), unit, length).astype(np.int64)  # fmt: skip
+        for vectors, logp in block.vectors(self.theta, self.directions, self.needs_logp):
+            if self.needs_logp:
+                total += sum_of_binary(self.clipping, vectors, logp, unit, length).astype(np.int64)
             elif is_extreme:
                 with np.errstate(over="ignore", invalid="ignore"):
                     total += sum_of_clipped(vectors * unit, 1.0, length, block.by_column)
@@ -279,16 +290,17 @@ class ClippedScores(Term):
         return total
 
     def clipped(self, vectors: np.ndarray, logp: np.ndarray) -> np.ndarray:
-        """Vectors of simulated records, public and in floats, clipped by the same rule; in place where not `unbiased`."""
-        if self.unbiased:
-            return unbiased_rows(vectors, logp, self.bound)
+        """Vectors of simulated records, public and in floats, clipped by the same rule; in place if by their norm."""
+        if self.needs_logp:
+            return clip_binary_rows(self.clipping, vectors, logp, self.bound)
         return clip_rows(vectors, self.bound)
 
     def sensitivity(self, adjacency: str) -> float:
         """A record's vector of whole numbers is no longer than the bound: replaced, the sum changes by twice that.
 
-        The norm is computed from `n` squares and as many additions, a root, a division and two products, with relative
-        errors of 2**-53 each: less than ``(n / 2 + 5) * 2**-53`` in all. The length to which vectors are clipped is
+        The norm is computed from `n` squares and as many additions, a root, a division and four products, with relative
+        errors of 2**-53 each: less than ``(n / 2 + 7) * 2**-53`` in all. (A ratio of norms, whatever its error, multiplies
+        the norm that is clipped and the vector alike.) The length to which vectors are clipped is
         shorter by twice this margin, and truncation makes them shorter still.
         """
         return (1 + is_replaced(adjacency)) * self.bound

@@ -192,6 +192,12 @@ class Simulator(Shown):
         """Whether the model's own covariates are used as they are, so that only outcomes are protected."""
         return isinstance(self.covariates, str) and self.covariates == "public"
 
+    @property
+    def has_real_rows(self) -> bool:
+        """Whether the simulated records have the covariates of the real ones, all of them, or there are none."""
+        is_real = self.covariates is None or self.has_public_covariates
+        return is_real and self.simulated.n_records == self.likelihood.n_records == self.n_records
+
     def keeping(self, rows: np.ndarray) -> Simulator:
         """The same with some of the simulated records only, by number, which released moments have chosen."""
         subset = copy.copy(self)

@@ -18,7 +18,8 @@ term is :math:`m m'`. There are three choices of points:
     p(y \mid x, \theta) / \sum_a p(y \mid x, \theta_a)`: of each row, or, with less than 32 points of a row, over all.
 
 In each case the derivative of a mean is its covariance with the score: of :math:`m`, and of the second moments.
-Enumeration over all rows is exact. Else the mean at the centre is that of many more simulated records.
+Enumeration over all rows is exact, and with fixed numbers the error of a mean of ``k`` points is of order
+:math:`k^{-3/2}`. Else the mean at the centre is that of all rows, or of many more simulated records.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from pymc_dp.scores.score_features import ScoreFeatures
 
 #: Points at each position: of enumerated outcomes, and of simulated ones.
 _MOST_ENUMERATED, _MOST_SIMULATED = 20_000, 10_000
-#: Points of a row: least of those with fixed numbers, and most.
-_LEAST_SETS, _MOST_SETS = 4, 100
+#: Points of a row: least of those with fixed numbers, whose error is 10**-1.5 standard deviations of the sum, and most.
+_LEAST_SETS, _MOST_SETS = 10, 100
 #: Anchors of a mixture, from which weights of each row are accurate.
 _MIXTURE = 32
 

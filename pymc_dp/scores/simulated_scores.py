@@ -11,7 +11,7 @@ import pymc as pm
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from pymc_dp.model.sums.clipped_vectors import norm_ratios
 from pymc_dp.model.terms import ClippedScores, ScoreProducts
 from pymc_dp.planning.local_information import local_information
 from pymc_dp.planning.simulator import Simulator
@@ -76,8 +76,13 @@ class SimulatedScores(Shown):
         self.information_error = (
             _STAND_IN_ERROR if isinstance(simulator.covariates, pm.Model) else 0.0
         )
-        is_binary = simulator.likelihood.is_binary and simulator.simulated.is_binary
-        self.unbiased = self.information_error > 0 and is_binary
+        #: See :class:`~pymc_dp.model.ClippedScores`. The mean of midpoint features is that of the real rows.
+        self.clipping = "norm"
+        if simulator.likelihood.is_binary and simulator.simulated.is_binary:
+            if self.information_error:
+                self.clipping = "outcome_free"
+            elif simulator.has_real_rows:
+                self.clipping = "midpoint"
         self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
         self._prior = local.precision - self._temperature * self._n * fisher
@@ -97,7 +102,7 @@ class SimulatedScores(Shown):
 
     def term(self, bound: float) -> ClippedScores:
         """What is released at this position with a clip bound."""
-        return ClippedScores(self.theta, bound, self.directions, self.unbiased)
+        return ClippedScores(self.theta, bound, self.directions, self.clipping)
 
     @property
     def n_features(self) -> int:
@@ -131,21 +136,25 @@ class SimulatedScores(Shown):
 
     @property
     def _clipped_norms(self) -> np.ndarray:
-        """Norms that the bound clips: with `unbiased`, those of the larger score of both outcomes."""
-        return self.norms * larger_over_own(self._logp) if self.unbiased else self.norms
+        """Norms that the bound clips."""
+        return self.norms if self.clipping == "norm" else self.norms * norm_ratios(self.clipping, self._logp)  # fmt: skip
 
     def _clip(self, bound: float) -> tuple[np.ndarray, np.ndarray]:
         """Clipped scores, and the mean length cut off in each coordinate.
 
-        With `unbiased` the length follows from the probability ``p`` of the rarer outcome: if ``p`` is wrong by a
-        fraction of itself, the mean score is wrong by this fraction of ``p |x|``, and the mean length is
-        ``2 p (1 - p) |x|``.
+        If factors do not depend on outcomes, the length follows from the probability ``p`` of the rarer outcome: if ``p`` is
+        wrong by a fraction of itself, the mean score is wrong by this fraction of ``p |x|``, with ``x`` the difference of both
+        scores. The score observed has the length ``(1 - q) |x|``, with ``q`` its probability, the midpoint feature ``|x| / 2``.
         """
         clipped = self.term(bound).clipped(self._vectors.copy(), self._logp)
-        if not self.unbiased:
+        if self.clipping == "norm":
             return clipped, np.abs(self._vectors - clipped).mean(axis=0)
-        probability = np.exp(self._logp)[:, None]
-        lengths = np.abs(self._vectors - clipped) / 2 / np.maximum(probability, 1 - probability)
+        own = np.exp(self._logp)[:, None]
+        if self.clipping == "midpoint":
+            differences = 2 * self._vectors * norm_ratios("midpoint", self._logp)[:, None]
+            lengths = np.abs(differences - 2 * clipped) * np.minimum(own, 1 - own)
+        else:
+            lengths = np.abs(self._vectors - clipped) / 2 / np.maximum(own, 1 - own)
         return clipped, lengths.mean(axis=0)
 
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:

@@ -34,13 +34,13 @@ from scipy.optimize import minimize
 from pymc_dp.display import Shown, one_line
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.simulation import SimulatedRecords, differences
-from pymc_dp.scores.feature_law import Enumerated, FeatureMoments, feature_law
+from pymc_dp.scores.feature_law import Enumerated, FeatureMoments, Reweighted, feature_law
 from pymc_dp.scores.moments import simulated_moments
 from pymc_dp.scores.score_features import ScoreFeatures
 
-#: Simulated records for the mean at the centre: in units of the number of records, and at most; at most for the
-#: search of the centre.
-_PER_RECORD, _MOST, _FEW = 4, 4_000_000, 200_000
+#: Simulated records for the mean at the centre: in units of the number of records, and of rows, and at most; at most for
+#: the search of the centre. Their error is the root of the number of records over theirs, in deviations of the sum.
+_PER_RECORD, _PER_ROW, _SOME, _MOST, _FEW = 4, 2000, 400_000, 4_000_000, 200_000
 #: How often the mode is searched, and in how many steps.
 _N_CENTRES, _N_STEPS = 2, 30
 #: Positions that span the posterior, and their spread in its standard deviations.
@@ -124,7 +124,7 @@ class NormalSums(Shown):
         )
 
     def _set_up(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
-        """The law of the features around a centre, whose mean there is that of at most so many simulated records."""
+        """The law of the features around a centre; where it is not accurate there, the mean is that of more records."""
         simulated = self._simulated
         self._centre = centre
         positions = self._around(centre, rng)
@@ -133,11 +133,11 @@ class NormalSums(Shown):
         if found is None:
             raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
         self._shift, self._constant = np.zeros(len(found.mean)), np.zeros_like(found.covariance)
-        if isinstance(self._law, Enumerated):
-            if not self._law.is_exact:
-                self._shift = self._law.mean_of_all(centre) - found.mean
-        else:
-            n_sets = -(-min(_PER_RECORD * self._n, most) // simulated.n_records)
+        if isinstance(self._law, Enumerated) and not self._law.is_exact:
+            self._shift = self._law.mean_of_all(centre) - found.mean
+        elif isinstance(self._law, Reweighted):
+            n = max(_PER_RECORD * self._n, min(_PER_ROW * simulated.n_records, _SOME))
+            n_sets = -(-min(n, most) // simulated.n_records)
             moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
             self._shift = moments.mean - found.mean
             self._constant = self._n**2 * moments.unexplained / moments.n

@@ -67,7 +67,7 @@ def sums(likelihood, name):
     }
     if name == "logistic":
         found["unbiased scores"] = clipped_grad_steps(
-            likelihood, old, 0.7, directions=w, unbiased=True
+            likelihood, old, 0.7, directions=w, clipping="outcome_free"
         )[0]
     if not isinstance(getattr(likelihood, "records", None), Sites):
         index = np.array([3, 5, 3, N - 1, 0])

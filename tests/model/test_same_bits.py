@@ -20,6 +20,7 @@ from pymc_dp.model.graphs.ordered_products import (
 from pymc_dp.model.sums import batch_likelihood as batches
 from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums import row_functions as blocks
+from pymc_dp.model.terms import CLIPPINGS
 from tests.model import accepted_models, refused_places  # noqa: F401 (they fill the table)
 from tests.model.table_entries import TABLE, Entry, N
 from tests.terms import clipped_grad_steps
@@ -110,8 +111,8 @@ def check_same_bits(
     bound = float(np.median(np.linalg.norm(every[0], axis=1))) or 1.0
     sums = [clipped_grad_steps(likelihood, theta, bound, directions=m)[0] for m in directions]
     for matrix in directions:
-        for unbiased in (False, True) if likelihood.is_binary else (False,):
-            options = {"directions": matrix, "unbiased": unbiased}
+        for clipping in CLIPPINGS if likelihood.is_binary else ("norm",):
+            options = {"directions": matrix, "clipping": clipping}
             total, *steps = (
                 clipped_grad_steps(likelihood, theta, bound, part, **options)[0]
                 for part in (None, *parts)

@@ -1,4 +1,4 @@
-"""Sums of scores of binary outcomes whose mean given the covariates is zero: closed form, norms, and what is refused."""
+"""Sums of scores of binary outcomes, clipped by factors that do not depend on them: closed form, norms, and what is refused."""
 
 import numpy as np
 import pymc as pm
@@ -9,7 +9,7 @@ from scipy import special
 from pymc_dp.data import Records
 from pymc_dp.model import BlockedLikelihood, RecordLikelihood
 from pymc_dp.model.sums import gradients
-from pymc_dp.model.sums.clipped_vectors import larger_over_own
+from pymc_dp.model.sums.clipped_vectors import norm_ratios
 from tests.terms import clipped_grad_steps
 
 N, D = 203, 3
@@ -31,43 +31,49 @@ def likelihood_of(x=X, y=Y, **options):
     return RecordLikelihood(model, compile_kwargs=MODE, **options)
 
 
-def sums(likelihood, theta=THETA, bound=BOUND, index=None, directions=DIRECTIONS, unbiased=True):
+def sums(
+    likelihood, theta=THETA, bound=BOUND, index=None, directions=DIRECTIONS, clipping="outcome_free"
+):
     steps, exponent = clipped_grad_steps(
-        likelihood, theta, bound, index, directions=directions, unbiased=unbiased
+        likelihood, theta, bound, index, directions=directions, clipping=clipping
     )
     return np.ldexp(steps.astype(float), exponent)
 
 
 @pytest.mark.parametrize("directions", [None, DIRECTIONS, np.array([0.5, 1.0, 3.0])])
-def test_closed_form(directions):
-    """Scores (y - p) x times the factor that both outcomes allow."""
+@pytest.mark.parametrize("clipping", ["outcome_free", "midpoint"])
+def test_closed_form(clipping, directions):
+    """Scores (y - p) x, or (y - 1/2) x, times the factor that both outcomes allow."""
     p = special.expit(X @ THETA)
     matrix = np.eye(D) if directions is None else directions
     image = X @ matrix if matrix.ndim == 2 else X * matrix
-    larger = np.maximum(p, 1 - p) * np.linalg.norm(image, axis=1)
-    factors = np.minimum(1, BOUND / larger)
+    centre, largest = (p, np.maximum(p, 1 - p)) if clipping == "outcome_free" else (0.5, 0.5)
+    factors = np.minimum(1, BOUND / (largest * np.linalg.norm(image, axis=1)))
     assert 0.2 < np.mean(factors < 1) < 0.98
-    wanted = ((Y - p) * factors) @ image
-    found = sums(likelihood_of(), directions=directions)
+    wanted = ((Y - centre) * factors) @ image
+    found = sums(likelihood_of(), directions=directions, clipping=clipping)
     np.testing.assert_allclose(found, wanted, atol=N * BOUND * 2.0**-29)
-    assert np.abs(sums(likelihood_of(), directions=directions, unbiased=False) - wanted).max() > 0.1
+    assert np.abs(sums(likelihood_of(), directions=directions, clipping="norm") - wanted).max() > 0.1  # fmt: skip
 
 
-def test_the_mean_of_both_outcomes_is_zero_and_norms_are_bounded():
-    """Record by record; without the argument means are far from zero."""
+def test_means_of_both_outcomes_and_norms():
+    """Record by record: with "outcome_free" the mean given the covariates is zero, with "midpoint" both outcomes are opposite."""
     zeros, ones = (likelihood_of(y=np.full(N, k)) for k in (0, 1))
     p = special.expit(X @ THETA)[:, None]
 
-    def means(unbiased):
+    def both(clipping):
         zero, one = (
-            np.array([sums(of, index=[i], unbiased=unbiased) for i in range(N)])
+            np.array([sums(of, index=[i], clipping=clipping) for i in range(N)])
             for of in (zeros, ones)
         )
         assert max(np.linalg.norm(zero, axis=1).max(), np.linalg.norm(one, axis=1).max()) <= BOUND
-        return (1 - p) * zero + p * one
+        return zero, one
 
-    assert np.abs(means(True)).max() < BOUND * 2.0**-28
-    assert np.abs(means(False)).max() > 0.1 * BOUND
+    for clipping, is_zero in (("outcome_free", True), ("norm", False)):
+        zero, one = both(clipping)
+        mean = np.abs((1 - p) * zero + p * one).max()
+        assert mean < BOUND * 2.0**-28 if is_zero else mean > 0.1 * BOUND
+    np.testing.assert_allclose(*np.abs(both("midpoint")), rtol=0, atol=BOUND * 2.0**-28)
 
 
 def test_extreme_positions():
@@ -77,7 +83,8 @@ def test_extreme_positions():
         each = [sums(likelihood, [level, 0, 0], index=[i], directions=None) for i in (0, 1)]
         np.testing.assert_allclose(each[0], [-BOUND, 0, 0], atol=BOUND * 2.0**-29)
         np.testing.assert_allclose(each[1], 0, atol=1e-12)
-    assert np.isfinite(larger_over_own(np.array([0.0, -np.inf, -1e-320, -800.0]))).all()
+    for clipping in ("outcome_free", "midpoint"):
+        assert np.isfinite(norm_ratios(clipping, np.array([0.0, -np.inf, -1e-320, -800.0]))).all()
 
 
 def test_sums_over_blocks_and_parts_are_the_same(monkeypatch):
@@ -107,5 +114,5 @@ def test_what_is_not_one_binary_outcome_is_refused():
     for likelihood in [*found, likelihood_of(records=labels)]:
         assert not likelihood.is_binary
         with pytest.raises(ValueError, match="one Bernoulli outcome"):
-            clipped_grad_steps(likelihood, np.zeros(likelihood.n_dim), 1.0, unbiased=True)
+            clipped_grad_steps(likelihood, np.zeros(likelihood.n_dim), 1.0, clipping="midpoint")
     assert likelihood_of(records=np.arange(N)).is_binary

@@ -126,7 +126,7 @@ def watched(**options):
             events.append(("claim", accesses))
 
         def total(term, index=None):
-            assert isinstance(term, ClippedScores) and index is None and not term.unbiased
+            assert isinstance(term, ClippedScores) and index is None and term.clipping == "norm"
             events.append(("sum", term.bound))
             return type(likelihood).total(likelihood, term)
 

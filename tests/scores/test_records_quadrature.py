@@ -29,8 +29,8 @@ SETTINGS = {
     "bernoulli, two releases": ("bernoulli", 30, [("l2", 0.5, [0.9], 0.6), ("gaussian", 0.7, [-1.0], 0.5)], 0.05),
     "bernoulli, Gaussian": ("bernoulli", 100, [("gaussian", 0.3, [0.4], 0.5)], 0.02),
     "poisson, l2": ("poisson", 20, [("l2", 0.5, [0.8], 0.6)], 0.05),
-    "mean, Gaussian": ("mean", 20, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
-    "mean, two releases": ("mean", 20, [("gaussian", 0.4, [-1.0], 0.6), ("gaussian", 0.6, [1.0], 0.5)], 0.05),
+    "mean, Gaussian": ("mean", 40, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
+    "mean, two releases": ("mean", 40, [("gaussian", 0.4, [-1.0], 0.6), ("gaussian", 0.6, [1.0], 0.5)], 0.05),
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def weights_of(target, positions):
 def errors(setting, n=None, seed=1):
     """Of the mean, in standard deviations, and of the logarithm of the standard deviation."""
     case, releases, most = made(setting, seed)
-    positions = grid(case, 121)
+    positions = grid(case, 81)
     t, moments = positions[:, 0], []
     step = DPScore(public(case, releases, n), simulator=simulator_of(case.name, case.n))
     for weights in (exact_weights(case, releases, positions), weights_of(step.target, positions)):

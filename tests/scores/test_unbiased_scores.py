@@ -44,8 +44,8 @@ def simulator():
     return found.standing_in(StandIn(RANGES, (SHARES,), np.eye(1), N, 0, SHARES, NOISE_SD))
 
 
-def features(unbiased):
-    release = score_release(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), unbiased=unbiased)  # fmt: skip
+def features(clipping):
+    release = score_release(REFERENCE, np.eye(1), BOUND, "gaussian", 1.0, np.zeros(1), clipping=clipping)  # fmt: skip
     scores = PrivateScores((release,), {"b": ()}, N, "substitute", ())
     return ScoreFeatures(scores, simulator().simulated)
 
@@ -65,8 +65,8 @@ def test_error_of_the_stand_in(b):
     """Zero at the reference, where that of clipped scores is not; and what the change of their means makes of it elsewhere."""
     covariance = N**2 * cell_covariance(SHARES, [3], [False], NOISE_SD)
     clipped, found = (
-        features(unbiased).stand_in_error(np.array([b]), N, np.random.default_rng(2))[0, 0]
-        for unbiased in (False, True)
+        features(clipping).stand_in_error(np.array([b]), N, np.random.default_rng(2))[0, 0]
+        for clipping in ("norm", "outcome_free")
     )
     wanted = [means(b, unbiased) @ covariance @ means(b, unbiased) for unbiased in (False, True)]
     assert clipped == pytest.approx(wanted[0], rel=0.1)
@@ -88,19 +88,19 @@ def test_releases_with_private_covariates(monkeypatch):
     monkeypatch.setattr(simulated_scores, "_QUANTILES", (0.7,))  # so that the bound clips
     rng = np.random.default_rng(3)
     stand_in = model_of(rng.choice([0.0, 1.0, 3.0], 500), np.zeros(500, int))
-    for covariates, unbiased in [(RANGES, True), (stand_in, True), ("public", False)]:
+    for covariates, clipping in [(RANGES, "outcome_free"), (stand_in, "outcome_free"), ("public", "midpoint")]:  # fmt: skip
         simulator, scores = released(covariates)
-        assert {release.term.unbiased for release in scores.releases} == {unbiased}
-        assert codec.loads(codec.dumps(scores)).releases[-1].term.unbiased is unbiased
+        assert {release.term.clipping for release in scores.releases} == {clipping}
+        assert codec.loads(codec.dumps(scores)).releases[-1].term.clipping == clipping
         release = scores.releases[-1]
         sums = []
-        for is_unbiased in (unbiased, not unbiased):
+        for used in (clipping, "norm"):
             steps, exponent = clipped_grad_steps(
                 simulator.likelihood,
                 release.term.theta,
                 release.term.bound,
                 directions=release.term.directions,
-                unbiased=is_unbiased,
+                clipping=used,
             )
             sums.append(np.ldexp(steps.astype(float), exponent))
         np.testing.assert_array_equal(release.total, sums[0])
@@ -109,24 +109,25 @@ def test_releases_with_private_covariates(monkeypatch):
 
 def test_not_if_a_record_of_the_stand_in_is_two_outcomes():
     model, stand_in = model_of(*data()), model_of(np.ones(300), np.zeros(300, int))
-    for size, unbiased in [(1, True), (2, False)]:
+    for size, clipping in [(1, "outcome_free"), (2, "norm")]:
         labels = {"records": np.arange(N), "stand_in_records": np.arange(300) // size}
         found = Simulator(model, covariates=stand_in, **labels)
-        assert SimulatedScores(found, REFERENCE, np.random.default_rng(4)).unbiased is unbiased
+        assert SimulatedScores(found, REFERENCE, np.random.default_rng(4)).clipping == clipping
 
 
-def test_features_of_simulated_records_are_those_of_private_ones():
+@pytest.mark.parametrize("clipping", ["outcome_free", "midpoint"])
+def test_features_of_simulated_records_are_those_of_private_ones(clipping):
     """The posterior clips as the release does."""
     simulator, scores = released("public")
     (release, *_) = scores.releases
-    release = score_release(release.term.theta, release.term.directions, BOUND, "gaussian", 1.0, release.total, unbiased=True)  # fmt: skip
+    release = score_release(release.term.theta, release.term.directions, BOUND, "gaussian", 1.0, release.total, clipping=clipping)  # fmt: skip
     of = ScoreFeatures(PrivateScores((release,), {"b": ()}, N, "substitute", ()), simulator.simulated)  # fmt: skip
     steps, exponent = clipped_grad_steps(
         simulator.likelihood,
         release.term.theta,
         BOUND,
         directions=release.term.directions,
-        unbiased=True,
+        clipping=clipping,
     )
     found = of.of([data()[1]]).sum(axis=0)
     np.testing.assert_allclose(found, np.ldexp(steps.astype(float), exponent), atol=1e-5)

@@ -90,29 +90,35 @@ def sum_of_clipped(vectors: np.ndarray, unit: float, length: float, by_column: b
     return total.astype(np.int64)
 
 
-def larger_over_own(logp: np.ndarray) -> np.ndarray:
-    """Norm of the larger of the scores of two outcomes over that of the one observed, at least 1; not infinite.
+def norm_ratios(clipping: str, logp: np.ndarray) -> np.ndarray:
+    """Norm that is clipped over that of the score of the outcome observed, of two outcomes; not infinite.
 
-    Their mean is zero, so that norms are in inverse proportion to probabilities, whose logarithm is given for the
-    outcome that was observed.
+    The scores ``s(1), s(0)`` have mean zero, so that norms are in inverse proportion to probabilities ``p``, whose
+    logarithm is given for the outcome observed. ``"outcome_free"`` clips the larger of both, ``p / (1 - p)`` or 1 times
+    as long; ``"midpoint"`` half of their difference, ``1 / (2 (1 - p))`` times as long.
     """
     logp = np.minimum(logp, -np.finfo(float).tiny)
-    return np.maximum(1.0, np.exp(logp) / -np.expm1(logp))
+    other = -np.expm1(logp)
+    return 0.5 / other if clipping == "midpoint" else np.maximum(1.0, np.exp(logp) / other)
 
 
-def sum_of_unbiased(
-    vectors: np.ndarray, ratios: np.ndarray, unit: float, length: float
+def sum_of_binary(
+    clipping: str, vectors: np.ndarray, logp: np.ndarray, unit: float, length: float
 ) -> np.ndarray:
-    """Sum of the rows of a matrix in whole units, after each was multiplied by ``min(1, length / (ratio * norm))``.
+    """Sum of the rows of a matrix in whole units, clipped by factors that do not depend on outcomes (`norm_ratios`).
 
-    Operations are elementwise, so that the term of a row does not depend on its place.
+    A row is multiplied by ``min(1, length / (ratio * norm))``, and with ``"midpoint"`` by the ratio, too. Operations are
+    elementwise, so that the term of a row does not depend on its place.
     """
+    ratios = norm_ratios(clipping, logp)
     with np.errstate(all="ignore"):
         vectors = vectors * unit
         squares = np.zeros(len(vectors))
         for column in vectors.T:
             squares += column**2
         factors = clip_factors(ratios * np.sqrt(squares), length)
+        if clipping == "midpoint":
+            factors = factors * ratios
         vectors *= factors[:, None]
     vectors[factors == 0.0] = 0.0
     return np.trunc(vectors).sum(axis=0)
@@ -136,10 +142,13 @@ def _clip_rows(vectors: np.ndarray, bound: float) -> None:
             vectors[i, j] = vectors[i, j] * factor if factor > 0.0 else 0.0
 
 
-def unbiased_rows(vectors: np.ndarray, logp: np.ndarray, bound: float) -> np.ndarray:
-    """The same by factors that do not depend on outcomes, which are binary, of these log-likelihoods."""
-    ratios = larger_over_own(logp)[:, None]
-    return clip_rows(vectors * ratios, bound) / ratios
+def clip_binary_rows(
+    clipping: str, vectors: np.ndarray, logp: np.ndarray, bound: float
+) -> np.ndarray:
+    """The same by the factors of `sum_of_binary`."""
+    ratios = norm_ratios(clipping, logp)[:, None]
+    clipped = clip_rows(vectors * ratios, bound)
+    return clipped if clipping == "midpoint" else clipped / ratios
 
 
 # `sum_of_blocks` uses one of the next three, or `product`, to convert gradients to vectors.
