@@ -71,7 +71,7 @@ def sample(
 
     With a budget, a few noisy sums of clipped scores are planned on simulated records
     (:func:`~pymc_dp.plan`) and released (:func:`~pymc_dp.private_scores`). The rest accesses no data: chains
-    of :class:`~pymc_dp.DPScore` sample the exact posterior given these sums, so draws and chains are free.
+    of :class:`~pymc_dp.DPScore` sample the posterior given these sums, so draws and chains are free.
 
     The samplers that pay for each draw, such as :class:`~pymc_dp.DPPenalty`, are run by their step or plan.
     They stop when their budget is used up.

@@ -100,7 +100,7 @@ def private_ppc(
     `J` statistics by at most :math:`\sqrt J` (proof: :mod:`pymc_dp.checks.statistics_of_records`). Clip bounds and bins are quantiles of
     outcomes that are simulated from the posterior.
 
-    Replicates are drawn from the law of statistics given the scores, of the same latent records
+    Replicates are drawn from the law of statistics given the scores, of the same records
     (:mod:`pymc_dp.checks.predictive_law`), with the same noise. So p-values are uniform if the model and the prior are right;
     those of new records at the posterior's parameters would be too close to 1/2. The p-value of several values is
     that of a chi-square distance or of the largest standardized difference, of counts beyond an edge, too. It is computed from the

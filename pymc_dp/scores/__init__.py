@@ -1,9 +1,9 @@
-"""Noisy scores: release a few noisy sums of clipped gradients, then sample the exact posterior given them.
+"""Noisy scores: release a few noisy sums of clipped gradients, then sample the posterior given them.
 
 :func:`~pymc_dp.private_scores` makes the releases (``score_plan.py``), planned by ``design.py`` on simulated
-records; ``releases.py`` has the public result. :class:`~pymc_dp.DPScore` samples: ``latent_posterior.py`` has the
-exact target and its moves, ``sum_law.py`` the normal approximation for many records, and ``nuts.py`` moves the
-parameters of both. :func:`~pymc_dp.scores.check_fit`
+records; ``releases.py`` has the public result. :class:`~pymc_dp.DPScore` samples: ``feature_law.py`` has the
+mean and covariance of a record's clipped scores at any parameters, ``sum_law.py`` the density that they give the sums,
+and ``nuts.py`` moves the parameters. :func:`~pymc_dp.scores.check_fit`
 compares a noisy histogram of score norms with the model (``fit_check.py``, planned by ``check_design.py``).
 With private covariates, released second moments correct those of the stand-in (``second_moments.py``).
 """

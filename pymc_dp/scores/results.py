@@ -15,8 +15,8 @@ from pymc_dp.publishing import reduced
 from pymc_dp.scores.fit_check import FitCheck
 from pymc_dp.scores.score_step import DPScore
 
-_PUBLIC = "The covariates of the model are public: latent records have them."
-_STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: latent records have them."
+_PUBLIC = "The covariates of the model are public: the posterior uses them."
+_STAND_IN = "The stand-in's covariates are public, and distributed as those of the records: simulated records have them."
 _CORRECTED = "The stand-in's covariates are public, and distributed as those of the records once they are weighted to have the released moments."
 _RANGES = "The covariates are distributed as the stand-in that was made from their ranges and noisy counts."
 #: Median distance of a chain's draws from the normal approximation above which it is reported.
@@ -50,7 +50,7 @@ def released_draws(idata: Any, step: DPScore, fit: FitCheck | None) -> Any:
 
 
 def _assumed(step: DPScore) -> str:
-    """Source of the covariates of latent records, in words."""
+    """Source of the covariates of simulated records, in words."""
     simulator, scores = step.simulator, step.scores
     is_own = isinstance(simulator.covariates, str)
     own = {v.name: v.get_value() for v in simulator.model.data_vars}
