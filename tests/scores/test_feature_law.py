@@ -80,7 +80,7 @@ def test_enumerated_moments_are_exact(given_rows):
     np.testing.assert_allclose(found.covariance, second - subtracted, atol=1e-12)
 
 
-def simulated_moments(build, theta, n_sets=200):
+def simulated_moments(build, theta, n_sets=60):
     """Mean over rows, and covariance given the rows, by data sets at a position; standard errors of the mean."""
     features, simulated = features_of(build), simulated_of(build)
     rng = np.random.default_rng(7)
@@ -99,7 +99,7 @@ def test_simulated_moments_hold_far_from_the_centre(build, kind, largest, monkey
     if kind is Reweighted:
         monkeypatch.setattr(SimulatedRecords, "standard_numbers", lambda *_: None)
     law = law_of(build, kind)
-    for shift in (np.zeros(3), np.array([0.3, 0.3, -0.2]), np.array([-0.4, 0.0, 0.3])):
+    for shift in (np.array([0.3, 0.3, -0.2]), np.array([-0.4, 0.0, 0.3])):
         found = law.at(CENTRE + shift)
         mean, covariance, error = simulated_moments(build, CENTRE + shift)
         sd = np.sqrt(np.diag(covariance) / N)
