@@ -177,7 +177,7 @@ def plan(
     >>> found = dp.plan(
     ...     epsilon=1.0, delta=0, model=model, guess={"rate": 2.0}, random_seed=1
     ... )
-    >>> bool(1 < found.sd_ratios["rate_log__"][0] < 1.5)
+    >>> bool(1 < found.sd_ratios["rate"][0] < 1.5)
     True
     """
     check_named("plan", unnamed)

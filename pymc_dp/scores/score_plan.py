@@ -9,6 +9,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from pymc.logprob.transforms import (
+    CircularTransform,
+    IntervalTransform,
+    LogOddsTransform,
+    LogTransform,
+)
+
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
@@ -30,6 +37,8 @@ from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
 
+#: Transforms that map each entry by itself.
+_ELEMENTWISE = (LogTransform, LogOddsTransform, IntervalTransform, CircularTransform)
 #: Entries of a parameter that a printed plan shows.
 _N_SHOWN = 6
 
@@ -80,9 +89,18 @@ class ScorePlan(Shown):
 
     @property
     def sd_ratios(self) -> Mapping[str, np.ndarray]:
-        """Forecast of the posterior's standard deviation over the one without privacy, by value variable."""
-        slices, ratios = self.simulator.likelihood.slices, self.design.design.sd_ratios
-        return {name: ratios[part] for name, part in slices.items()}
+        """Forecast of the posterior's standard deviation over the one without privacy, by parameter.
+
+        To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
+        entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name.
+        """
+        model, ratios = self.simulator.model, self.design.design.sd_ratios
+        names = {}
+        for rv, transform in model.rvs_to_transforms.items():
+            if isinstance(transform, _ELEMENTWISE):
+                names[model.rvs_to_values[rv].name] = rv.name
+        slices = self.simulator.likelihood.slices
+        return {names.get(name, name): ratios[part] for name, part in slices.items()}
 
     def release(self, *, progressbar: bool | str = True) -> PrivateScores:
         """Claim the accesses from the budget, and make the releases.

@@ -243,7 +243,7 @@ def test_a_plan_is_reproducible():
     np.testing.assert_array_equal(plans[0].simulated.directions, plans[1].simulated.directions)
     for plan in plans:
         assert plan.budget.spent() == 0
-        assert set(plan.sd_ratios) == {"t", "sigma_log__"}
+        assert set(plan.sd_ratios) == {"t", "sigma"}
         assert all(1 < r < 3 for ratios in plan.sd_ratios.values() for r in ratios)
 
 
