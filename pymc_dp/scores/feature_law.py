@@ -35,8 +35,8 @@ from pymc_dp.display import Shown
 from pymc_dp.model.simulation import PooledRecords, SimulatedRecords
 from pymc_dp.scores.score_features import ScoreFeatures
 
-#: Points at each position: of enumerated outcomes, and of simulated ones.
-_MOST_ENUMERATED, _MOST_SIMULATED = 20_000, 10_000
+#: Points at each position: of enumerated outcomes, of outcomes that move (unless a row needs more), and of all others.
+_MOST_ENUMERATED, _MOVING, _MOST_SIMULATED = 20_000, 3_000, 10_000
 #: Points of a row: least of those with fixed numbers, whose error is 10**-1.5 standard deviations of the sum, and most.
 _LEAST_SETS, _MOST_SETS = 10, 100
 #: Anchors of a mixture, from which weights of each row are accurate.
@@ -217,7 +217,8 @@ def feature_law(
     """The law with the best points that the outcomes allow; `positions` span the posterior, beginning with its centre."""
     if (sets := simulated.outcomes(positions)) is not None:
         return Enumerated(features, simulated, sets, positions, given_rows, rng)
-    n_sets = min(_MOST_SIMULATED // simulated.n_records, _MOST_SETS)
-    if n_sets >= _LEAST_SETS and (numbers := simulated.standard_numbers(n_sets, rng)) is not None:
+    n_sets = min(max(_MOVING // simulated.n_records, _LEAST_SETS), _MOST_SETS)
+    is_short = n_sets * simulated.n_records <= _MOST_SIMULATED
+    if is_short and (numbers := simulated.standard_numbers(n_sets, rng)) is not None:
         return FixedNumbers(features, simulated, numbers, positions[0], given_rows)
     return Reweighted(features, simulated, positions, given_rows, rng)
