@@ -86,7 +86,7 @@ class Likelihood(Source):
         for theta in term.positions:
             if theta.shape != (self.n_dim,):
                 raise ValueError(f"theta must have shape ({self.n_dim},), not {theta.shape}")
-        if getattr(term, "needs_logp", False) and not self.is_binary:
+        if getattr(term, "clipping", "norm") != "norm" and not self.is_binary:
             raise ValueError("This clipping needs one Bernoulli outcome for each record.")
 
     def clipped_change(self, new: np.ndarray, old: np.ndarray, bound: float) -> float:

@@ -1,10 +1,9 @@
 r"""Terms: all that may be asked of private records. One engine sums them, wherever the records are.
 
 A term is a public value: how a block of records becomes whole numbers, the unit of these numbers, and how far one
-record can move their sum, with the proof under the code it is about. Whole numbers add in any order. So the sum over
-records in memory, in files, on a cluster or at several sites is the same to the last bit, and one record changes it by
-its own number and nothing else. (A floating-point sum rounds after every addition: a record can change it by more than
-its own term, and by an amount that depends on the others, Casacuberta et al. 2022, CCS '22,
+record can move their sum, with the proof under the code it is about. Whole numbers add in any order, so the sum is the
+same to the last bit wherever the records are, and one record changes it by its own number and nothing else. (A
+floating-point sum rounds by amounts that depend on the others: Casacuberta et al. 2022, CCS '22,
 https://doi.org/10.1145/3548606.3560708.)
 
 A number of a record is a multiple of a unit :math:`2^e` that depends on public quantities alone: with the number of
@@ -140,7 +139,7 @@ class Source(ABC):
 class ClippedChange(Term):
     """Change of the log-likelihood between two positions: ``clip(l(new) - l(old), -bound, bound)``.
 
-    Differences that are not numbers (of two infinities) count as 0, infinite ones as the bound.
+    Differences of two infinities count as 0, infinite ones as the bound.
 
     Parameters
     ----------
@@ -207,13 +206,11 @@ class ClippedScores(Term):
         A record's vector is ``directions.T @ gradient``: the columns are directions in the space of ``theta``; a
         vector means a diagonal matrix, None the identity. A function of public quantities and of private releases.
     clipping : {"norm", "outcome_free", "midpoint"}
-        What has a norm of at most the bound: the vector (default); or, for one Bernoulli outcome per record, whose two
-        vectors :math:`v_1, v_0` have mean zero, both of them, shortened by one factor so that this mean stays zero
-        (Künsch, Stefanski, Carroll 1989, https://doi.org/10.1080/01621459.1989.10478791); or :math:`\pm (v_1 - v_0) / 2`,
-        which replace them: the scores less their midpoint, half as long where both outcomes differ much in probability.
+        What the bound limits: the vector (default); or, for one Bernoulli outcome per record, whose vectors
+        :math:`v_1, v_0` have mean zero, the longer of both, by one factor for both (Künsch, Stefanski, Carroll 1989,
+        https://doi.org/10.1080/01621459.1989.10478791); or :math:`\pm (v_1 - v_0) / 2`, which replace them.
     keeps_logp : bool
-        Whether to keep log-likelihoods, which read the same data, for the next :class:`ClippedChange`. False by
-        default.
+        Whether to keep log-likelihoods for the next :class:`ClippedChange`. False by default.
 
     Raises
     ------
@@ -243,11 +240,6 @@ class ClippedScores(Term):
             )
 
     @property
-    def needs_logp(self) -> bool:
-        """Whether the vector of a record depends on its log-likelihood."""
-        return self.clipping != "norm"
-
-    @property
     def exponent(self) -> int:
         """Of the grid of the bound."""
         return grid(self.bound)[0] if self.bound < math.inf else 0
@@ -260,27 +252,25 @@ class ClippedScores(Term):
     def of(self, block: Block) -> np.ndarray:
         """Vectors are clipped, and each coordinate is truncated, towards zero, to a multiple of the unit.
 
-        A vector that is not finite, or too long to be squared (1e154, or as many units), counts as zero: a rule that
-        depends on one record alone. The vector of a record is computed with the same roundings in any place, in a
-        block of any length and for any number of threads (`RowFunction`).
+        A vector that is not finite, or too long to be squared (1e154, or as many units), counts as zero: a rule of one
+        record alone. Vectors have the same roundings in any place, block and number of threads (`RowFunction`).
         """
         if self.bound == math.inf:
             return block.plain_gradients(self.theta, self.directions)
-        exponent, limit = grid(self.bound)
-        total = np.zeros(self.n_dim, dtype=np.int64)
+        total, (exponent, limit) = np.zeros(self.n_dim, dtype=np.int64), grid(self.bound)
         if limit == 0 or self.n_dim == 0:
             return total
-        # Of the proof below: twice the margin of rounding errors of the norm.
+        # Of the proof below: twice the margin.
         length = math.ldexp(self.bound, -exponent) * (1 - (self.n_dim + 16) * 2.0**-52)
         unit, is_extreme = math.ldexp(1.0, -exponent), abs(exponent) > _MAX_EXPONENT
-        if not (self.needs_logp or is_extreme):
+        if not ((is_binary := self.clipping != "norm") or is_extreme):
             found = block.clipped_sum(self.theta, self.directions, unit, length, self.keeps_logp)
             if found is not None:
                 return found
         if self.keeps_logp:
             block.keep(self.theta)
-        for vectors, logp in block.vectors(self.theta, self.directions, self.needs_logp):
-            if self.needs_logp:
+        for vectors, logp in block.vectors(self.theta, self.directions, is_binary):
+            if is_binary:
                 total += sum_of_binary(self.clipping, vectors, logp, unit, length).astype(np.int64)
             elif is_extreme:
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -291,9 +281,9 @@ class ClippedScores(Term):
 
     def clipped(self, vectors: np.ndarray, logp: np.ndarray) -> np.ndarray:
         """Vectors of simulated records, public and in floats, clipped by the same rule; in place if by their norm."""
-        if self.needs_logp:
-            return clip_binary_rows(self.clipping, vectors, logp, self.bound)
-        return clip_rows(vectors, self.bound)
+        if self.clipping == "norm":
+            return clip_rows(vectors, self.bound)
+        return clip_binary_rows(self.clipping, vectors, logp, self.bound)
 
     def sensitivity(self, adjacency: str) -> float:
         """A record's vector of whole numbers is no longer than the bound: replaced, the sum changes by twice that.

@@ -47,7 +47,9 @@ class ScoreFeatures(Shown):
     ) -> np.ndarray:
         with np.errstate(all="ignore"):
             parts = [
-                r.term.clipped(vectors(r.term), logp(r.term) if r.term.needs_logp else np.empty(0))
+                r.term.clipped(
+                    vectors(r.term), np.empty(0) if r.term.clipping == "norm" else logp(r.term)
+                )
                 for r in self.releases
             ]
         return parts[0] if len(parts) == 1 else np.hstack(parts)
