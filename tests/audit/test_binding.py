@@ -15,7 +15,7 @@ import pymc_dp as dp
 from pymc_dp import DPPenalty, PrivacyBudget, RandomWalk, codec, release
 from pymc_dp.errors import PrivacyLeak
 from pymc_dp.model.identity import model_token
-from pymc_dp.privacy.budget.binding import TOKEN
+from pymc_dp.privacy.budget.draws import TOKEN
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.steps import base
 from tests.audit.audited_samplers import build, sample

@@ -35,7 +35,7 @@ import numpy as np
 
 from scipy.optimize import brentq
 
-from pymc_dp.arguments import as_float
+from pymc_dp.arguments import check_delta, check_epsilon
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting import pld
 from pymc_dp.privacy.mechanisms.mechanism import (
@@ -130,7 +130,7 @@ class Cost(Shown):
 
     def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
         """Smallest proved epsilon at this delta, and the accountant that proves it."""
-        delta = _check_delta(delta)
+        delta = check_delta(delta)
         accountants = accountants_for(self, delta, accountant)
         check_pure(delta, self.counts)
         if self.free:
@@ -140,7 +140,7 @@ class Cost(Shown):
     def delta(self, epsilon: float, accountant: str = "best") -> float:
         """Smallest proved delta at this epsilon."""
         found = accountant_of(accountant)
-        epsilon = _check_epsilon(epsilon)
+        epsilon = check_epsilon(epsilon)
         if self.free or epsilon == math.inf:
             return 0.0
         epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
@@ -200,27 +200,6 @@ def check_pure(delta: float, mechanisms: Iterable[Mechanism], by: str = "The acc
                 f"{by} {mechanism.name}, which has no finite epsilon at delta = {delta:g}. Choose delta > 0 (usual: well below 1 / (number of "
                 "records)), or l2 noise (L2Laplace), whose epsilon is finite."
             )
-
-
-def _check_delta(delta: float) -> float:
-    if not 0 <= as_float(delta) < 1:
-        raise ValueError(
-            f"delta must be at least 0 and below 1, got {delta!r}. Usual: well below 1 / (number of records)."
-        )
-    return as_float(delta)
-
-
-def _check_epsilon(epsilon: float) -> float:
-    if not as_float(epsilon) > 0:
-        raise ValueError(
-            f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
-        )
-    return as_float(epsilon)
-
-
-def check_epsilon_delta(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return both as floats; ValueError unless ``epsilon > 0`` and ``0 <= delta < 1``."""
-    return _check_epsilon(epsilon), _check_delta(delta)
 
 
 def renyi_to_epsilon(orders: Any, renyi: Any, delta: float) -> Any:

@@ -10,10 +10,8 @@ Two kinds of claims are admitted by the budget:
    outside of it is ever admitted. So nobody can choose between the two ways of counting after a release: the
    first claim decides.
 
-A run's plan that fits the adaptive composition is recorded, but claimed chain by chain. A plan of releases
-(:meth:`~pymc_dp.PrivacyBudget.spend` with ``plan=``) is always claimed at once, so that none of them can be
-refused after the first. Of the account, the first claim takes the whole budget in any case
-(:mod:`pymc_dp.ledger_file`).
+A run's plan that fits the adaptive composition is recorded, but claimed chain by chain, unless its first claim is all
+of it. A plan of releases is always claimed at once, so that none of them can be refused after the first.
 """
 
 from __future__ import annotations
@@ -23,14 +21,40 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
-from pymc_dp.codec import dumps, loads
-from pymc_dp.display import Shown, one_line
+from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, check_pure
-from pymc_dp.privacy.mechanisms.mechanism import Accesses
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+
+
+@dataclass(frozen=True)
+class BudgetTerms(Shown):
+    """Terms of a budget, fixed when it is made: what it claims of an account, and how its own claims compose."""
+
+    id: str
+    epsilon: float
+    delta: float
+    #: Of a plan that is claimed at once.
+    accountant: str = "best"
+    adjacency: Adjacency = Adjacency.SUBSTITUTE
+
+    @cached_property
+    def adaptive(self) -> AdaptiveComposition:
+        """Composition of claims that follow each other."""
+        return AdaptiveComposition.opened(self.epsilon, self.delta, self.accountant)
+
+    def check_proved(self, label: str, accesses: Accesses) -> None:
+        """Raise unless the costs of all these accesses are proved for the budget's neighbours, and finite if its delta is 0."""
+        for mechanism, _ in accesses:
+            check_pure(self.delta, [mechanism], f"{label} accesses")
+            if self.adjacency not in mechanism.adjacencies:
+                raise ValueError(
+                    f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
+                    f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {self.adjacency.value!r}. "
+                    "Make the budget for that adjacency, or use a step that is proved for this one."
+                )
 
 
 @dataclass(frozen=True)
@@ -44,114 +68,15 @@ class Claim(Shown):
     process: str
 
 
-class Plan(NamedTuple):
-    """All claims of a budget, fixed by the first of them; claimed as a whole, or chain by chain."""
-
-    accesses: Accesses
-    whole: bool
-
-    def __repr__(self) -> str:
-        return one_line(self)
-
-
 @dataclass(frozen=True)
-class BudgetTerms:
-    """Terms of a budget: the adaptive composition, and the accountant of a plan that is claimed at once."""
+class Claims(Shown):
+    """Claims of one budget, as its ledger has them, and the plan that the first of them fixed, if any."""
 
-    adaptive: AdaptiveComposition
-    accountant: str
-
-    @classmethod
-    def of_budget(cls, epsilon: float, delta: float, accountant: str) -> BudgetTerms:
-        """Terms of a budget."""
-        return cls(AdaptiveComposition.opened(epsilon, delta, accountant), accountant)
-
-    def at_once(self, cost: Cost) -> bool:
-        """Whether a plan may be claimed at once, if nothing was claimed before."""
-        epsilon, delta = self.adaptive.epsilon, self.adaptive.delta
-        return self.adaptive.fits(cost) or cost.epsilon(delta, self.accountant) <= epsilon
-
-    def spent(self, claimed: Claimed) -> tuple[float, str]:
-        """Epsilon that holds after all claims, and the accountant that proves it.
-
-        After a plan that was claimed at once: by the budget's accountant, for the whole plan, made or not. (For the
-        part that was made it would not hold: a stopping rule that depends on the releases could choose among
-        accountants.)
-        """
-        cost = claimed.cost
-        if self.adaptive.epsilon == math.inf:
-            return math.inf if claimed.claims else 0.0, self.accountant
-        if cost.free:
-            return 0.0, self.accountant
-        if claimed.is_whole:
-            return cost.best(self.adaptive.delta, self.accountant)
-        return self.adaptive.holds(cost), self.adaptive.accountant
-
-    def check(self, before: Cost, asked: Asked) -> None:
-        """Raise if a claim does not fit after earlier ones; the error states how many units would fit."""
-        adaptive, epsilon = self.adaptive, self.adaptive.epsilon
-        if adaptive.fits(before + asked.cost):
-            return
-        check_pure(adaptive.delta, asked.cost.counts)
-        parts = 1000 if asked.draws is None else math.ceil(asked.draws)
-        low, high = 0, parts
-        while high - low > 1:
-            middle = (low + high) // 2
-            fits = adaptive.fits(before + asked.cost * (middle / parts))
-            low, high = (middle, high) if fits else (low, middle)
-        part = f"{low / parts:.1%} of that" if asked.draws is None else f"{low} draws by one chain"
-        spent, total = adaptive.reading(before), adaptive.reading(before + asked.cost)
-        raise PrivacyBudgetExhausted(
-            f"The budget allows epsilon = {epsilon:g} at delta = {adaptive.delta:g}. Spent: {spent:.4g}, left: {max(epsilon - spent, 0):.4g}; "
-            f"asked for by {asked.by}: {adaptive.reading(asked.cost):.4g}, in total {total:.4g} (claims one after the other are added up by "
-            f"{adaptive.name}). Largest feasible: {part}. Nothing was accessed."
-        )
-
-
-class Asked(NamedTuple):
-    """A requested claim."""
-
-    cost: Cost
-    by: str
-    draws: float | None = None
-    plan: Cost | None = None
+    terms: BudgetTerms
+    claims: Sequence[Claim] = ()
+    plan: Accesses | None = None
+    #: Whether the whole plan was claimed with the first claim.
     at_once: bool = False
-
-    @property
-    def run(self) -> Cost:
-        """Cost of the plan, which must include the claim; by default of the claim."""
-        run = self.cost if self.plan is None else self.plan
-        if not self.cost.within(run):
-            raise ValueError(f"What {self.by} asks for is not part of its own plan. Nothing was accessed.")  # fmt: skip
-        return run
-
-    @property
-    def is_whole(self) -> bool | None:
-        """Whether a plan that fits the adaptive composition is claimed as a whole, as is a run of one claim."""
-        return (
-            self.at_once or self.plan.counts == self.cost.counts if self.plan is not None else None
-        )
-
-    def least(self, terms: BudgetTerms) -> Asked:
-        """Smallest amount to reserve: the claim, or the full plan."""
-        if not self.at_once:
-            return self
-        best = self.run.epsilon(terms.adaptive.delta, terms.accountant)
-        by = f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})"
-        return Asked(self.run, by)
-
-
-@dataclass(frozen=True)
-class Claimed(Shown):
-    """Claims of one budget, and the plan that its first claim has fixed, if any."""
-
-    claims: Sequence[Claim]
-    plan: Plan | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the budget has claimed its whole plan at once."""
-        return self.plan is not None and self.plan.whole
 
     @cached_property
     def made(self) -> Cost:
@@ -161,29 +86,93 @@ class Claimed(Shown):
     @property
     def cost(self) -> Cost:
         """Cost of the whole plan, if it was claimed at once; else of the claims."""
-        return Cost.of(self.plan.accesses) if self.plan and self.plan.whole else self.made
+        return Cost.of(self.plan or ()) if self.at_once else self.made
 
-    def grant(self, terms: BudgetTerms, asked: Asked) -> bool | None:
-        """Decide about a claim; for the first one of a plan, return whether the whole plan is claimed with it."""
-        if self.plan and not (self.made + asked.cost).within(Cost.of(self.plan.accesses)):
+    @property
+    def bound(self) -> Cost | None:
+        """Bound on all that the budget ever pays for: its plan, or else the whole adaptive composition."""
+        if self.terms.epsilon == math.inf:
+            return None
+        if self.plan is not None or self.made.free:
+            return Cost.of(self.plan or ())
+        return Cost.of([(self.terms.adaptive.whole(), 1)])
+
+    def spent(self) -> tuple[float, str]:
+        """Epsilon that holds after all claims, for any rule of stopping, and the accountant that proves it.
+
+        After a plan that was claimed at once: by the budget's accountant, for the whole plan, made or not. (For the
+        part that was made it would not hold: a stopping rule that depends on the releases could choose among
+        accountants.)
+        """
+        terms, cost = self.terms, self.cost
+        if terms.epsilon == math.inf:
+            return math.inf if self.claims else 0.0, terms.accountant
+        if cost.free:
+            return 0.0, terms.accountant
+        if self.at_once:
+            return cost.best(terms.delta, terms.accountant)
+        return terms.adaptive.holds(cost), terms.adaptive.accountant
+
+    def remaining(self) -> float:
+        """Epsilon not yet claimed."""
+        if self.terms.epsilon == math.inf:
+            return math.inf
+        used = self.spent()[0] if self.at_once else self.terms.adaptive.reading(self.made)
+        return max(0.0, self.terms.epsilon - used)
+
+    def grant(
+        self, label: str, accesses: Accesses, plan: Accesses | None, draws: float | None
+    ) -> bool | None:
+        """Grant a claim or raise; if it fixes the plan, return whether all of this is claimed with it."""
+        terms, cost = self.terms, Cost.of(accesses)
+        by = f"one chain of {label}{'' if draws is None else f' ({draws:g} draws)'}"
+        if self.plan is not None and not (self.made + cost).within(Cost.of(self.plan)):
             raise PrivacyBudgetExhausted(
-                f"The first claim of this budget fixed what it pays for, and what {asked.by} asks for is not part of it. "
+                f"The first claim of this budget fixed what it pays for, and what {by} asks for is not part of it. "
                 "Make a new PrivacyBudget; to keep one account for the data set, give both the same ledger file. Nothing was accessed."
             )
-        if self.is_whole:
+        if self.at_once:
             return None
-        run = asked.run
-        if self.made.free and self.plan is None and terms.at_once(run):
-            return asked.is_whole if terms.adaptive.fits(run) else True
-        terms.check(self.made, asked.least(terms))
+        run = cost if plan is None else Cost.of(plan)
+        if not cost.within(run):
+            raise ValueError(f"What {by} asks for is not part of its own plan. Nothing was accessed.")  # fmt: skip
+        of_releases = plan is not None and draws is None
+        if not self.claims:
+            if terms.adaptive.fits(run):
+                return None if plan is None else of_releases or run.counts == cost.counts
+            if run.epsilon(terms.delta, terms.accountant) <= terms.epsilon:
+                return True
+        if of_releases:
+            best = run.epsilon(terms.delta, terms.accountant)
+            by = (
+                f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})"
+            )
+        self._check_fits(*((run, by, None) if of_releases else (cost, by, draws)))
         return None
 
+    def _check_fits(self, cost: Cost, by: str, draws: float | None) -> None:
+        """Raise unless the adaptive composition pays for a cost after the claims; the error states what part of it would fit."""
+        adaptive = self.terms.adaptive
+        if adaptive.fits(self.made + cost):
+            return
+        parts = 1000 if draws is None else math.ceil(draws)
+        low, high = 0, parts
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = adaptive.fits(self.made + cost * (middle / parts))
+            low, high = (middle, high) if fits else (low, middle)
+        part = f"{low / parts:.1%} of that" if draws is None else f"{low} draws by one chain"
+        spent, total = adaptive.reading(self.made), adaptive.reading(self.made + cost)
+        raise PrivacyBudgetExhausted(
+            f"The budget allows epsilon = {adaptive.epsilon:g} at delta = {adaptive.delta:g}. Spent: {spent:.4g}, left: {self.remaining():.4g}; "
+            f"asked for by {by}: {adaptive.reading(cost):.4g}, in total {total:.4g} (claims one after the other are added up by "
+            f"{adaptive.name}). Largest feasible: {part}. Nothing was accessed."
+        )
 
-def written(accesses: Accesses) -> str:
-    """Accesses as text, for the ledger and for reports."""
-    return dumps([*accesses])
 
-
-def read(text: str) -> Accesses:
-    """Read what :func:`written` wrote."""
-    return tuple((m, float(k)) for m, k in loads(text))
+def listed(accesses: Accesses) -> tuple[str, ...]:
+    """Accesses in words; only the first and the last ones of many."""
+    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
+    if len(names) > 6:
+        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
+    return tuple(names)

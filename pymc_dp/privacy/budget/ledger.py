@@ -18,9 +18,12 @@ import uuid
 import weakref
 
 from contextlib import suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+from pymc_dp.arguments import check_epsilon_delta
+from pymc_dp.codec import dumps, loads
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.ledger_file import (
     TEMPORARY,
@@ -33,10 +36,9 @@ from pymc_dp.ledger_file import (
     whole_of,
 )
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
-from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
-from pymc_dp.privacy.budget.claims import Asked, BudgetTerms, Claim, Claimed, Plan, read, written
-from pymc_dp.privacy.budget.report_parts import listed
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
+from pymc_dp.privacy.accounting.composition import Cost, accountant_of
+from pymc_dp.privacy.budget.claims import BudgetTerms, Claim, Claims, listed
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian, Mechanism
 from pymc_dp.privacy.mechanisms.stated import PureDP, stated
 
 
@@ -107,14 +109,7 @@ class Ledger(LedgerFile):
         return {k: v for k, v in self.__dict__.items() if k != "_finalizer"}
 
     @classmethod
-    def for_budget(
-        cls,
-        ledger: str | os.PathLike | Ledger | None,
-        epsilon: float,
-        delta: float,
-        adjacency: str,
-        accountant: str,
-    ) -> Ledger:
+    def for_budget(cls, ledger: str | os.PathLike | Ledger | None, terms: BudgetTerms) -> Ledger:
         """Return the ledger of a budget: a ledger, or one opened from a path; LedgerError if the budget exceeds its account."""
         if not isinstance(ledger, str | os.PathLike | Ledger | None):
             raise TypeError(
@@ -122,24 +117,22 @@ class Ledger(LedgerFile):
             )
         if not isinstance(ledger, Ledger):
             exists = ledger is not None and Path(ledger).exists()
-            terms = (None, None) if exists else (epsilon, delta)
-            ledger = cls(ledger, epsilon=terms[0], delta=terms[1], adjacency=adjacency)
+            new: dict[str, Any] = {} if exists else {"epsilon": terms.epsilon, "delta": terms.delta}
+            ledger = cls(ledger, adjacency=terms.adjacency.value, **new)
         if ledger.temporary and ledger not in TEMPORARY:
             TEMPORARY.append(ledger)
-        account = ledger.account
-        if account.adjacency != adjacency:
+        account, own = ledger.account, terms.adjacency.value
+        if account.adjacency != own:
             raise LedgerError(
-                f"The account in {ledger.path} is for adjacency {account.adjacency!r}, not {adjacency!r}."
+                f"The account in {ledger.path} is for adjacency {account.adjacency!r}, not {own!r}."
             )
-        if account.is_gaussian and delta > 0 and accountant != "gaussian":
+        if account.is_gaussian and terms.delta > 0 and terms.accountant != "gaussian":
             raise LedgerError(
                 f"The account in {ledger.path} adds up squares of mu, so everything in its budgets must compose in Gaussian DP: make the budget "
-                f"with accountant='gaussian', not {accountant!r}. For an account that adds up epsilons, open one with composition='basic'."
+                f"with accountant='gaussian', not {terms.accountant!r}. For an account that adds up epsilons, open one with composition='basic'."
             )
-        for name, value, total in (
-            ("epsilon", epsilon, account.epsilon),
-            ("delta", delta, account.delta),
-        ):
+        for name in ("epsilon", "delta"):
+            value, total = getattr(terms, name), getattr(account, name)
             if value > total:
                 raise LedgerError(
                     f"A budget of {name} = {value:g} exceeds the account in {ledger.path}, opened with {name} = {total:g}. "
@@ -147,33 +140,33 @@ class Ledger(LedgerFile):
                 )
         return ledger
 
-    def claimed(self, budget: str) -> Claimed:
-        """Claims of a budget so far, and its plan."""
-        with self._reading() as db:
-            return self._claimed(db, budget)
-
     def claims(self, budget: str | None = None) -> list[Claim]:
         """All claims so far, or those of one budget."""
         with self._reading() as db:
             return self._claims(db, budget)
 
+    def claimed(self, terms: BudgetTerms) -> Claims:
+        """Claims of a budget so far, and its plan."""
+        with self._reading() as db:
+            return self._claimed(db, terms)
+
     def _claims(self, db: sqlite3.Connection, budget: str | None) -> list[Claim]:
         query = "SELECT budget, step, accesses, created, process FROM claims WHERE budget = ? OR ? IS NULL ORDER BY id"
         rows = db.execute(query, (budget, budget))
         with self._usable(Exception):  # invalid contents
-            claims = [Claim(b, s, read(a), c, p) for b, s, a, c, p in rows]
+            claims = [Claim(b, s, loads(a), c, p) for b, s, a, c, p in rows]
             for claim in claims:
                 Cost.of(claim.accesses)  # refuses invalid mechanisms and counts
         return claims
 
-    def _claimed(self, db: sqlite3.Connection, budget: str) -> Claimed:
-        claims = self._claims(db, budget)
+    def _claimed(self, db: sqlite3.Connection, terms: BudgetTerms) -> Claims:
+        claims = self._claims(db, terms.id)
         query = "SELECT accesses, whole FROM plans WHERE budget = ?"
-        row = db.execute(query, (budget,)).fetchone()
+        row = db.execute(query, (terms.id,)).fetchone()
         with self._usable(Exception):  # invalid contents
-            return Claimed(claims, None if row is None else Plan(read(row[0]), bool(row[1])))
+            return Claims(terms, claims, *(() if row is None else (loads(row[0]), bool(row[1]))))
 
-    def _open(self, db: sqlite3.Connection, new: BudgetClaim) -> bool:
+    def _is_new(self, db: sqlite3.Connection, new: BudgetClaim) -> bool:
         """Whether a budget is yet to claim its epsilon and delta; an error if the account does not pay for them."""
         account, claims = self._account(db), self._budgets(db)
         for claim in claims:
@@ -183,58 +176,49 @@ class Ledger(LedgerFile):
                 return False
         if account.admits(claims, new):
             return True
-        asked = account.spent([new])
         raise PrivacyBudgetExhausted(
             f"The account in {self.path} allows epsilon = {account.epsilon:g} at delta = {account.delta:g}. Spent by {len(claims)} budget(s): "
-            f"{in_words(account.spent(claims))}; left: {in_words(account.left(claims))}. Asked for by {new.what}: {in_words(asked)}, as a budget "
-            "claims all of itself at its first access. Make a PrivacyBudget of at most what is left. Nothing was accessed."
+            f"{in_words(account.spent(claims))}; left: {in_words(account.left(claims))}. Asked for by {new.what}: {in_words(account.spent([new]))}, "
+            "as a budget claims all of itself at its first access. Make a PrivacyBudget of at most what is left. Nothing was accessed."
         )
 
-    def check(self, budget: str, what: str, epsilon: float, delta: float) -> None:
+    def check(self, terms: BudgetTerms, what: str) -> None:
         """Raise unless the account pays for a budget, or has paid for it; nothing is claimed."""
         with self._reading() as db:
-            self._open(db, _new(budget, what, epsilon, delta, self.account))
+            self._is_new(db, self._new(terms.id, what, terms.epsilon, terms.delta))
 
     def claim(
         self,
-        budget: str,
+        terms: BudgetTerms,
         step: str,
         accesses: Accesses,
         *,
-        epsilon: float,
-        delta: float,
-        accountant: str,
-        limit: int,
-        draws: float | None = None,
+        limit: float = math.inf,
         plan: Accesses | None = None,
-        at_once: bool = False,
+        draws: float | None = None,
     ) -> int:
         """Claim accesses of a step, and with the first of them the whole budget, or raise without claiming anything.
 
-        `limit` is the largest number of claims of this step, `draws` the number of iterations, for the message if they do not
-        fit. If all claims of a `plan` may be claimed together, the first claims all of them, if they fit only so or `at_once`.
-        Returns the number of earlier claims of this step.
+        `limit` is the largest number of claims of this step. `plan` is all that the budget ever pays for: releases, or the
+        chains of a run, each with a number of `draws`. Returns the number of earlier claims of this step.
         """
         accesses, plan = tuple(accesses), None if plan is None else tuple(plan)
-        new = _new(budget, step, epsilon, delta, self.account)
+        new = self._new(terms.id, step, terms.epsilon, terms.delta)
         with self._transaction("IMMEDIATE") as db:
-            if self._open(db, new):
-                _insert(db, "budgets", new.id, epsilon, delta, new.mu, new.created, new.process, step)  # fmt: skip
-            claimed = self._claimed(db, budget)
+            if self._is_new(db, new):
+                _insert(db, "budgets", *astuple(new))
+            claimed = self._claimed(db, terms)
             before = sum(c.step == step for c in claimed.claims)
             if before >= limit:
                 raise PrivacyBudgetExhausted(
                     f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
                     "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
-            by = f"one chain of {step}{'' if draws is None else f' ({draws:g} draws)'}"
-            terms = BudgetTerms.of_budget(epsilon, delta, accountant)
-            run = None if plan is None else Cost.of(plan)
-            is_whole = claimed.grant(terms, Asked(Cost.of(accesses), by, draws, run, at_once))
+            is_whole = claimed.grant(step, accesses, plan, draws)
             if is_whole is not None:
-                _insert(db, "plans", budget, written(plan or accesses), is_whole, new.created)
+                _insert(db, "plans", terms.id, dumps(plan or accesses), is_whole, new.created)
             words = "; ".join(listed(accesses))
-            _insert(db, "claims", None, budget, step, written(accesses), words, new.created, new.process)  # fmt: skip
+            _insert(db, "claims", None, terms.id, step, dumps(accesses), words, new.created, new.process)  # fmt: skip
             return before
 
     def record(
@@ -283,35 +267,29 @@ class Ledger(LedgerFile):
         if not note:
             raise ValueError("note is empty: state what is released, and by which tool.")
         terms = self._terms_of(mechanism, float(delta))
-        what = f"the release {note!r}"
-        new = _new(f"recorded {uuid.uuid4().hex[:16]}", what, *terms[:2], self.account, terms[2])
+        new = self._new(f"recorded {uuid.uuid4().hex[:16]}", f"the release {note!r}", *terms)
         with self._transaction("IMMEDIATE") as db:
-            self._open(db, new)
-            _insert(db, "budgets", new.id, new.epsilon, new.delta, new.mu, new.created, new.process, note)  # fmt: skip
+            self._is_new(db, new)
+            _insert(db, "budgets", *astuple(replace(new, what=note)))
 
-    def _terms_of(self, mechanism: Any, delta: float) -> tuple[float, float, float | None]:
+    def _terms_of(self, mechanism: Mechanism, delta: float) -> tuple[float, float, float | None]:
         """Epsilon, delta and ``mu`` that a release of another tool claims."""
-        is_pure = isinstance(mechanism, PureDP)
-        if not self.account.is_gaussian:
-            if is_pure:
-                return *check_epsilon_delta(mechanism.epsilon, delta), None
-            if not 0 < delta < 1:
-                raise ValueError(f"{mechanism.name} has no finite epsilon at delta = {delta:g}: give the delta that it is to be claimed at.")  # fmt: skip
-            return Cost.of([(mechanism, 1)]).epsilon(delta), delta, None
-        if delta:
-            raise ValueError(
-                f"The account in {self.path} adds up squares of mu, and none follows from delta = {delta!r}: give the mu of the release (of "
-                "Gaussian noise: sensitivity / standard deviation), or its pure epsilon, without delta."
+        is_gaussian, mu, cost = self.account.is_gaussian, mechanism.gaussian_mu, Cost.of([(mechanism, 1)])  # fmt: skip
+        if is_gaussian and (delta or mu is None):
+            lacks = (
+                f"none follows from delta = {delta!r}" if delta else f"{mechanism.name} has no mu"
             )
-        if is_pure:
-            return mechanism.epsilon, 0.0, mechanism.gaussian_mu
-        if mechanism.gaussian_mu is None:
             raise ValueError(
-                f"The account in {self.path} adds up squares of mu, and {mechanism.name} has no mu. Give the mu of the release (of Gaussian "
-                "noise: sensitivity / standard deviation), or its pure epsilon."
+                f"The account in {self.path} adds up squares of mu, and {lacks}: give the mu of the release (of Gaussian noise: sensitivity / "
+                "standard deviation), or its pure epsilon, without delta."
             )
-        at = self.account.delta
-        return Cost.of([(mechanism, 1)]).epsilon(at, "gaussian"), at, mechanism.gaussian_mu
+        if isinstance(mechanism, PureDP):
+            return *check_epsilon_delta(mechanism.epsilon, delta), mu
+        if is_gaussian:
+            return cost.epsilon(self.account.delta, "gaussian"), self.account.delta, mu
+        if not 0 < delta < 1:
+            raise ValueError(f"{mechanism.name} has no finite epsilon at delta = {delta:g}: give the delta that it is to be claimed at.")  # fmt: skip
+        return cost.epsilon(delta), delta, None
 
     def note_callback(self, budget: str) -> None:
         """Record that the budget has been called as a callback, for chains in other processes."""
@@ -340,6 +318,20 @@ class Ledger(LedgerFile):
         share = Gaussian(1 / found["mu"])
         return min(account.epsilon, Cost.of([(share, 1)]).epsilon(account.delta, "gaussian"))
 
+    def _new(
+        self, budget: str, what: str, epsilon: float, delta: float, mu: float | None = None
+    ) -> BudgetClaim:
+        """The claim of a budget as it is made now, by this process."""
+        user = ""
+        with suppress(OSError, KeyError, ImportError):  # a container may have users without a name
+            user = f"{getpass.getuser()}@"
+        who = f"{user}{socket.gethostname()}:{os.getpid()}"
+        if not self.account.is_gaussian:
+            mu = None
+        elif mu is None:
+            mu = _gaussian_mu(epsilon, delta)
+        return BudgetClaim(whole_of(budget), epsilon, delta, mu, now(), who, what)
+
 
 def _opened(
     path: str,
@@ -354,16 +346,11 @@ def _opened(
             f"There is no file {path}, so it holds no account yet: give epsilon and delta to open one."
         )
     epsilon, delta = check_epsilon_delta(epsilon, delta)
-    adjacency, composition = adjacency or "substitute", composition or "basic"
-    if adjacency not in list(Adjacency):
-        raise ValueError(f"adjacency must be 'substitute' or 'add_remove', got {adjacency!r}.")
-    if composition not in ("basic", "gaussian"):
-        raise ValueError(f"composition must be 'basic' or 'gaussian', got {composition!r}.")
     mu = None
     if composition == "gaussian":
         accountant_of("gaussian", delta)  # refuses delta = 0
         mu = _gaussian_mu(epsilon, delta)
-    return Account(epsilon, delta, str(Adjacency(adjacency).value), composition, mu)
+    return Account(epsilon, delta, str(adjacency or "substitute"), composition or "basic", mu)
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
@@ -373,19 +360,6 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
     if delta == 0:
         return PureDP(epsilon).gaussian_mu
     return math.sqrt(AdaptiveComposition.opened(epsilon, delta, "gaussian").limit)
-
-
-def _new(
-    budget: str, what: str, epsilon: float, delta: float, account: Account, mu: float | None = None
-) -> BudgetClaim:
-    """The claim of a budget as it is made now, by this process."""
-    if account.is_gaussian and mu is None:
-        mu = _gaussian_mu(epsilon, delta)
-    user = ""
-    with suppress(OSError, KeyError, ImportError):  # a container may have users without a name
-        user = f"{getpass.getuser()}@"
-    who = f"{user}{socket.gethostname()}:{os.getpid()}"
-    return BudgetClaim(whole_of(budget), epsilon, delta, mu, now(), who, what)
 
 
 def _insert(db: sqlite3.Connection, table: str, *values: Any) -> None:

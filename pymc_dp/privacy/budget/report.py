@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,10 +14,10 @@ from pymc_dp.display import Shown, Table
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
-from pymc_dp.privacy.budget.claims import read
+from pymc_dp.privacy.budget.allocation import StepAccess
+from pymc_dp.privacy.budget.claims import Claim, listed
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
-from pymc_dp.privacy.budget.guarantee_warnings import WEAK_EPSILON, weak_delta, weak_epsilon
-from pymc_dp.privacy.budget.report_parts import StepReport
+from pymc_dp.privacy.budget.guarantee import weak_delta, weak_epsilon
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
@@ -25,7 +25,43 @@ _NEIGHBOURS = {
 }
 _OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
+_FREE = "free, in any number of chains: computed from what was released"
+_SECRET, _KNOWN = (
+    "secret, from the operating system",
+    "REPRODUCIBLE from the seed: the guarantee is broken",
+)
+_FORGOTTEN = "This program opened {} budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
 _GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
+
+
+@published
+@dataclass(frozen=True)
+class StepReport(Shown):
+    """Claims of one step."""
+
+    label: str
+    chains: int
+    per_draw: tuple[str, ...]
+    per_chain: tuple[str, ...]
+
+    @classmethod
+    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
+        """From the accesses of a step, and the claims of a budget."""
+        claims = [claim for claim in claims if claim.step == access.label]
+        each, starting = listed(access.mechanisms), listed(access.starting)
+        if access.schedule is not None:
+            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
+        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
+        per_chain = listed(claims[0].accesses) if claims else ()
+        return cls(access.label, len(claims), per_draw, per_chain)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Rows of the report."""
+        return [
+            (self.label, f"{self.chains} chain(s) claimed"),
+            *(("  each draw", access) for access in self.per_draw),
+            *(("  each chain", claim) for claim in self.per_chain),
+        ]
 
 
 @published
@@ -173,7 +209,7 @@ class PrivacyReport(Shown):
                 "This report does not hold its accesses: it is of several budgets together (add up for_group of the report of each, such as "
                 "scores.reports), or an earlier version of pymc_dp has written it (make it again from the budget)."
             )
-        cost = Cost.of(read(self.claimed))
+        cost = Cost.of(loads(self.claimed))
         if size == 1 or cost.free or self.epsilon_budget == math.inf:
             return self.epsilon, self.delta
         if self.at_once:
@@ -225,54 +261,37 @@ class PrivacyReport(Shown):
         )
 
     def _rows(self) -> list[tuple[str, str]]:
-        spent = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
-        of = f"of a budget of ({self.epsilon_budget:g}, {self.delta:g})"
-        if self.delta == 0:
-            spent = f"pure {self.epsilon:.4g}-differential privacy (delta = 0)"
-            of = f"of a budget of {self.epsilon_budget:g}"
-        return [
+        delta, budget = self.delta, self.epsilon_budget
+        if delta == 0:
+            spent = f"pure {self.epsilon:.4g}-differential privacy (delta = 0), of a budget of {budget:g}"
+        else:
+            spent = f"({self.epsilon:.4g}, {delta:g})-differential privacy, of a budget of ({budget:g}, {delta:g})"
+        neighbours = _NEIGHBOURS[self.adjacency]
+        chains = ("chains", f"shared over {self.chains}")
+        rows: list[tuple[str, str | None]] = [
             *(("NOT PROTECTED", why) for why in self._unprotected()),
-            ("guarantee", f"{spent}, {of}"),
-            ("neighbours", self._neighbours()),
-            *([] if self.group is None else [("group", _GROUP.format(self.group))]),
+            ("guarantee", spent),
+            ("neighbours", _OUTCOMES.format(neighbours) if self.public_covariates else neighbours),
+            ("group", self.group and _GROUP.format(self.group)),
             *self._warnings(),
-            *self._chains(),
-            *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
+            chains if self.chains else ("draws", _FREE),
+            ("draws", " + ".join(map(str, self.draws))),
             *((label, access) for label, each in self.one_off_accesses.items() for access in each),
             *(row for step in self.steps for row in step.rows()),
-            *self._parts(),
-            *self._currencies(),
-            *self._method(),
+            *self._parts_and_currencies(),
+            (
+                "accountant",
+                f"{self.accountant}{f', by {self.proved_by}' if self.accountant == 'best' != self.proved_by else ''}",
+            ),
+            ("randomness", _SECRET if self.secret_randomness else _KNOWN),
+            (
+                "ledger",
+                self.ledger or "temporary: spent privacy is forgotten when the program ends",
+            ),
             *(("declared public", text) for text in self.public),
             *(("assumed", text) for text in self.assumptions),
         ]
-
-    def _neighbours(self) -> str:
-        neighbours = _NEIGHBOURS[self.adjacency]
-        return _OUTCOMES.format(neighbours) if self.public_covariates else neighbours
-
-    def _parts(self) -> Iterator[tuple[str, str]]:
-        """Why the epsilons of single releases may add up to more than the total."""
-        counts = Cost.of(read(self.claimed)).counts if self.claimed else {}
-        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
-        if total > self.epsilon * (1 + 1e-9):
-            yield "parts", _NOT_A_SUM.format(total)
-
-    def _chains(self) -> Iterator[tuple[str, str]]:
-        """What chains cost."""
-        if self.chains:
-            yield "chains", f"shared over {self.chains}"
-        else:
-            yield "draws", "free, in any number of chains: computed from what was released"
-
-    def _method(self) -> Iterator[tuple[str, str]]:
-        """Accountant, randomness and ledger."""
-        by = f", by {self.proved_by}" if self.accountant == "best" != self.proved_by else ""
-        yield "accountant", f"{self.accountant}{by}"
-        secret, known = "secret, from the operating system", "REPRODUCIBLE from the seed: the guarantee is broken"  # fmt: skip
-        yield "randomness", secret if self.secret_randomness else known
-        forgotten = "temporary: spent privacy is forgotten when the program ends"
-        yield "ledger", self.ledger or forgotten
+        return [(name, text) for name, text in rows if text]
 
     def _unprotected(self) -> Iterator[str]:
         """Reasons why the guarantee does not hold for the whole result."""
@@ -286,39 +305,39 @@ class PrivacyReport(Shown):
         elif not self.secret_randomness:
             yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
 
-    def _warnings(self) -> Iterator[tuple[str, str]]:
+    def _warnings(self) -> list[tuple[str, str | None]]:
         """Number of records, weak guarantees, and budgets."""
-        if self.n_records is not None:
-            yield "records", f"{self.n_records}"
-            if self.delta * self.n_records >= 1:
-                yield "WEAK DELTA", weak_delta(self.delta, self.n_records)
-        if WEAK_EPSILON < self.epsilon_budget < math.inf:
-            yield "WEAK EPSILON", weak_epsilon(self.epsilon_budget)
-        if self.budgets_without_ledger > (self.ledger is None):
-            opened = (
-                f"This program opened {self.budgets_without_ledger} budget(s) without a ledger file"
-            )
-            yield (
-                "budgets",
-                f"{opened}; if they were spent on the same data, their epsilons add up.",
-            )
-        if self.account_epsilon is not None:
-            yield (
+        n, total, others = self.n_records, self.account_epsilon, self.budgets_without_ledger
+        return [
+            ("records", None if n is None else f"{n}"),
+            ("WEAK DELTA", weak_delta(self.delta, n)),
+            ("WEAK EPSILON", weak_epsilon(self.epsilon_budget)),
+            ("budgets", _FORGOTTEN.format(others) if others > (self.ledger is None) else None),
+            (
                 "account",
-                f"all budgets on this ledger together: epsilon = {self.account_epsilon:.4g}",
-            )
+                None
+                if total is None
+                else f"all budgets on this ledger together: epsilon = {total:.4g}",
+            ),
+        ]
 
-    def _currencies(self) -> Iterator[tuple[str, str]]:
-        """Guarantee in other currencies, and the power of attacks."""
-        if self.gaussian_mu is not None and self.epsilon > 0:
-            yield "Gaussian DP", f"mu <= {self.gaussian_mu:.4g}"
-        if self.zcdp_rho is not None and self.epsilon > 0:
-            yield "zCDP", f"rho <= {self.zcdp_rho:.4g}"
-        for rate, power in self.attack_power.items():
-            yield (
-                "worst attack",
-                f"true positive rate at most {power:.2%} at false positive rate {rate}",
-            )
+    def _parts_and_currencies(self) -> list[tuple[str, str | None]]:
+        """Sum of the epsilons of single releases, if larger than the total; the guarantee in other currencies."""
+        counts = Cost.of(loads(self.claimed)).counts if self.claimed else {}
+        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
+        mu, rho = (x if self.epsilon > 0 else None for x in (self.gaussian_mu, self.zcdp_rho))
+        return [
+            ("parts", _NOT_A_SUM.format(total) if total > self.epsilon * (1 + 1e-9) else None),
+            ("Gaussian DP", None if mu is None else f"mu <= {mu:.4g}"),
+            ("zCDP", None if rho is None else f"rho <= {rho:.4g}"),
+            *(
+                (
+                    "worst attack",
+                    f"true positive rate at most {power:.2%} at false positive rate {rate}",
+                )
+                for rate, power in self.attack_power.items()
+            ),
+        ]
 
     @property
     def _title(self) -> str:

@@ -16,7 +16,7 @@ from experiments.published_bounds import zcdp
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.privacy.accounting.calibration import calibrate, delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.report_parts import max_true_positive_rate
+from pymc_dp.privacy.budget.guarantee import max_true_positive_rate
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 

@@ -15,8 +15,8 @@ from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy import Gaussian, L2Laplace
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget import ledger as ledgers
-from pymc_dp.privacy.budget.binding import check_paid, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.draws import check_paid, new_token
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from tests.privacy.budget.test_budget import fixed, varying

@@ -16,9 +16,10 @@ from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost
 from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiFilter, RenyiShare
 from pymc_dp.privacy.budget.allocation import StepAccess, allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.guarantee import max_true_positive_rate
 from pymc_dp.privacy.budget.ledger import Account, Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.budget.report_parts import max_true_positive_rate
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
@@ -120,7 +121,7 @@ class TestRefusals:
             lambda: max_draws([(mechanism, 1)], 1.0, 0),
             lambda: max_draws(l2(0.1), 1.0, 0, other_accesses=[(mechanism, 1)]),
             lambda: calibrate(lambda z: [(mechanism, 1)], 1.0, 0),
-            lambda: budget.ledger.claim("b", "s", ((mechanism, 1),), epsilon=1, delta=0, accountant="best", limit=1),
+            lambda: budget.ledger.claim(BudgetTerms("b", 1, 0), "s", ((mechanism, 1),)),
         ]  # fmt: skip
         for ask in asks:
             with pytest.raises(ValueError, match=r"Choose delta > 0 .*or l2 noise") as error:
@@ -144,7 +145,7 @@ class TestRefusals:
         """Also for who asks without a budget."""
         step = step_of(((NOT_PURE[7], 1),))
         with pytest.raises(ValueError, match="no finite epsilon at delta = 0"):
-            allocate({"A[x]": step}, epsilon=9.0, delta=0, chains=1, accountant="best")
+            allocate({"A[x]": step}, BudgetTerms("b", 9.0, 0), 1)
 
 
 class TestAccounts:

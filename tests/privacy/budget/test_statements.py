@@ -9,9 +9,9 @@ import xarray as xr
 from pymc_dp.errors import (
     PrivacyLeak,
 )
-from pymc_dp.privacy.budget.binding import check_draws, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.coverage import covered_by, uncovered
+from pymc_dp.privacy.budget.draws import check_draws, new_token
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian

@@ -1,24 +1,19 @@
-"""Parts of a report that are computed from claims: steps, accesses in words, strength, assumptions."""
+"""What a guarantee is worth: its assumptions, the power of attacks, and warnings if it gives little protection."""
 
 from __future__ import annotations
 
 import math
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from scipy.special import ndtr, ndtri
 
-from pymc_dp.codec import published
-from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess
-from pymc_dp.privacy.budget.claims import Claim
-from pymc_dp.privacy.mechanisms.mechanism import Accesses
 
+#: A larger epsilon gives practically no protection.
+_WEAK_EPSILON = 20.0
 _PUBLIC_NUMBER = "The number of records is public (under substitution)."
 _UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
 _ASSUMPTIONS = (
@@ -34,34 +29,24 @@ _ASSUMPTIONS_OF_SUMS = (
 )
 
 
-@published
-@dataclass(frozen=True)
-class StepReport(Shown):
-    """Claims of one step."""
+def weak_epsilon(epsilon: float) -> str | None:
+    """What a large epsilon allows. (An infinite one is for tests; reports state it.)"""
+    if not _WEAK_EPSILON < epsilon < math.inf:
+        return None
+    return (
+        f"epsilon = {epsilon:g} is above {_WEAK_EPSILON:g}: an attacker's odds of being right about a record may grow by a factor e^{epsilon:g}. "
+        "This is practically no protection"
+    )
 
-    label: str
-    chains: int
-    per_draw: tuple[str, ...]
-    per_chain: tuple[str, ...]
 
-    @classmethod
-    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
-        """From the accesses of a step, and the claims of a budget."""
-        claims = [claim for claim in claims if claim.step == access.label]
-        each, starting = listed(access.mechanisms), listed(access.starting)
-        if access.schedule is not None:
-            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
-        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
-        per_chain = listed(claims[0].accesses) if claims else ()
-        return cls(access.label, len(claims), per_draw, per_chain)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Rows of the report."""
-        return [
-            (self.label, f"{self.chains} chain(s) claimed"),
-            *(("  each draw", access) for access in self.per_draw),
-            *(("  each chain", claim) for claim in self.per_chain),
-        ]
+def weak_delta(delta: float, n_records: int | None) -> str | None:
+    """What a delta that is large for a public number of records allows."""
+    if n_records is None or delta * n_records < 1:
+        return None
+    return (
+        f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
+        "whole record, drawn at random"
+    )
 
 
 def assumptions(
@@ -82,14 +67,13 @@ def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
     """Fields of a report that follow from a bound on all that the budget pays for, if there is one."""
     cost = Cost.of([]) if bound is None else bound
     protected = bound is not None and secret
-    rates = {"0.1%": 0.001, "1%": 0.01}
+    found = {"gaussian_mu": math.sqrt(cost.mu_squared), "zcdp_rho": cost.rho}
     return {
         "protected": protected,
-        "gaussian_mu": None if bound is None else _finite(math.sqrt(cost.mu_squared)),
-        "zcdp_rho": None if bound is None else _finite(cost.rho),
+        **{k: None if bound is None or v == math.inf else v for k, v in found.items()},
         "attack_power": {
             name: max_true_positive_rate(cost, rate) if protected else 1.0
-            for name, rate in rates.items()
+            for name, rate in (("0.1%", 0.001), ("1%", 0.01))
         },
     }
 
@@ -116,23 +100,3 @@ def max_true_positive_rate(cost: Cost, false_positive_rate: float) -> float:
             1 - math.exp(-epsilon) * (1 - false_positive_rate - delta),
         )
     return power
-
-
-def _finite(value: float) -> float | None:
-    return value if value < math.inf else None
-
-
-def one_off(made: Mapping[str, Accesses], plan: Accesses) -> dict[str, tuple[str, ...]]:
-    """Accesses outside of chains in words, by label, with those of a plan that were paid for but not made."""
-    before = Cost.of(access for accesses in made.values() for access in accesses).counts
-    rest = [(m, k - before.get(m, 0)) for m, k in Cost.of(plan).counts.items()]
-    not_made = {"planned, not made": [(m, k) for m, k in rest if k > 0]}
-    return {label: listed(a) for label, a in {**made, **not_made}.items() if a}
-
-
-def listed(accesses: Accesses) -> tuple[str, ...]:
-    """Accesses in words; only the first and the last ones of many."""
-    names = [f"{count:g} x {mechanism.name}" for mechanism, count in accesses]
-    if len(names) > 6:
-        names[2:-2] = [f"... ({len(names) - 4} kinds more) ..."]
-    return tuple(names)
