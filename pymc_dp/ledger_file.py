@@ -40,7 +40,7 @@ from pymc_dp.errors import LedgerError
 #: Temporary ledgers of the budgets of this program. They last as long as it does, for pickled copies of a budget.
 TEMPORARY: list[LedgerFile] = []
 #: Format of the file; one of another format is refused.
-_FORMAT = 2
+_FORMAT = 3
 #: Part of the squares of ``mu`` that is not spent: a computed ``mu`` is below the exact one by less than half of this.
 _ROUNDING = 1e-8
 _KINDS = {"adjacency": ("substitute", "add_remove"), "composition": ("basic", "gaussian")}
@@ -50,8 +50,7 @@ CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NU
 CREATE TABLE budgets (id TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, mu REAL, created TEXT NOT NULL,
                       process TEXT NOT NULL, what TEXT NOT NULL);
 CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
-                     words TEXT NOT NULL, created TEXT NOT NULL, process TEXT NOT NULL);
-CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, whole INTEGER NOT NULL, created TEXT NOT NULL);
+                     words TEXT NOT NULL, created TEXT NOT NULL, process TEXT NOT NULL, plan TEXT, at_once INTEGER NOT NULL);
 CREATE TABLE callbacks (budget TEXT PRIMARY KEY)
 """
 

@@ -360,7 +360,7 @@ class DPStep(HostedStep):
             **self.public_stats(),
         }
         if self.budget is not None:
-            self.budget.remember_stats(stats)
+            self.budget.run.latest = stats
         return point, [stats]
 
     def _to_be_raised(self, error: Exception) -> BaseException:

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
 from pymc_dp.arguments import check_delta, check_epsilon
 from pymc_dp.display import Shown
@@ -145,6 +146,27 @@ class Cost(Shown):
             return 0.0
         epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
         return min(1.0, found.delta(self, epsilon))
+
+    def max_true_positive_rate(self, false_positive_rate: float) -> float:
+        r"""Largest true positive rate of any attack on two neighbouring data sets, at a false positive rate in (0, 1).
+
+        Exact for Gaussian mechanisms: :math:`\Phi(\Phi^{-1}(\alpha) + \mu)` (section 2 of Dong, Roth, Su 2022,
+        https://doi.org/10.1111/rssb.12454). Else the smallest that follows from (epsilon, delta) pairs, the one at
+        ``delta = 0`` included.
+        """
+        if self.free:
+            return false_positive_rate
+        power = 1.0
+        if self.mu_squared < math.inf:
+            power = float(ndtr(ndtri(false_positive_rate) + math.sqrt(self.mu_squared)))
+        pairs = [(e, self.delta(e, "rdp")) for e in np.geomspace(1e-3, 50, 200).tolist()]
+        if self.pure_epsilon <= 50:
+            pairs.append((self.pure_epsilon, 0.0))
+        for epsilon, delta in pairs:
+            by_odds = math.exp(epsilon) * false_positive_rate + delta
+            by_rest = 1 - math.exp(-epsilon) * (1 - false_positive_rate - delta)
+            power = min(power, by_odds, by_rest)
+        return power
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,15 @@ from pymc_dp.privacy.accounting.composition import Cost, accountant_of
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate
 from pymc_dp.privacy.budget.claims import BudgetTerms, Claims, listed
 from pymc_dp.privacy.budget.draws import RunProgress, check_own
-from pymc_dp.privacy.budget.guarantee import assumptions, strength, weak_delta, weak_epsilon
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.report import PrivacyReport, StepReport
+from pymc_dp.privacy.budget.report import (
+    PrivacyReport,
+    StepReport,
+    assumptions,
+    strength,
+    weak_delta,
+    weak_epsilon,
+)
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
 
@@ -118,7 +124,8 @@ class PrivacyBudget(Shown):
         self._n_records: int | None = None
         self._allocations: dict[str, Allocation] | None = None
         self._warned_of_delta = self._callback_noted = False
-        self._run = RunProgress(self.chains)
+        #: Of the run whose callback it is; a step in this process puts its latest statistics there.
+        self.run = RunProgress(self.chains)
         if weak := weak_epsilon(self.epsilon):
             text = f"{weak}. Usual values are 0.1 to 10."
             warnings.warn(text, WeakGuaranteeWarning, stacklevel=2)
@@ -312,22 +319,19 @@ class PrivacyBudget(Shown):
 
     def check_covered(self) -> None:
         """Raise unless every variable of the model has a step on this budget."""
-        for access in self.steps.values():
-            covered = {v for step in self.steps.values() for v in step.variables}
-            missing = [v for v in access.all_variables if v not in covered]
-            if missing:
-                raise PrivacyLeak(
-                    f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
-                    "step take all variables (leave out vars=), or build further steps for them with the same budget."
-                )
+        steps = self.steps.values()
+        covered = {v for step in steps for v in step.variables}
+        missing = dict.fromkeys(v for s in steps for v in s.all_variables if v not in covered)
+        if missing:
+            raise PrivacyLeak(
+                f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
+                "step take all variables (leave out vars=), or build further steps for them with the same budget."
+            )
 
     def check_number_of_chains(self, label: str, n_chains: int) -> None:
-        """Refuse a run of too many chains before it begins; called by the step when PyMC passes it the number.
-
-        An early check, before any chain has begun; the ledger enforces the limit in any case.
-        """
+        """Refuse a run of too many chains before it begins, when PyMC tells the step the number; the ledger enforces it in any case."""
         self.check_covered()
-        self._run.begin(n_chains)
+        self.run.begin(n_chains)
         before = sum(claim.step == label for claim in self.ledger.claims(self.id))
         if before + n_chains > self.chains:
             remaining = self.chains - before
@@ -338,8 +342,7 @@ class PrivacyBudget(Shown):
                 f"{self.expected_draws() if remaining else 0:g} draws. A finished or interrupted chain is "
                 "not refunded; make a budget for as many chains as you want before the first runs."
             )
-        by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
-        self.ledger.check(self.terms, by)
+        self.ledger.check(self.terms, f"{n_chains} chain(s) of {' and '.join(self.steps)}")
 
     def claim(self, label: str, token: int = 0) -> Allocation:
         """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step.
@@ -363,10 +366,6 @@ class PrivacyBudget(Shown):
         )
         return allocation.fresh()
 
-    def remember_stats(self, stats: dict[str, Any]) -> None:
-        """Remember the latest statistics of a step in this process; called by the step."""
-        self._run.latest = stats
-
     def has_callback(self) -> bool:
         """Whether this budget is the callback of the run; called by a step whose allocation is used up."""
         return self._callback_noted or self.ledger.has_callback(self.id)
@@ -386,7 +385,7 @@ class PrivacyBudget(Shown):
         if not self._callback_noted:
             self.ledger.note_callback(self.id)
             self._callback_noted = True
-        self._run.after_draw(trace, draw)
+        self.run.after_draw(trace, draw)
 
     # ------------------------------------------------------------------ what was spent
 
@@ -413,13 +412,9 @@ class PrivacyBudget(Shown):
         secret = all(step.secret for step in steps)
         substitution = self.adjacency is Adjacency.SUBSTITUTE
         records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
-        not_made = {
-            m: k - claims.made.counts.get(m, 0) for m, k in Cost.of(self.planned).counts.items()
-        }
-        one_off = {
-            **self.one_off_accesses,
-            "planned, not made": [(m, k) for m, k in not_made.items() if k > 0],
-        }
+        made, planned = claims.made.counts, Cost.of(self.planned).counts
+        rest = [(m, k - made.get(m, 0)) for m, k in planned.items() if k > made.get(m, 0)]
+        one_off = self.one_off_accesses | ({"planned, not made": rest} if rest else {})
         return PrivacyReport(
             **strength(claims.bound, secret),
             epsilon_budget=self.epsilon,
@@ -433,10 +428,8 @@ class PrivacyBudget(Shown):
             secret_randomness=secret,
             ledger=None if ledger.temporary else Path(ledger.path).name,
             steps=tuple(StepReport.of(step, claims.claims) for step in steps),
-            one_off_accesses={
-                label: listed(accesses) for label, accesses in one_off.items() if accesses
-            },
-            draws=self._run.draws_of_chains(),
+            one_off_accesses={label: listed(accesses) for label, accesses in one_off.items()},
+            draws=self.run.draws_of_chains(),
             assumptions=assumptions(substitution, chains=not self.planned, group=self.group),
             public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
             account_epsilon=self._account_epsilon(),

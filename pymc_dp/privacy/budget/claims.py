@@ -59,24 +59,35 @@ class BudgetTerms(Shown):
 
 @dataclass(frozen=True)
 class Claim(Shown):
-    """One granted claim: its budget and step, its accesses, its time and process."""
+    """One granted claim; the first of a budget may fix the plan of all of them."""
 
     budget: str
     step: str
     accesses: Accesses
     created: str
     process: str
+    plan: Accesses | None = None
+    #: Whether the whole plan was claimed with this claim.
+    at_once: bool = False
 
 
 @dataclass(frozen=True)
 class Claims(Shown):
-    """Claims of one budget, as its ledger has them, and the plan that the first of them fixed, if any."""
+    """Claims of one budget, as its ledger has them, and what follows from them."""
 
     terms: BudgetTerms
     claims: Sequence[Claim] = ()
-    plan: Accesses | None = None
-    #: Whether the whole plan was claimed with the first claim.
-    at_once: bool = False
+
+    @property
+    def plan(self) -> Cost | None:
+        """All that the budget ever pays for, if its first claim fixed this."""
+        plan = self.claims[0].plan if self.claims else None
+        return None if plan is None else Cost.of(plan)
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the whole plan was claimed with the first claim."""
+        return bool(self.claims) and self.claims[0].at_once
 
     @cached_property
     def made(self) -> Cost:
@@ -86,16 +97,16 @@ class Claims(Shown):
     @property
     def cost(self) -> Cost:
         """Cost of the whole plan, if it was claimed at once; else of the claims."""
-        return Cost.of(self.plan or ()) if self.at_once else self.made
+        return self.plan if self.plan and self.at_once else self.made
 
     @property
     def bound(self) -> Cost | None:
         """Bound on all that the budget ever pays for: its plan, or else the whole adaptive composition."""
         if self.terms.epsilon == math.inf:
             return None
-        if self.plan is not None or self.made.free:
-            return Cost.of(self.plan or ())
-        return Cost.of([(self.terms.adaptive.whole(), 1)])
+        if self.made.free:
+            return self.made
+        return self.plan or Cost.of([(self.terms.adaptive.whole(), 1)])
 
     def spent(self) -> tuple[float, str]:
         """Epsilon that holds after all claims, for any rule of stopping, and the accountant that proves it.
@@ -126,7 +137,7 @@ class Claims(Shown):
         """Grant a claim or raise; if it fixes the plan, return whether all of this is claimed with it."""
         terms, cost = self.terms, Cost.of(accesses)
         by = f"one chain of {label}{'' if draws is None else f' ({draws:g} draws)'}"
-        if self.plan is not None and not (self.made + cost).within(Cost.of(self.plan)):
+        if self.plan is not None and not (self.made + cost).within(self.plan):
             raise PrivacyBudgetExhausted(
                 f"The first claim of this budget fixed what it pays for, and what {by} asks for is not part of it. "
                 "Make a new PrivacyBudget; to keep one account for the data set, give both the same ledger file. Nothing was accessed."

@@ -90,16 +90,21 @@ class Ledger(LedgerFile):
         if not isinstance(path, str | os.PathLike | None):
             raise TypeError(f"path must be that of a file, got a {type(path).__name__}.")
         asked = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "composition": composition}  # fmt: skip
+        asked = {name: value for name, value in asked.items() if value is not None}
         self.temporary = path is None
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="pymc_dp_")) / "temporary.ledger"
             self._finalizer = weakref.finalize(self, remove, str(path), os.getpid())
         self.path = str(Path(path).absolute())
         if not Path(self.path).exists():
-            self._create(_opened(self.path, epsilon, delta, adjacency, composition))
+            if not {"epsilon", "delta"} <= asked.keys():
+                raise LedgerError(
+                    f"There is no file {self.path}, so it holds no account yet: give epsilon and delta to open one."
+                )
+            self._create(_opened(**asked))
         super().__init__(self.path)
         for name, value in asked.items():
-            if value is not None and value != (found := getattr(self.account, name)):
+            if value != (found := getattr(self.account, name)):
                 raise LedgerError(
                     f"The account in {self.path} was opened with {name} = {found}, not {value}. "
                     "The terms of an account cannot be changed; data that are spent stay spent."
@@ -121,22 +126,21 @@ class Ledger(LedgerFile):
             ledger = cls(ledger, adjacency=terms.adjacency.value, **new)
         if ledger.temporary and ledger not in TEMPORARY:
             TEMPORARY.append(ledger)
-        account, own = ledger.account, terms.adjacency.value
-        if account.adjacency != own:
+        account, place = ledger.account, f"the account in {ledger.path}"
+        if account.adjacency != terms.adjacency:
             raise LedgerError(
-                f"The account in {ledger.path} is for adjacency {account.adjacency!r}, not {own!r}."
+                f"T{place[1:]} is for adjacency {account.adjacency!r}, not {terms.adjacency.value!r}."
             )
         if account.is_gaussian and terms.delta > 0 and terms.accountant != "gaussian":
             raise LedgerError(
-                f"The account in {ledger.path} adds up squares of mu, so everything in its budgets must compose in Gaussian DP: make the budget "
+                f"T{place[1:]} adds up squares of mu, so everything in its budgets must compose in Gaussian DP: make the budget "
                 f"with accountant='gaussian', not {terms.accountant!r}. For an account that adds up epsilons, open one with composition='basic'."
             )
         for name in ("epsilon", "delta"):
             value, total = getattr(terms, name), getattr(account, name)
             if value > total:
                 raise LedgerError(
-                    f"A budget of {name} = {value:g} exceeds the account in {ledger.path}, opened with {name} = {total:g}. "
-                    "The terms of an account cannot be raised."
+                    f"A budget of {name} = {value:g} exceeds {place}, opened with {name} = {total:g}. The terms of an account cannot be raised."
                 )
         return ledger
 
@@ -146,25 +150,18 @@ class Ledger(LedgerFile):
             return self._claims(db, budget)
 
     def claimed(self, terms: BudgetTerms) -> Claims:
-        """Claims of a budget so far, and its plan."""
-        with self._reading() as db:
-            return self._claimed(db, terms)
+        """Claims of a budget so far, with its plan."""
+        return Claims(terms, self.claims(terms.id))
 
     def _claims(self, db: sqlite3.Connection, budget: str | None) -> list[Claim]:
-        query = "SELECT budget, step, accesses, created, process FROM claims WHERE budget = ? OR ? IS NULL ORDER BY id"
+        names = "budget, step, accesses, created, process, plan, at_once"
+        query = f"SELECT {names} FROM claims WHERE budget = ? OR ? IS NULL ORDER BY id"
         rows = db.execute(query, (budget, budget))
         with self._usable(Exception):  # invalid contents
-            claims = [Claim(b, s, loads(a), c, p) for b, s, a, c, p in rows]
-            for claim in claims:
-                Cost.of(claim.accesses)  # refuses invalid mechanisms and counts
-        return claims
-
-    def _claimed(self, db: sqlite3.Connection, terms: BudgetTerms) -> Claims:
-        claims = self._claims(db, terms.id)
-        query = "SELECT accesses, whole FROM plans WHERE budget = ?"
-        row = db.execute(query, (terms.id,)).fetchone()
-        with self._usable(Exception):  # invalid contents
-            return Claims(terms, claims, *(() if row is None else (loads(row[0]), bool(row[1]))))
+            return [
+                Claim(b, s, _read(a), c, p, None if plan is None else _read(plan), bool(at_once))
+                for b, s, a, c, p, plan, at_once in rows
+            ]
 
     def _is_new(self, db: sqlite3.Connection, new: BudgetClaim) -> bool:
         """Whether a budget is yet to claim its epsilon and delta; an error if the account does not pay for them."""
@@ -207,18 +204,19 @@ class Ledger(LedgerFile):
         with self._transaction("IMMEDIATE") as db:
             if self._is_new(db, new):
                 _insert(db, "budgets", *astuple(new))
-            claimed = self._claimed(db, terms)
+            claimed = Claims(terms, self._claims(db, terms.id))
             before = sum(c.step == step for c in claimed.claims)
             if before >= limit:
                 raise PrivacyBudgetExhausted(
                     f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
                     "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
                 )
-            is_whole = claimed.grant(step, accesses, plan, draws)
-            if is_whole is not None:
-                _insert(db, "plans", terms.id, dumps(plan or accesses), is_whole, new.created)
+            at_once = claimed.grant(step, accesses, plan, draws)
+            fixed = None if at_once is None else dumps(plan or accesses)
             words = "; ".join(listed(accesses))
-            _insert(db, "claims", None, terms.id, step, dumps(accesses), words, new.created, new.process)  # fmt: skip
+            _insert(
+                db, "claims", None, terms.id, step, dumps(accesses), words, new.created, new.process, fixed, bool(at_once)
+            )  # fmt: skip
             return before
 
     def record(
@@ -309,14 +307,13 @@ class Ledger(LedgerFile):
         is that of the sum of the squares so far, for a number of budgets that was fixed before; if releases decide
         when to stop, the account's epsilon holds, and no smaller one (:mod:`pymc_dp.privacy.accounting.adaptive`).
         """
-        claims, account = self.budget_claims(), self.account
-        found = account.spent(claims)
-        if not account.is_gaussian or not claims:
-            return found.get("epsilon", 0.0)
-        if found["mu"] == math.inf:
-            return math.inf
-        share = Gaussian(1 / found["mu"])
-        return min(account.epsilon, Cost.of([(share, 1)]).epsilon(account.delta, "gaussian"))
+        spent, account = self.account.spent(self.budget_claims()), self.account
+        if "mu" not in spent:
+            return spent["epsilon"]
+        if spent["mu"] in (0.0, math.inf):
+            return spent["mu"]
+        together = Cost.of([(Gaussian(1 / spent["mu"]), 1)])
+        return min(account.epsilon, together.epsilon(account.delta, "gaussian"))
 
     def _new(
         self, budget: str, what: str, epsilon: float, delta: float, mu: float | None = None
@@ -334,23 +331,14 @@ class Ledger(LedgerFile):
 
 
 def _opened(
-    path: str,
-    epsilon: float | None,
-    delta: float | None,
-    adjacency: str | None,
-    composition: str | None,
+    epsilon: float, delta: float, adjacency: str = "substitute", composition: str = "basic"
 ) -> Account:
     """Terms of a new account."""
-    if epsilon is None or delta is None:
-        raise LedgerError(
-            f"There is no file {path}, so it holds no account yet: give epsilon and delta to open one."
-        )
-    epsilon, delta = check_epsilon_delta(epsilon, delta)
     mu = None
     if composition == "gaussian":
-        accountant_of("gaussian", delta)  # refuses delta = 0
+        accountant_of("gaussian", *check_epsilon_delta(epsilon, delta)[1:])  # refuses delta = 0
         mu = _gaussian_mu(epsilon, delta)
-    return Account(epsilon, delta, str(adjacency or "substitute"), composition or "basic", mu)
+    return Account(*check_epsilon_delta(epsilon, delta), str(adjacency), composition, mu)
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
@@ -360,6 +348,12 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
     if delta == 0:
         return PureDP(epsilon).gaussian_mu
     return math.sqrt(AdaptiveComposition.opened(epsilon, delta, "gaussian").limit)
+
+
+def _read(text: str) -> Accesses:
+    accesses = loads(text)
+    Cost.of(accesses)  # refuses invalid mechanisms and counts
+    return accesses
 
 
 def _insert(db: sqlite3.Connection, table: str, *values: Any) -> None:

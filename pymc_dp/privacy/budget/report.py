@@ -17,7 +17,6 @@ from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
 from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.claims import Claim, listed
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
-from pymc_dp.privacy.budget.guarantee import weak_delta, weak_epsilon
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
@@ -32,6 +31,22 @@ _SECRET, _KNOWN = (
 )
 _FORGOTTEN = "This program opened {} budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
 _GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
+
+_PUBLIC_NUMBER = "The number of records is public (under substitution)."
+_UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
+_ASSUMPTIONS = (
+    "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
+    "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
+    _UNITS,
+)
+#: The same where a few noisy sums are released, and no chain accesses the data.
+_ASSUMPTIONS_OF_SUMS = (
+    "Only the noisy sums are released: posterior draws, chains and diagnostics are computed from these and the public model.",
+    "The model, the guess, stand-in records and settings were not chosen by looking at the data.",
+    _UNITS,
+)
+#: A larger epsilon gives practically no protection.
+_WEAK_EPSILON = 20.0
 
 
 @published
@@ -367,3 +382,48 @@ class PrivacyReport(Shown):
     def to_html(self) -> str:
         """HTML table."""
         return self._table().html()
+
+
+def weak_epsilon(epsilon: float) -> str | None:
+    """What a large epsilon allows. (An infinite one is for tests; reports state it.)"""
+    if not _WEAK_EPSILON < epsilon < math.inf:
+        return None
+    return (
+        f"epsilon = {epsilon:g} is above {_WEAK_EPSILON:g}: an attacker's odds of being right about a record may grow by a factor e^{epsilon:g}. "
+        "This is practically no protection"
+    )
+
+
+def weak_delta(delta: float, n_records: int | None) -> str | None:
+    """What a delta that is large for a public number of records allows."""
+    if n_records is None or delta * n_records < 1:
+        return None
+    return (
+        f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
+        "whole record, drawn at random"
+    )
+
+
+def assumptions(
+    substitution: bool, *, chains: bool = True, group: str | None = None
+) -> tuple[str, ...]:
+    """Assumptions of the guarantee, in words; `chains`: whether chains access the data; `group`: of records."""
+    first, *others = _ASSUMPTIONS if chains else _ASSUMPTIONS_OF_SUMS
+    number = [_PUBLIC_NUMBER] if substitution else []
+    label = f"The group of a record depends on this record only{', and is public' if substitution else ''}."
+    return first, *number, *([label] if group is not None else []), *others
+
+
+def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
+    """Fields of a report that follow from a bound on all that the budget pays for, if there is one."""
+    protected, rates = bound is not None and secret, {"0.1%": 0.001, "1%": 0.01}
+    cost = bound or Cost.of(())
+    found = {"gaussian_mu": math.sqrt(cost.mu_squared), "zcdp_rho": cost.rho}
+    return {
+        "protected": protected,
+        **{name: x if bound and x < math.inf else None for name, x in found.items()},
+        "attack_power": {
+            name: cost.max_true_positive_rate(rate) if protected else 1.0
+            for name, rate in rates.items()
+        },
+    }

@@ -269,7 +269,7 @@ class TestCallback:
 
     def test_sequential_chain_is_stopped_and_its_idle_draw_taken_back(self):
         last = draw(0, exhausted=True)
-        self.budget.remember_stats(last.stats[0])  # the step lives in this process
+        self.budget.run.latest = last.stats[0]  # the step lives in this process
         with pytest.raises(KeyboardInterrupt):
             self.budget(self.trace, last)
         assert self.trace.draw_idx == 4
@@ -287,7 +287,7 @@ class TestCallback:
         traces = [SimpleNamespace(draw_idx=51), SimpleNamespace(draw_idx=21)]
         for chain in (0, 1):
             last = draw(chain, exhausted=True)
-            self.budget.remember_stats(last.stats[0])
+            self.budget.run.latest = last.stats[0]
             with pytest.raises(KeyboardInterrupt):
                 self.budget(traces[chain], last)
         assert [t.draw_idx for t in traces] == [20, 20]

@@ -17,7 +17,6 @@ from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiFilter, Renyi
 from pymc_dp.privacy.budget.allocation import StepAccess, allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.claims import BudgetTerms
-from pymc_dp.privacy.budget.guarantee import max_true_positive_rate
 from pymc_dp.privacy.budget.ledger import Account, Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
@@ -205,7 +204,7 @@ class TestReport:
                 exact = 1 - math.exp(-epsilon) / (4 * rate)
             if rate > 0.5:
                 exact = 1 - math.exp(-epsilon) * (1 - rate)
-            bound = max_true_positive_rate(Cost.of(l2(epsilon, n_dim=1)), rate)
+            bound = Cost.of(l2(epsilon, n_dim=1)).max_true_positive_rate(rate)
             assert exact - 1e-12 <= bound <= min(1, math.exp(epsilon) * rate) + 1e-12
 
 

@@ -75,7 +75,7 @@ class TestCoverage:
         tree = self.tree(observed_data=group())
         tree.attrs["copy"] = 1
         tree["posterior/inner"] = xr.DataTree(group())
-        assert set(uncovered(tree, self.COVERS)) == {"attribute copy", "observed_data", "posterior/inner"}  # fmt: skip
+        assert set(uncovered(tree, self.COVERS)) == {"/: attribute copy", "observed_data", "posterior/inner"}  # fmt: skip
         tree = self.tree()
         tree.dataset = xr.Dataset({"y": ("draw", np.ones(5))})
         assert set(uncovered(tree, self.COVERS)) == {"/: y", "/: draw of length 5, released with no such axis"}  # fmt: skip
