@@ -26,7 +26,6 @@ from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 class StepAccess:
     """Every data access of one step, as the step registers it with its budget."""
 
-    #: Name of the step with its variables.
     label: str
     #: Value variables that it updates.
     variables: tuple[str, ...]
@@ -46,9 +45,8 @@ class StepAccess:
     schedule: Callable[[int], Accesses] | None = None
     #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.draws`.
     token: int = 0
-    #: Names and arrays that were declared public.
+    #: Names and arrays that were declared public, and the same in words.
     public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    #: The same in words, for the report.
     declared: tuple[str, ...] = ()
 
     def at(self, iteration: int) -> Accesses:
@@ -67,15 +65,18 @@ class StepAccess:
 class Allocation(Shown):
     """What one chain of one step may do: a number of iterations, or a share of a filter."""
 
-    iterations: float
-    share: Share | None
     claim: Accesses
-    run: float
-    conversion: float
-    epsilon: float
+    #: Number of iterations that the claim pays for, infinite for a share; number that is expected.
+    iterations: float
     expected: float
+    share: Share | None = None
     prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
+    #: Fraction of the run that is spent after each iteration, if it does not grow evenly.
     progress: tuple[float, ...] = field(default=(), repr=False)
+    #: Epsilon of the budget; price of the whole run, and the epsilon to which a price of 0 converts.
+    epsilon: float = math.inf
+    run: float = 0.0
+    conversion: float = 0.0
     used: int = 0
 
     def __post_init__(self) -> None:
@@ -94,8 +95,7 @@ class Allocation(Shown):
             granted = self.filter.grant(accesses)
         else:
             granted = self.iterations == math.inf or self._take(accesses)
-        if granted:
-            self.used += 1
+        self.used += granted
         return granted
 
     def _take(self, accesses: Accesses) -> bool:
@@ -114,13 +114,11 @@ class Allocation(Shown):
         if self.filter is not None:
             fraction = self.filter.fraction
         else:
-            fraction = (
-                self.progress[self.used - 1]
-                if self.progress and self.used
-                else self.used / self.iterations
-            )
-        spent = fraction * self.run + self.conversion
-        return min(self.epsilon, max(0.0, spent)) if fraction else 0.0
+            even = self.used / self.iterations
+            fraction = self.progress[self.used - 1] if self.progress and self.used else even
+        return (
+            min(self.epsilon, max(0.0, fraction * self.run + self.conversion)) if fraction else 0.0
+        )
 
 
 def allocate(
@@ -135,23 +133,24 @@ def allocate(
     together.
     """
     if terms.epsilon == math.inf:
-        return {
-            label: Allocation(math.inf, None, (), 0.0, 0.0, math.inf, math.inf) for label in steps
-        }
-    if any(isinstance(m, PerProposalCost) for step in steps.values() for m, _ in step.mechanisms):
-        return _shares(steps, terms, chains, before)
-    return _iterations(steps, terms, chains, before)
-
-
-def _shown(terms: BudgetTerms, before: Cost) -> tuple[AdaptiveComposition, float]:
-    """Composition in which chains show the epsilon spent, and its epsilon before their own accesses."""
+        return {label: Allocation((), math.inf, math.inf) for label in steps}
+    varying = any(isinstance(m, PerProposalCost) for s in steps.values() for m, _ in s.mechanisms)
     shown = AdaptiveComposition.opened(terms.epsilon, terms.delta)
-    return shown, terms.epsilon - shown.limit + shown.price_of(before)
+    if varying:
+        found = _shares(steps, terms, chains, before)
+    else:
+        found = _iterations(steps, terms, chains, before, shown)
+    run = chains * sum(shown.price_of(Cost.of(each.claim)) for each in found.values())
+    conversion = terms.epsilon - shown.limit + shown.price_of(before)
+    return {
+        label: replace(each, epsilon=terms.epsilon, run=run, conversion=conversion)
+        for label, each in found.items()
+    }
 
 
 def _iterations(
-    steps: Mapping[str, StepAccess], terms: BudgetTerms, chains: int, before: Cost
-) -> dict[str, Allocation]:
+    steps: Mapping[str, StepAccess], terms: BudgetTerms, chains: int, before: Cost, shown: AdaptiveComposition
+) -> dict[str, Allocation]:  # fmt: skip
     """Equal numbers of iterations, if all costs are known in advance."""
     scheduled = any(step.schedule is not None for step in steps.values())
     starting = [access for step in steps.values() for access in step.starting]
@@ -170,20 +169,13 @@ def _iterations(
     draws = affordable(chains)
     if draws < 1:
         raise PrivacyBudgetExhausted(_too_small(accesses(1), terms, chains, affordable(1)))
-    costs = {label: step.run(int(draws)) for label, step in steps.items()}
-    shown, conversion = _shown(terms, before)
-    run = sum(shown.price_of(cost) for cost in costs.values()) * chains
     progress: tuple[float, ...] = ()
     if scheduled or starting:
         prices = [shown.price_of(Cost.of(accesses(t))) for t in range(1, int(draws) + 1)]
         spent = shown.price_of(Cost.of(starting)) + np.cumsum(prices)
         progress = tuple((spent / spent[-1]).tolist())
-    return {
-        label: Allocation(
-            draws, None, tuple(cost.counts.items()), run, conversion, terms.epsilon, draws, progress=progress
-        )
-        for label, cost in costs.items()
-    }  # fmt: skip
+    claims = {label: tuple(step.run(int(draws)).counts.items()) for label, step in steps.items()}
+    return {label: Allocation(c, draws, draws, progress=progress) for label, c in claims.items()}
 
 
 def _shares(
@@ -197,11 +189,8 @@ def _shares(
             f"The accountant {terms.accountant!r} needs a sensitivity that is the same for every proposal; use {others}."
         )
     accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
-    for (
-        mechanism,
-        _,
-    ) in accesses:  # a Rényi divergence may be infinite at one order; with pure or Gaussian DP there is no share
-        check_pure(terms.delta, [mechanism])
+    check_pure(terms.delta, [mechanism for mechanism, _ in accesses])
+    for mechanism, _ in accesses:  # a Rényi divergence may be infinite at one order
         if adaptive.order is None and mechanism.mean_price(adaptive.price) == math.inf:
             raise ValueError(
                 f"The accountant 'gaussian' has no bound for: {mechanism.name}. Use 'best' or 'rdp'."
@@ -218,17 +207,14 @@ def _shares(
     if not expected >= 1:
         total = max(0.0, (per_chain * chains - start) / mean)
         raise PrivacyBudgetExhausted(_too_small(accesses, terms, chains, total))
-    shown, conversion = _shown(terms, before)
-    run = shown.price(adaptive.share(per_chain * chains))
     allocations = {}
     for label, step in steps.items():
         wanted = starts[label] + expected * means[label]
         share = adaptive.share(per_chain * wanted / (start + expected * mean))
         usual = {u for m, _ in (*step.starting, *step.mechanisms) for u in m.usual()}
         prices = {access: share.price(access) for access in usual}
-        allocations[label] = Allocation(
-            math.inf, share, ((share, 1),), run, conversion, terms.epsilon, math.floor(expected), prices
-        )  # fmt: skip
+        claim = ((share, 1),)
+        allocations[label] = Allocation(claim, math.inf, math.floor(expected), share, prices)
     return allocations
 
 

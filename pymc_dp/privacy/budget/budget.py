@@ -22,7 +22,7 @@ from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak, Wea
 from pymc_dp.ledger_file import budgets_without_file
 from pymc_dp.privacy.accounting.composition import Cost, accountant_of
 from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate
-from pymc_dp.privacy.budget.claims import BudgetTerms, Claims, listed
+from pymc_dp.privacy.budget.claims import BudgetTerms, listed
 from pymc_dp.privacy.budget.draws import RunProgress, check_own
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import (
@@ -109,6 +109,8 @@ class PrivacyBudget(Shown):
         self.terms = BudgetTerms(
             uuid.uuid4().hex, self.epsilon, self.delta, accountant, self.adjacency
         )
+        #: Everything that the budget pays for carries it.
+        self.id = self.terms.id
         self.ledger = Ledger.for_budget(ledger, self.terms)
         self.steps: dict[str, StepAccess] = {}
         #: Accesses that belong to no chain, by label.
@@ -130,22 +132,13 @@ class PrivacyBudget(Shown):
             text = f"{weak}. Usual values are 0.1 to 10."
             warnings.warn(text, WeakGuaranteeWarning, stacklevel=2)
 
-    @property
-    def id(self) -> str:
-        """Identity of the budget: everything that it pays for carries it."""
-        return self.terms.id
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_used": []}  # data do not go along with a budget
 
     # ------------------------------------------------------------------ what it pays for
 
     def register(self, access: StepAccess, containers: Iterable[Any] = ()) -> None:
-        """Add a step, and the private arrays or tables that it will access; called by the step when it is built.
-
-        As long as nothing was claimed, a new step on a variable replaces an older one, and a step of another
-        model replaces all (as when a notebook cell is run again).
-        """
+        """Add a step, with the data that it will access; it replaces older ones on its variables, and all of another model."""
         self.terms.check_proved(access.label, (*access.starting, *access.at(1)))
         self._check_no_chain("its steps cannot be changed")
         self._note(containers, access.n_records)
@@ -162,10 +155,6 @@ class PrivacyBudget(Shown):
     ) -> None:  # fmt: skip
         """Claim accesses that belong to no chain, before any chain runs: chains share the remaining budget.
 
-        If all accesses of the budget are known, give them as `plan` with the first claim. They are then claimed
-        together and compose by the best accountant, whether all of them are made or not. Later claims are parts
-        of the plan, and no chain can run.
-
         Parameters
         ----------
         label : str
@@ -177,8 +166,8 @@ class PrivacyBudget(Shown):
         n_records : int, optional
             Number of privacy units, to warn of a large delta.
         plan : iterable of (Mechanism, int), optional
-            All that is ever claimed on this budget, these accesses included; the same in later claims, or
-            left out there.
+            With the first claim: all that is ever claimed on this budget. It is claimed as a whole, and composes by the
+            best accountant; later claims are parts of it, and no chain can run.
 
         Raises
         ------
@@ -227,8 +216,7 @@ class PrivacyBudget(Shown):
         """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
 
         A record is in one group only, so releases about other groups do not affect its privacy (parallel
-        composition): the groups share one claim on the account. It holds for claims in any order, that depend on
-        releases about any group: accesses to other groups do not depend on this record.
+        composition), in whatever order the groups claim: they share one claim on the account.
 
         Parameters
         ----------
@@ -239,7 +227,7 @@ class PrivacyBudget(Shown):
         Returns
         -------
         dict of str to PrivacyBudget
-            By label: use each with the records of its group only. The divided budget can pay for nothing else.
+            By label, each for the records of its group only. The divided budget can pay for nothing else.
 
         Raises
         ------
@@ -271,8 +259,8 @@ class PrivacyBudget(Shown):
                 self.epsilon, self.delta, chains=self.chains, adjacency=self.adjacency,
                 accountant=self.accountant, ledger=self.ledger,
             )  # fmt: skip
-            budget.terms = replace(self.terms, id=f"{self.id}:{label}")
-            budget.group, budget._used = label, self._used
+            budget.id, budget.group, budget._used = f"{self.id}:{label}", label, self._used
+            budget.terms = replace(self.terms, id=budget.id)
         return dict(self.groups)
 
     def _check_undivided(self) -> None:
@@ -345,42 +333,27 @@ class PrivacyBudget(Shown):
         self.ledger.check(self.terms, f"{n_chains} chain(s) of {' and '.join(self.steps)}")
 
     def claim(self, label: str, token: int = 0) -> Allocation:
-        """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step.
-
-        If all draws cost the same and nothing was claimed before, all chains compose by the accountant. If that
-        allows more than the adaptive composition, the first chain claims the whole run at once, and the others
-        take their parts of it.
-        """
+        """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step."""
         if label not in self.steps or self.steps[label].token != token:
             raise PrivacyBudgetExhausted(
                 f"{label} was replaced by a newer step on the same variables; sample with that one."
             )
         self.check_covered()
-        allocations = self.plan()
-        allocation, run = allocations[label], None
-        if not self.one_off_accesses and all(a.share is None for a in allocations.values()):
-            run = tuple((m, k * self.chains) for a in allocations.values() for m, k in a.claim)
-        draws = None if math.isinf(allocation.iterations) else allocation.iterations
-        self.ledger.claim(
-            self.terms, label, allocation.claim, limit=self.chains, plan=run, draws=draws
-        )
-        return allocation.fresh()
+        own, run = self.plan()[label], None
+        if (
+            not self.one_off_accesses and own.share is None
+        ):  # all chains together, by the accountant
+            run = [(m, k * self.chains) for each in self.plan().values() for m, k in each.claim]
+        draws = None if math.isinf(own.iterations) else own.iterations
+        self.ledger.claim(self.terms, label, own.claim, limit=self.chains, plan=run, draws=draws)
+        return own.fresh()
 
     def has_callback(self) -> bool:
         """Whether this budget is the callback of the run; called by a step whose allocation is used up."""
         return self._callback_noted or self.ledger.has_callback(self.id)
 
     def __call__(self, trace: Any, draw: Any) -> None:
-        """Callback of ``pm.sample`` after each draw: stop chains whose allocation is used up, abort runs that are not private.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            PyMC's way to end a chain (sequential sampling) or the run (parallel) and keep the
-            draws.
-        PrivacyLeak
-            If a step of the run is not private: no draw is returned.
-        """
+        """Callback of ``pm.sample`` after each draw: KeyboardInterrupt ends chains whose allocation is used up, PrivacyLeak runs that are not private."""
         check_own(draw.stats, {access.token for access in self.steps.values()})
         if not self._callback_noted:
             self.ledger.note_callback(self.id)
@@ -389,25 +362,23 @@ class PrivacyBudget(Shown):
 
     # ------------------------------------------------------------------ what was spent
 
-    def _claims(self) -> Claims:
-        return self.ledger.claimed(self.terms)
-
     def spent(self) -> float:
         """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
         if self.groups:
             return max(budget.spent() for budget in self.groups.values())
-        return self._claims().spent()[0]
+        return self.ledger.claimed(self.terms).spent()[0]
 
     def remaining(self) -> float:
         """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
         if self.groups:
             return min(budget.remaining() for budget in self.groups.values())
-        return self._claims().remaining()
+        return self.ledger.claimed(self.terms).remaining()
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
         self._check_undivided()
-        claims, steps, ledger = self._claims(), self.steps.values(), self.ledger
+        ledger, account, steps = self.ledger, self.ledger.account, self.steps.values()
+        claims = ledger.claimed(self.terms)
         spent, proved_by = claims.spent()
         secret = all(step.secret for step in steps)
         substitution = self.adjacency is Adjacency.SUBSTITUTE
@@ -432,20 +403,17 @@ class PrivacyBudget(Shown):
             draws=self.run.draws_of_chains(),
             assumptions=assumptions(substitution, chains=not self.planned, group=self.group),
             public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
-            account_epsilon=self._account_epsilon(),
+            account_epsilon=None
+            if ledger.n_budgets < 2
+            else account.epsilon
+            if account.is_gaussian
+            else ledger.spent(),
             budgets_without_ledger=budgets_without_file(),
             claimed=dumps(list(claims.cost.counts.items())),
             order=self.terms.adaptive.order,
             at_once=claims.at_once,
             group=self.group,
         )
-
-    def _account_epsilon(self) -> float | None:
-        """Epsilon that holds for all budgets on the ledger, if there are several."""
-        account = self.ledger.account
-        if self.ledger.n_budgets < 2:
-            return None
-        return account.epsilon if account.is_gaussian else self.ledger.spent()
 
     def _spent_and_left(self) -> dict[str, str]:
         try:

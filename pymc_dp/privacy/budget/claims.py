@@ -4,14 +4,12 @@ Two kinds of claims are admitted by the budget:
 
 1. *Adaptive*: all claims so far, with this one, fit the adaptive composition
    (:mod:`pymc_dp.privacy.accounting.adaptive`).
-2. *At once*: before anything else was claimed, a whole plan (all chains of a run) is claimed in one
-   transaction, if the best accountant finds it within epsilon. The claims of its chains then only record who
-   made which part of it. Every later claim counts the whole plan, whether all of it was made or not, and nothing
-   outside of it is ever admitted. So nobody can choose between the two ways of counting after a release: the
-   first claim decides.
+2. *At once*: the first claim takes a whole plan, if the best accountant finds it within epsilon. Every later
+   claim counts the whole plan, whether all of it was made or not, and nothing outside of it is ever admitted. So
+   nobody can choose between the two ways of counting after a release: the first claim decides.
 
-A run's plan that fits the adaptive composition is recorded, but claimed chain by chain, unless its first claim is all
-of it. A plan of releases is always claimed at once, so that none of them can be refused after the first.
+The chains of a run are claimed at once only if they do not fit the adaptive composition, or are one; releases that
+are planned together always, so that none of them can be refused after the first.
 """
 
 from __future__ import annotations

@@ -62,7 +62,9 @@ def _groups(holder: Any) -> Iterator[tuple[str, Any]]:
 def _added(name: str, group: Any, known: Mapping[str, Any]) -> Iterator[str]:
     names, variables = [*known["variables"], *known["coords"]], getattr(group, "variables", {})
     yield from (f"{name}: {v}" for v in map(str, variables) if v not in names)
-    yield from (f"{name}: attribute {a}" for a in getattr(group, "attrs", ()) if a not in ATTRIBUTES)
+    yield from (
+        f"{name}: attribute {a}" for a in getattr(group, "attrs", ()) if a not in ATTRIBUTES
+    )
     yield from (f"{name}: attributes of {v}" for v, values in variables.items() if values.attrs)
     for axis, n in getattr(group, "sizes", {}).items():
         was = known["sizes"].get(str(axis), 0)

@@ -230,8 +230,7 @@ class Ledger(LedgerFile):
     ) -> None:
         """Claim a release of the same data that another tool makes; do so before it is made.
 
-        It is a claim like that of a budget: added to the claims so far, never returned, and refused if the account
-        does not pay for it. Give exactly one of `epsilon`, `rho` and `mu`, as proved for the account's adjacency.
+        It is a claim like that of a budget. Give exactly one of `epsilon`, `rho` and `mu`, as proved for the account's adjacency.
 
         Parameters
         ----------
