@@ -21,7 +21,7 @@ from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
-from pymc_dp.privacy.budget.report import StepReport
+from pymc_dp.privacy.budget.claims import StepReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in
 from pymc_dp.queries.stand_in_design import design_stand_in

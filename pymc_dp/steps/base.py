@@ -22,8 +22,9 @@ from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.withheld import without_words
-from pymc_dp.privacy.budget.allocation import Allocation, StepAccess
+from pymc_dp.privacy.budget.allocation import Allocation
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.budget.draws import TOKEN, new_token
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits

@@ -22,8 +22,8 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, renyi_budget
-from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import (

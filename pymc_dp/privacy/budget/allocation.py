@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -17,48 +16,9 @@ from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import max_draws
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, accountant_of, check_pure
 from pymc_dp.privacy.accounting.filters import Filter, Share
-from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
-
-
-@dataclass(frozen=True)
-class StepAccess:
-    """Every data access of one step, as the step registers it with its budget."""
-
-    label: str
-    #: Value variables that it updates.
-    variables: tuple[str, ...]
-    #: Accesses of one iteration; of the first one if there is a schedule.
-    mechanisms: Accesses
-    #: Identity of the model, to distinguish models.
-    model: int
-    #: All value variables of the model: a private step must update each of them.
-    all_variables: tuple[str, ...]
-    #: Number of privacy units.
-    n_records: int
-    #: Whether the randomness of the step is secret.
-    secret: bool
-    #: Accesses of each chain before its first iteration, such as the gradient at its first state.
-    starting: Accesses = ()
-    #: Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
-    schedule: Callable[[int], Accesses] | None = None
-    #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.draws`.
-    token: int = 0
-    #: Names and arrays that were declared public, and the same in words.
-    public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    declared: tuple[str, ...] = ()
-
-    def at(self, iteration: int) -> Accesses:
-        """Return the accesses of an iteration (1, 2, ...), without those of the start."""
-        return self.mechanisms if self.schedule is None else self.schedule(iteration)
-
-    def run(self, draws: int) -> Cost:
-        """Cost of one chain with this number of draws."""
-        if self.schedule is None:
-            return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
-        every = [access for t in range(1, draws + 1) for access in self.at(t)]
-        return Cost.of([*self.starting, *every])
 
 
 @dataclass

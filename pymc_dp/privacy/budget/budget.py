@@ -16,23 +16,14 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.arguments import as_float, as_integer, check_epsilon_delta
-from pymc_dp.codec import dumps
 from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak, WeakGuaranteeWarning
-from pymc_dp.ledger_file import budgets_without_file
 from pymc_dp.privacy.accounting.composition import Cost, accountant_of
-from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate
-from pymc_dp.privacy.budget.claims import BudgetTerms, listed
+from pymc_dp.privacy.budget.allocation import Allocation, allocate
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess, listed
 from pymc_dp.privacy.budget.draws import RunProgress, check_own
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.report import (
-    PrivacyReport,
-    StepReport,
-    assumptions,
-    strength,
-    weak_delta,
-    weak_epsilon,
-)
+from pymc_dp.privacy.budget.report import PrivacyReport, report_of, weak_delta, weak_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 
 
@@ -123,7 +114,7 @@ class PrivacyBudget(Shown):
         #: Arrays and tables that the groups of one division have used, in this process.
         self._used: list[tuple[Any, str]] = []
         #: Number of privacy units, if a claim that belongs to no chain has told it.
-        self._n_records: int | None = None
+        self.n_records: int | None = None
         self._allocations: dict[str, Allocation] | None = None
         self._warned_of_delta = self._callback_noted = False
         #: Of the run whose callback it is; a step in this process puts its latest statistics there.
@@ -191,7 +182,7 @@ class PrivacyBudget(Shown):
                 "account for the data set, give both the same ledger file. Nothing was accessed."
             )
         self._note(containers, n_records)
-        self._n_records = n_records if n_records is not None else self._n_records
+        self.n_records = n_records if n_records is not None else self.n_records
         self.ledger.claim(self.terms, label, accesses, limit=1, plan=plan or None)
         self.one_off_accesses[label], self.planned = accesses, plan
         self._allocations = None
@@ -320,16 +311,7 @@ class PrivacyBudget(Shown):
         """Refuse a run of too many chains before it begins, when PyMC tells the step the number; the ledger enforces it in any case."""
         self.check_covered()
         self.run.begin(n_chains)
-        before = sum(claim.step == label for claim in self.ledger.claims(self.id))
-        if before + n_chains > self.chains:
-            remaining = self.chains - before
-            raise PrivacyBudgetExhausted(
-                f"This run has {n_chains} chain(s), but the budget of {label} is shared over "
-                f"chains={self.chains}, of which {before} have run. Spent: epsilon = "
-                f"{self.spent():.4g} of {self.epsilon:g}. Largest feasible: {remaining} chain(s) of about "
-                f"{self.expected_draws() if remaining else 0:g} draws. A finished or interrupted chain is "
-                "not refunded; make a budget for as many chains as you want before the first runs."
-            )
+        self.ledger.claimed(self.terms).check_chains(label, n_chains, self.chains)
         self.ledger.check(self.terms, f"{n_chains} chain(s) of {' and '.join(self.steps)}")
 
     def claim(self, label: str, token: int = 0) -> Allocation:
@@ -364,56 +346,18 @@ class PrivacyBudget(Shown):
 
     def spent(self) -> float:
         """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
-        if self.groups:
-            return max(budget.spent() for budget in self.groups.values())
-        return self.ledger.claimed(self.terms).spent()[0]
+        own = self.ledger.claimed(self.terms).spent()[0]  # nothing if the budget is divided
+        return max([own, *(budget.spent() for budget in self.groups.values())])
 
     def remaining(self) -> float:
         """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
-        if self.groups:
-            return min(budget.remaining() for budget in self.groups.values())
-        return self.ledger.claimed(self.terms).remaining()
+        own = self.ledger.claimed(self.terms).remaining()
+        return min([own, *(budget.remaining() for budget in self.groups.values())])
 
     def report(self) -> PrivacyReport:
         """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
         self._check_undivided()
-        ledger, account, steps = self.ledger, self.ledger.account, self.steps.values()
-        claims = ledger.claimed(self.terms)
-        spent, proved_by = claims.spent()
-        secret = all(step.secret for step in steps)
-        substitution = self.adjacency is Adjacency.SUBSTITUTE
-        records: set[int | None] = {step.n_records for step in steps} or {self._n_records}
-        made, planned = claims.made.counts, Cost.of(self.planned).counts
-        rest = [(m, k - made.get(m, 0)) for m, k in planned.items() if k > made.get(m, 0)]
-        one_off = self.one_off_accesses | ({"planned, not made": rest} if rest else {})
-        return PrivacyReport(
-            **strength(claims.bound, secret),
-            epsilon_budget=self.epsilon,
-            epsilon=spent,
-            delta=self.delta,
-            adjacency=self.adjacency.value,
-            accountant=self.accountant,
-            proved_by=proved_by,
-            chains=0 if self.planned else self.chains,
-            n_records=records.pop() if substitution and len(records) == 1 else None,
-            secret_randomness=secret,
-            ledger=None if ledger.temporary else Path(ledger.path).name,
-            steps=tuple(StepReport.of(step, claims.claims) for step in steps),
-            one_off_accesses={label: listed(accesses) for label, accesses in one_off.items()},
-            draws=self.run.draws_of_chains(),
-            assumptions=assumptions(substitution, chains=not self.planned, group=self.group),
-            public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
-            account_epsilon=None
-            if ledger.n_budgets < 2
-            else account.epsilon
-            if account.is_gaussian
-            else ledger.spent(),
-            budgets_without_ledger=budgets_without_file(),
-            claimed=dumps(list(claims.cost.counts.items())),
-            order=self.terms.adaptive.order,
-            at_once=claims.at_once,
-            group=self.group,
-        )
+        return report_of(self)
 
     def _spent_and_left(self) -> dict[str, str]:
         try:
@@ -427,14 +371,15 @@ class PrivacyBudget(Shown):
 
     def _table(self) -> Table:
         """Terms, what is spent and left, and who claims."""
+        ledger = "temporary" if self.ledger.temporary else Path(self.ledger.path).name
+        used = self.one_off_accesses | {x: step.mechanisms for x, step in self.steps.items()}
         rows = [
             ("guarantee", f"({self.epsilon:g}, {self.delta:g})-differential privacy, {self.adjacency.value}"),
             *self._spent_and_left().items(),
             ("chains", f"{self.chains}"),
             ("accountant", self.accountant),
-            ("ledger", "temporary" if self.ledger.temporary else Path(self.ledger.path).name),
+            ("ledger", ledger),
             *(("group", label) for label in [*self.groups, self.group] if label is not None),
-            *((label, "; ".join(listed(accesses))) for label, accesses in self.one_off_accesses.items()),
-            *((label, "; ".join(listed(step.mechanisms))) for label, step in self.steps.items()),
+            *((label, "; ".join(listed(accesses))) for label, accesses in used.items()),
         ]  # fmt: skip
         return Table("Privacy budget", rows[:MOST_ROWS])

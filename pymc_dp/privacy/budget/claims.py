@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+from pymc_dp.codec import published
 from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
@@ -53,6 +55,45 @@ class BudgetTerms(Shown):
                     f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {self.adjacency.value!r}. "
                     "Make the budget for that adjacency, or use a step that is proved for this one."
                 )
+
+
+@dataclass(frozen=True)
+class StepAccess:
+    """Every data access of one step, as the step registers it with its budget."""
+
+    label: str
+    #: Value variables that it updates.
+    variables: tuple[str, ...]
+    #: Accesses of one iteration; of the first one if there is a schedule.
+    mechanisms: Accesses
+    #: Identity of the model, to distinguish models.
+    model: int
+    #: All value variables of the model: a private step must update each of them.
+    all_variables: tuple[str, ...]
+    #: Number of privacy units.
+    n_records: int
+    #: Whether the randomness of the step is secret.
+    secret: bool
+    #: Accesses of each chain before its first iteration, such as the gradient at its first state.
+    starting: Accesses = ()
+    #: Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
+    schedule: Callable[[int], Accesses] | None = None
+    #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.draws`.
+    token: int = 0
+    #: Names and arrays that were declared public, and the same in words.
+    public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
+    declared: tuple[str, ...] = ()
+
+    def at(self, iteration: int) -> Accesses:
+        """Return the accesses of an iteration (1, 2, ...), without those of the start."""
+        return self.mechanisms if self.schedule is None else self.schedule(iteration)
+
+    def run(self, draws: int) -> Cost:
+        """Cost of one chain with this number of draws."""
+        if self.schedule is None:
+            return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
+        every = [access for t in range(1, draws + 1) for access in self.at(t)]
+        return Cost.of([*self.starting, *every])
 
 
 @dataclass(frozen=True)
@@ -129,6 +170,16 @@ class Claims(Shown):
         used = self.spent()[0] if self.at_once else self.terms.adaptive.reading(self.made)
         return max(0.0, self.terms.epsilon - used)
 
+    def check_chains(self, label: str, n_chains: int, limit: float) -> None:
+        """Raise if a run of this many chains of a step would exceed the number that share the budget."""
+        before = sum(claim.step == label for claim in self.claims)
+        if before + n_chains > limit:
+            raise PrivacyBudgetExhausted(
+                f"This run has {n_chains} chain(s), but the budget of {label} is shared over chains={limit}, of which {before} have run. Spent: "
+                f"epsilon = {self.spent()[0]:.4g} of {self.terms.epsilon:g}. Largest feasible: {limit - before} chain(s). A finished or interrupted "
+                "chain is not refunded; make a budget for as many chains as you want before the first runs."
+            )
+
     def grant(
         self, label: str, accesses: Accesses, plan: Accesses | None, draws: float | None
     ) -> bool | None:
@@ -177,6 +228,36 @@ class Claims(Shown):
             f"asked for by {by}: {adaptive.reading(cost):.4g}, in total {total:.4g} (claims one after the other are added up by "
             f"{adaptive.name}). Largest feasible: {part}. Nothing was accessed."
         )
+
+
+@published
+@dataclass(frozen=True)
+class StepReport(Shown):
+    """Claims of one step."""
+
+    label: str
+    chains: int
+    per_draw: tuple[str, ...]
+    per_chain: tuple[str, ...]
+
+    @classmethod
+    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
+        """From the accesses of a step, and the claims of a budget."""
+        claims = [claim for claim in claims if claim.step == access.label]
+        each, starting = listed(access.mechanisms), listed(access.starting)
+        if access.schedule is not None:
+            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
+        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
+        per_chain = listed(claims[0].accesses) if claims else ()
+        return cls(access.label, len(claims), per_draw, per_chain)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Rows of the report."""
+        return [
+            (self.label, f"{self.chains} chain(s) claimed"),
+            *(("  each draw", access) for access in self.per_draw),
+            *(("  each chain", claim) for claim in self.per_chain),
+        ]
 
 
 def listed(accesses: Accesses) -> tuple[str, ...]:

@@ -193,11 +193,11 @@ class Ledger(LedgerFile):
         limit: float = math.inf,
         plan: Accesses | None = None,
         draws: float | None = None,
-    ) -> int:
+    ) -> None:
         """Claim accesses of a step, and with the first of them the whole budget, or raise without claiming anything.
 
         `limit` is the largest number of claims of this step. `plan` is all that the budget ever pays for: releases, or the
-        chains of a run, each with a number of `draws`. Returns the number of earlier claims of this step.
+        chains of a run, each with a number of `draws`.
         """
         accesses, plan = tuple(accesses), None if plan is None else tuple(plan)
         new = self._new(terms.id, step, terms.epsilon, terms.delta)
@@ -205,19 +205,13 @@ class Ledger(LedgerFile):
             if self._is_new(db, new):
                 _insert(db, "budgets", *astuple(new))
             claimed = Claims(terms, self._claims(db, terms.id))
-            before = sum(c.step == step for c in claimed.claims)
-            if before >= limit:
-                raise PrivacyBudgetExhausted(
-                    f"{before} chain(s) of {step} have already run, as many as its budget is shared over (chains={limit}). Make the "
-                    "budget for more chains before the first one runs. A finished or interrupted chain is not refunded."
-                )
+            claimed.check_chains(step, 1, limit)
             at_once = claimed.grant(step, accesses, plan, draws)
             fixed = None if at_once is None else dumps(plan or accesses)
             words = "; ".join(listed(accesses))
             _insert(
                 db, "claims", None, terms.id, step, dumps(accesses), words, new.created, new.process, fixed, bool(at_once)
             )  # fmt: skip
-            return before
 
     def record(
         self,

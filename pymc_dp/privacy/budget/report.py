@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pymc_dp.arguments import as_integer
 from pymc_dp.codec import dumps, loads, published
 from pymc_dp.display import Shown, Table
+from pymc_dp.ledger_file import budgets_without_file
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
-from pymc_dp.privacy.budget.allocation import StepAccess
-from pymc_dp.privacy.budget.claims import Claim, listed
+from pymc_dp.privacy.budget.claims import Claims, StepReport, listed
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
-_OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_OUTCOMES = "; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_GUARANTEE = "({0:.4g}, {1:g})-differential privacy, of a budget of ({2:g}, {1:g})"
+_PURE = "pure {0:.4g}-differential privacy (delta = 0), of a budget of {2:g}"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
+_ATTACK = "true positive rate at most {0[1]:.2%} at false positive rate {0[0]}"
 _FREE = "free, in any number of chains: computed from what was released"
-_SECRET, _KNOWN = (
-    "secret, from the operating system",
-    "REPRODUCIBLE from the seed: the guarantee is broken",
-)
+_SECRET = "secret, from the operating system"
+_KNOWN = "REPRODUCIBLE from the seed: the guarantee is broken"
+_TEMPORARY = "temporary: spent privacy is forgotten when the program ends"
 _FORGOTTEN = "This program opened {} budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
+_ACCOUNT = "all budgets on this ledger together: epsilon = {:.4g}"
 _GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
 
 _PUBLIC_NUMBER = "The number of records is public (under substitution)."
@@ -45,38 +50,9 @@ _ASSUMPTIONS_OF_SUMS = (
     "The model, the guess, stand-in records and settings were not chosen by looking at the data.",
     _UNITS,
 )
+_OWN_GROUP = "The group of a record depends on this record only"
 #: A larger epsilon gives practically no protection.
 _WEAK_EPSILON = 20.0
-
-
-@published
-@dataclass(frozen=True)
-class StepReport(Shown):
-    """Claims of one step."""
-
-    label: str
-    chains: int
-    per_draw: tuple[str, ...]
-    per_chain: tuple[str, ...]
-
-    @classmethod
-    def of(cls, access: StepAccess, claims: Sequence[Claim]) -> StepReport:
-        """From the accesses of a step, and the claims of a budget."""
-        claims = [claim for claim in claims if claim.step == access.label]
-        each, starting = listed(access.mechanisms), listed(access.starting)
-        if access.schedule is not None:
-            each = tuple(f"{name} (draw 1, then by a schedule)" for name in each)
-        per_draw = (*each, *(f"{name} (once a chain)" for name in starting))
-        per_chain = listed(claims[0].accesses) if claims else ()
-        return cls(access.label, len(claims), per_draw, per_chain)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Rows of the report."""
-        return [
-            (self.label, f"{self.chains} chain(s) claimed"),
-            *(("  each draw", access) for access in self.per_draw),
-            *(("  each chain", claim) for claim in self.per_chain),
-        ]
 
 
 @published
@@ -185,15 +161,13 @@ class PrivacyReport(Shown):
         """Guarantee for several records that change at once, as those of one person or household.
 
         Of everything that was claimed, as `epsilon` is, which it equals for one record. Exact where the
-        sensitivities of all accesses can be multiplied (noise on all records, decisions on all records), else a
-        bound: for batches, and for chains that claimed a share of a filter
-        (:mod:`pymc_dp.privacy.accounting.groups`).
+        sensitivities of all accesses can be multiplied, else a bound: for batches, and for chains that claimed a share of a
+        filter (:mod:`pymc_dp.privacy.accounting.groups`).
 
         Parameters
         ----------
         size : int
-            Largest number of records in a group, at least 1. Under ``"substitute"`` all of them may be
-            replaced, under ``"add_remove"`` all may be added or removed.
+            Largest number of records that may be replaced (``"substitute"``), or added or removed (``"add_remove"``).
 
         Returns
         -------
@@ -203,13 +177,7 @@ class PrivacyReport(Shown):
         Raises
         ------
         ValueError
-            If the size is below 1, or if the report does not hold its accesses: it is of several budgets together, or
-            an earlier version has written it.
-
-        References
-        ----------
-        Dong, Roth, Su (2022), https://doi.org/10.1111/rssb.12454; Bun, Steinke (2016),
-        https://doi.org/10.1007/978-3-662-53641-4_24.
+            If the size is below 1, or if the report is of several budgets together and does not hold their accesses.
 
         Examples
         --------
@@ -221,8 +189,8 @@ class PrivacyReport(Shown):
         size = as_integer("size", size, 1)
         if self.claimed is None:
             raise ValueError(
-                "This report does not hold its accesses: it is of several budgets together (add up for_group of the report of each, such as "
-                "scores.reports), or an earlier version of pymc_dp has written it (make it again from the budget)."
+                "This report does not hold its accesses, as it is of several budgets together: add up for_group of the report of each, such as "
+                "scores.reports."
             )
         cost = Cost.of(loads(self.claimed))
         if size == 1 or cost.free or self.epsilon_budget == math.inf:
@@ -276,37 +244,41 @@ class PrivacyReport(Shown):
         )
 
     def _rows(self) -> list[tuple[str, str]]:
-        delta, budget = self.delta, self.epsilon_budget
-        if delta == 0:
-            spent = f"pure {self.epsilon:.4g}-differential privacy (delta = 0), of a budget of {budget:g}"
-        else:
-            spent = f"({self.epsilon:.4g}, {delta:g})-differential privacy, of a budget of ({budget:g}, {delta:g})"
-        neighbours = _NEIGHBOURS[self.adjacency]
-        chains = ("chains", f"shared over {self.chains}")
-        rows: list[tuple[str, str | None]] = [
-            *(("NOT PROTECTED", why) for why in self._unprotected()),
-            ("guarantee", spent),
-            ("neighbours", _OUTCOMES.format(neighbours) if self.public_covariates else neighbours),
-            ("group", self.group and _GROUP.format(self.group)),
-            *self._warnings(),
-            chains if self.chains else ("draws", _FREE),
-            ("draws", " + ".join(map(str, self.draws))),
-            *((label, access) for label, each in self.one_off_accesses.items() for access in each),
-            *(row for step in self.steps for row in step.rows()),
-            *self._parts_and_currencies(),
-            (
-                "accountant",
-                f"{self.accountant}{f', by {self.proved_by}' if self.accountant == 'best' != self.proved_by else ''}",
+        terms = (self.epsilon, self.delta, self.epsilon_budget)
+        counts = Cost.of(loads(self.claimed)).counts if self.claimed else {}
+        pure = [k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf]
+        is_more = sum(pure) > self.epsilon * (1 + 1e-9)
+        is_best = self.accountant == "best" != self.proved_by
+        others = self.budgets_without_ledger
+        facts: list[tuple[str, str, Any]] = [
+            *(("NOT PROTECTED", "{}", why) for why in self._unprotected()),
+            ("guarantee", "{}", (_GUARANTEE if self.delta else _PURE).format(*terms)),
+            ("neighbours", _NEIGHBOURS[self.adjacency] + _OUTCOMES * self.public_covariates, ""),
+            ("group", _GROUP, self.group),
+            ("records", "{}", self.n_records),
+            ("WEAK DELTA", "{}", weak_delta(self.delta, self.n_records)),
+            ("WEAK EPSILON", "{}", weak_epsilon(self.epsilon_budget)),
+            ("budgets", _FORGOTTEN, others if others > (self.ledger is None) else None),
+            ("account", _ACCOUNT, self.account_epsilon),
+            ("chains", "shared over {}", self.chains) if self.chains else ("draws", _FREE, ""),
+            ("draws", "{}", " + ".join(map(str, self.draws)) or None),
+            *(
+                (label, "{}", each)
+                for label, all_ in self.one_off_accesses.items()
+                for each in all_
             ),
-            ("randomness", _SECRET if self.secret_randomness else _KNOWN),
-            (
-                "ledger",
-                self.ledger or "temporary: spent privacy is forgotten when the program ends",
-            ),
-            *(("declared public", text) for text in self.public),
-            *(("assumed", text) for text in self.assumptions),
+            *((label, "{}", text) for step in self.steps for label, text in step.rows()),
+            ("parts", _NOT_A_SUM, sum(pure) if is_more else None),
+            ("Gaussian DP", "mu <= {:.4g}", self.gaussian_mu if self.epsilon > 0 else None),
+            ("zCDP", "rho <= {:.4g}", self.zcdp_rho if self.epsilon > 0 else None),
+            *(("worst attack", _ATTACK, each) for each in self.attack_power.items()),
+            ("accountant", "{}", self.accountant + f", by {self.proved_by}" * is_best),
+            ("randomness", "{}", _SECRET if self.secret_randomness else _KNOWN),
+            ("ledger", "{}", self.ledger or _TEMPORARY),
+            *(("declared public", "{}", text) for text in self.public),
+            *(("assumed", "{}", text) for text in self.assumptions),
         ]
-        return [(name, text) for name, text in rows if text]
+        return [(label, text.format(fact)) for label, text, fact in facts if fact is not None]
 
     def _unprotected(self) -> Iterator[str]:
         """Reasons why the guarantee does not hold for the whole result."""
@@ -319,40 +291,6 @@ class PrivacyReport(Shown):
             yield "epsilon is infinite; the figures below guarantee nothing"
         elif not self.secret_randomness:
             yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
-
-    def _warnings(self) -> list[tuple[str, str | None]]:
-        """Number of records, weak guarantees, and budgets."""
-        n, total, others = self.n_records, self.account_epsilon, self.budgets_without_ledger
-        return [
-            ("records", None if n is None else f"{n}"),
-            ("WEAK DELTA", weak_delta(self.delta, n)),
-            ("WEAK EPSILON", weak_epsilon(self.epsilon_budget)),
-            ("budgets", _FORGOTTEN.format(others) if others > (self.ledger is None) else None),
-            (
-                "account",
-                None
-                if total is None
-                else f"all budgets on this ledger together: epsilon = {total:.4g}",
-            ),
-        ]
-
-    def _parts_and_currencies(self) -> list[tuple[str, str | None]]:
-        """Sum of the epsilons of single releases, if larger than the total; the guarantee in other currencies."""
-        counts = Cost.of(loads(self.claimed)).counts if self.claimed else {}
-        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
-        mu, rho = (x if self.epsilon > 0 else None for x in (self.gaussian_mu, self.zcdp_rho))
-        return [
-            ("parts", _NOT_A_SUM.format(total) if total > self.epsilon * (1 + 1e-9) else None),
-            ("Gaussian DP", None if mu is None else f"mu <= {mu:.4g}"),
-            ("zCDP", None if rho is None else f"rho <= {rho:.4g}"),
-            *(
-                (
-                    "worst attack",
-                    f"true positive rate at most {power:.2%} at false positive rate {rate}",
-                )
-                for rate, power in self.attack_power.items()
-            ),
-        ]
 
     @property
     def _title(self) -> str:
@@ -404,26 +342,50 @@ def weak_delta(delta: float, n_records: int | None) -> str | None:
     )
 
 
-def assumptions(
-    substitution: bool, *, chains: bool = True, group: str | None = None
-) -> tuple[str, ...]:
-    """Assumptions of the guarantee, in words; `chains`: whether chains access the data; `group`: of records."""
-    first, *others = _ASSUMPTIONS if chains else _ASSUMPTIONS_OF_SUMS
+def report_of(budget: Any) -> PrivacyReport:
+    """Privacy statement of everything that a :class:`~pymc_dp.PrivacyBudget` has claimed."""
+    terms, ledger, steps = budget.terms, budget.ledger, budget.steps.values()
+    claims: Claims = ledger.claimed(terms)
+    spent, proved_by = claims.spent()
+    secret, substitution = all(s.secret for s in steps), terms.adjacency is Adjacency.SUBSTITUTE
+    records: set[int | None] = {step.n_records for step in steps} or {budget.n_records}
+    bound, cost = claims.bound, claims.bound or Cost.of(())
+    protected = bound is not None and secret
+    mu, rho = (x if bound and x < math.inf else None for x in (cost.mu_squared, cost.rho))
+    made, planned = claims.made.counts, Cost.of(budget.planned).counts
+    rest = [(m, k - made.get(m, 0)) for m, k in planned.items() if k > made.get(m, 0)]
+    one_off = budget.one_off_accesses | ({"planned, not made": rest} if rest else {})
+    first, *others = _ASSUMPTIONS_OF_SUMS if budget.planned else _ASSUMPTIONS
     number = [_PUBLIC_NUMBER] if substitution else []
-    label = f"The group of a record depends on this record only{', and is public' if substitution else ''}."
-    return first, *number, *([label] if group is not None else []), *others
-
-
-def strength(bound: Cost | None, secret: bool) -> dict[str, Any]:
-    """Fields of a report that follow from a bound on all that the budget pays for, if there is one."""
-    protected, rates = bound is not None and secret, {"0.1%": 0.001, "1%": 0.01}
-    cost = bound or Cost.of(())
-    found = {"gaussian_mu": math.sqrt(cost.mu_squared), "zcdp_rho": cost.rho}
-    return {
-        "protected": protected,
-        **{name: x if bound and x < math.inf else None for name, x in found.items()},
-        "attack_power": {
+    own = [f"{_OWN_GROUP}{', and is public' if substitution else ''}."] if budget.group else []
+    by_all = ledger.account.epsilon if ledger.account.is_gaussian else ledger.spent()
+    return PrivacyReport(
+        protected=protected,
+        epsilon_budget=terms.epsilon,
+        epsilon=spent,
+        delta=terms.delta,
+        gaussian_mu=None if mu is None else math.sqrt(mu),
+        zcdp_rho=rho,
+        attack_power={
             name: cost.max_true_positive_rate(rate) if protected else 1.0
-            for name, rate in rates.items()
+            for name, rate in (("0.1%", 0.001), ("1%", 0.01))
         },
-    }
+        adjacency=terms.adjacency.value,
+        accountant=terms.accountant,
+        proved_by=proved_by,
+        chains=0 if budget.planned else budget.chains,
+        n_records=records.pop() if substitution and len(records) == 1 else None,
+        secret_randomness=secret,
+        ledger=None if ledger.temporary else Path(ledger.path).name,
+        steps=tuple(StepReport.of(step, claims.claims) for step in steps),
+        one_off_accesses={label: listed(accesses) for label, accesses in one_off.items()},
+        draws=budget.run.draws_of_chains(),
+        assumptions=(first, *number, *own, *others),
+        public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
+        account_epsilon=by_all if ledger.n_budgets > 1 else None,
+        budgets_without_ledger=budgets_without_file(),
+        claimed=dumps(list(claims.cost.counts.items())),
+        order=terms.adaptive.order,
+        at_once=claims.at_once,
+        group=budget.group,
+    )

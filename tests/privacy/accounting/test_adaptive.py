@@ -17,8 +17,8 @@ from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
     GaussianShare,
 )
-from pymc_dp.privacy.budget.allocation import StepAccess, allocate
-from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.allocation import allocate
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian

@@ -17,9 +17,9 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounting.calibration import MOST_SCHEDULED, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess, allocate
+from pymc_dp.privacy.budget.allocation import allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian

@@ -7,8 +7,8 @@ import pytest
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian

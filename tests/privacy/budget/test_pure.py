@@ -14,9 +14,9 @@ from pymc_dp.privacy import calibrate, delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost
 from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiFilter, RenyiShare
-from pymc_dp.privacy.budget.allocation import StepAccess, allocate
+from pymc_dp.privacy.budget.allocation import allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.claims import BudgetTerms
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.budget.ledger import Account, Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
