@@ -387,8 +387,8 @@ class DPStep(HostedStep):
                 f"The budget of {self.label} was used up by tuning draws, which are thrown away. Private steps do not adapt: pass tune=0."
             )
         self._n_frozen += 1
-        watched = self.budget is not None and self.budget.has_callback()
-        if self._n_frozen % CALLS_WITHOUT_CALLBACK == 0 and not watched:
+        is_due, budget = self._n_frozen % CALLS_WITHOUT_CALLBACK == 0, self.budget
+        if is_due and budget is not None and not budget.ledger.has_callback(budget.id):
             raise PrivacyBudgetExhausted(
                 f"The budget of {self.label} is used up after {self._n_steps} draws, and nothing stops the run: pass callback=budget to "
                 "pm.sample, which ends it in time and keeps all draws. The data were not touched again."

@@ -311,7 +311,8 @@ class PrivacyBudget(Shown):
         """Refuse a run of too many chains before it begins, when PyMC tells the step the number; the ledger enforces it in any case."""
         self.check_covered()
         self.run.begin(n_chains)
-        self.ledger.claimed(self.terms).check_chains(label, n_chains, self.chains)
+        claims, draws = self.ledger.claimed(self.terms), self.expected_draws()
+        claims.check_chains(label, n_chains, self.chains, draws)
         self.ledger.check(self.terms, f"{n_chains} chain(s) of {' and '.join(self.steps)}")
 
     def claim(self, label: str, token: int = 0) -> Allocation:
@@ -322,17 +323,11 @@ class PrivacyBudget(Shown):
             )
         self.check_covered()
         own, run = self.plan()[label], None
-        if (
-            not self.one_off_accesses and own.share is None
-        ):  # all chains together, by the accountant
+        if not self.one_off_accesses and own.share is None:
             run = [(m, k * self.chains) for each in self.plan().values() for m, k in each.claim]
         draws = None if math.isinf(own.iterations) else own.iterations
         self.ledger.claim(self.terms, label, own.claim, limit=self.chains, plan=run, draws=draws)
         return own.fresh()
-
-    def has_callback(self) -> bool:
-        """Whether this budget is the callback of the run; called by a step whose allocation is used up."""
-        return self._callback_noted or self.ledger.has_callback(self.id)
 
     def __call__(self, trace: Any, draw: Any) -> None:
         """Callback of ``pm.sample`` after each draw: KeyboardInterrupt ends chains whose allocation is used up, PrivacyLeak runs that are not private."""

@@ -66,13 +66,11 @@ class StepAccess:
     variables: tuple[str, ...]
     #: Accesses of one iteration; of the first one if there is a schedule.
     mechanisms: Accesses
-    #: Identity of the model, to distinguish models.
+    #: Identity of the model, and all of its value variables: a private step must update each of them.
     model: int
-    #: All value variables of the model: a private step must update each of them.
     all_variables: tuple[str, ...]
-    #: Number of privacy units.
+    #: Number of privacy units, and whether the randomness of the step is secret.
     n_records: int
-    #: Whether the randomness of the step is secret.
     secret: bool
     #: Accesses of each chain before its first iteration, such as the gradient at its first state.
     starting: Accesses = ()
@@ -170,13 +168,16 @@ class Claims(Shown):
         used = self.spent()[0] if self.at_once else self.terms.adaptive.reading(self.made)
         return max(0.0, self.terms.epsilon - used)
 
-    def check_chains(self, label: str, n_chains: int, limit: float) -> None:
+    def check_chains(
+        self, label: str, n_chains: int, limit: float, draws: float | None = None
+    ) -> None:
         """Raise if a run of this many chains of a step would exceed the number that share the budget."""
         before = sum(claim.step == label for claim in self.claims)
+        of_draws = "" if draws is None else f" of about {draws:g} draws"
         if before + n_chains > limit:
             raise PrivacyBudgetExhausted(
                 f"This run has {n_chains} chain(s), but the budget of {label} is shared over chains={limit}, of which {before} have run. Spent: "
-                f"epsilon = {self.spent()[0]:.4g} of {self.terms.epsilon:g}. Largest feasible: {limit - before} chain(s). A finished or interrupted "
+                f"epsilon = {self.spent()[0]:.4g} of {self.terms.epsilon:g}. Largest feasible: {limit - before} chain(s){of_draws}. A finished or interrupted "
                 "chain is not refunded; make a budget for as many chains as you want before the first runs."
             )
 

@@ -89,22 +89,26 @@ class Ledger(LedgerFile):
     ):
         if not isinstance(path, str | os.PathLike | None):
             raise TypeError(f"path must be that of a file, got a {type(path).__name__}.")
-        asked = {"epsilon": epsilon, "delta": delta, "adjacency": adjacency, "composition": composition}  # fmt: skip
-        asked = {name: value for name, value in asked.items() if value is not None}
         self.temporary = path is None
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="pymc_dp_")) / "temporary.ledger"
             self._finalizer = weakref.finalize(self, remove, str(path), os.getpid())
         self.path = str(Path(path).absolute())
         if not Path(self.path).exists():
-            if not {"epsilon", "delta"} <= asked.keys():
+            if epsilon is None or delta is None:
                 raise LedgerError(
                     f"There is no file {self.path}, so it holds no account yet: give epsilon and delta to open one."
                 )
-            self._create(_opened(**asked))
+            self._create(_opened(epsilon, delta, adjacency, composition))
         super().__init__(self.path)
+        self._check_terms(
+            epsilon=epsilon, delta=delta, adjacency=adjacency, composition=composition
+        )
+
+    def _check_terms(self, **asked: Any) -> None:
+        """Raise if the account was opened with other terms than these, where they are not None."""
         for name, value in asked.items():
-            if value != (found := getattr(self.account, name)):
+            if value not in (None, found := getattr(self.account, name)):
                 raise LedgerError(
                     f"The account in {self.path} was opened with {name} = {found}, not {value}. "
                     "The terms of an account cannot be changed; data that are spent stay spent."
@@ -122,26 +126,23 @@ class Ledger(LedgerFile):
             )
         if not isinstance(ledger, Ledger):
             exists = ledger is not None and Path(ledger).exists()
-            new: dict[str, Any] = {} if exists else {"epsilon": terms.epsilon, "delta": terms.delta}
-            ledger = cls(ledger, adjacency=terms.adjacency.value, **new)
+            total = (None, None) if exists else (terms.epsilon, terms.delta)
+            adjacency = terms.adjacency.value
+            ledger = cls(ledger, epsilon=total[0], delta=total[1], adjacency=adjacency)
         if ledger.temporary and ledger not in TEMPORARY:
             TEMPORARY.append(ledger)
-        account, place = ledger.account, f"the account in {ledger.path}"
-        if account.adjacency != terms.adjacency:
-            raise LedgerError(
-                f"T{place[1:]} is for adjacency {account.adjacency!r}, not {terms.adjacency.value!r}."
-            )
+        ledger._check_terms(adjacency=terms.adjacency.value)
+        account = ledger.account
         if account.is_gaussian and terms.delta > 0 and terms.accountant != "gaussian":
             raise LedgerError(
-                f"T{place[1:]} adds up squares of mu, so everything in its budgets must compose in Gaussian DP: make the budget "
+                f"The account in {ledger.path} adds up squares of mu, so everything in its budgets must compose in Gaussian DP: make the budget "
                 f"with accountant='gaussian', not {terms.accountant!r}. For an account that adds up epsilons, open one with composition='basic'."
             )
-        for name in ("epsilon", "delta"):
-            value, total = getattr(terms, name), getattr(account, name)
-            if value > total:
-                raise LedgerError(
-                    f"A budget of {name} = {value:g} exceeds {place}, opened with {name} = {total:g}. The terms of an account cannot be raised."
-                )
+        if terms.epsilon > account.epsilon or terms.delta > account.delta:
+            raise LedgerError(
+                f"A budget of delta = {terms.delta:g}, epsilon = {terms.epsilon:g} exceeds the account in {ledger.path}, opened with delta = "
+                f"{account.delta:g}, epsilon = {account.epsilon:g}. The terms of an account cannot be raised."
+            )
         return ledger
 
     def claims(self, budget: str | None = None) -> list[Claim]:
@@ -205,7 +206,7 @@ class Ledger(LedgerFile):
             if self._is_new(db, new):
                 _insert(db, "budgets", *astuple(new))
             claimed = Claims(terms, self._claims(db, terms.id))
-            claimed.check_chains(step, 1, limit)
+            claimed.check_chains(step, 1, limit, draws)
             at_once = claimed.grant(step, accesses, plan, draws)
             fixed = None if at_once is None else dumps(plan or accesses)
             words = "; ".join(listed(accesses))
@@ -296,9 +297,8 @@ class Ledger(LedgerFile):
     def spent(self) -> float:
         """Epsilon of all budgets together, at the account's delta.
 
-        With basic composition it is the sum of their epsilons, whatever decides about the next one. With Gaussian composition it
-        is that of the sum of the squares so far, for a number of budgets that was fixed before; if releases decide
-        when to stop, the account's epsilon holds, and no smaller one (:mod:`pymc_dp.privacy.accounting.adaptive`).
+        With Gaussian composition, for a number of budgets that was fixed before: if releases decide when to stop, the
+        account's epsilon holds, and no smaller one (:mod:`pymc_dp.privacy.accounting.adaptive`).
         """
         spent, account = self.account.spent(self.budget_claims()), self.account
         if "mu" not in spent:
@@ -324,14 +324,15 @@ class Ledger(LedgerFile):
 
 
 def _opened(
-    epsilon: float, delta: float, adjacency: str = "substitute", composition: str = "basic"
+    epsilon: float, delta: float, adjacency: str | None, composition: str | None
 ) -> Account:
     """Terms of a new account."""
+    epsilon, delta = check_epsilon_delta(epsilon, delta)
     mu = None
     if composition == "gaussian":
-        accountant_of("gaussian", *check_epsilon_delta(epsilon, delta)[1:])  # refuses delta = 0
+        accountant_of("gaussian", delta)  # refuses delta = 0
         mu = _gaussian_mu(epsilon, delta)
-    return Account(*check_epsilon_delta(epsilon, delta), str(adjacency), composition, mu)
+    return Account(epsilon, delta, str(adjacency or "substitute"), composition or "basic", mu)
 
 
 def _gaussian_mu(epsilon: float, delta: float) -> float:
@@ -344,9 +345,7 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def _read(text: str) -> Accesses:
-    accesses = loads(text)
-    Cost.of(accesses)  # refuses invalid mechanisms and counts
-    return accesses
+    return tuple(Cost.of(loads(text)).counts.items())  # refuses invalid mechanisms and counts
 
 
 def _insert(db: sqlite3.Connection, table: str, *values: Any) -> None:

@@ -65,29 +65,29 @@ class PrivacyReport(Shown):
     Parameters
     ----------
     protected : bool
-        Whether the result that carries this report may be published under its guarantee. False if epsilon is
-        infinite, if the randomness is known, or if the report does not cover some part of the result.
+        Whether the result may be published under this guarantee. False if epsilon is infinite, if the randomness is known,
+        or if the report does not cover some part of the result.
     epsilon_budget, delta : float
         Terms of the budget.
     epsilon : float
         Spent, at ``delta``, by everything claimed; it holds for any rule of stopping.
     gaussian_mu, zcdp_rho : float or None
-        Of all that the budget pays for, in these currencies. None if its bound has no such parameter, as one
-        Rényi order.
+        Of all that the budget pays for, in these currencies; None if its bound is in another one.
     attack_power : dict of str to float
         Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %, on all that the
         budget pays for.
     adjacency : str
         Which data sets count as neighbours: ``"substitute"`` or ``"add_remove"``.
     accountant, proved_by : str
-        The accountant of the budget, and the one that proves epsilon (see
-        :mod:`pymc_dp.privacy.accounting.composition` and :mod:`pymc_dp.privacy.accounting.adaptive`).
+        The accountant of the budget, and the one that proves epsilon.
     chains : int
         Chains that share the budget; 0 if no chain accesses the data, and draws cost nothing.
     n_records : int or None
         Number of privacy units, if it is public.
     secret_randomness : bool
         Whether noise and decisions took the operating system's bits. False with ``reproducible=True``.
+    ledger : str or None
+        Name of the ledger's file; None if it is temporary.
     steps : tuple of StepReport
         Claims of each step.
     one_off_accesses : dict of str to tuple of str
@@ -96,13 +96,10 @@ class PrivacyReport(Shown):
         Draws of each chain so far, as counted by the callback.
     assumptions : tuple of str
         What the guarantee rests on, in words.
-    ledger : str or None
-        Name of the ledger's file; None if it is temporary.
     public, kept : tuple of str
         Arrays that were declared public; variables that were kept although they show data.
     covers : dict or None
-        Groups of the released result, with names of their variables and coordinates and the lengths of their
-        axes. None for a report that was not made by ``release``.
+        Groups of the released result, with names of variables and coordinates and lengths of axes; None before ``release``.
     uncovered : tuple of str
         Other contents of the result that :meth:`of` has found.
     account_epsilon : float or None
@@ -215,7 +212,7 @@ class PrivacyReport(Shown):
 
     @classmethod
     def of(cls, released: Any) -> PrivacyReport:
-        """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
+        """Report of what ``release`` or ``sample`` has returned, or of a group of it, also if read back from a file.
 
         Later additions (as by ``extend_inferencedata=True``, or by ``pm.compute_log_likelihood``) are listed in
         `uncovered`, and the report is then not `protected`. ``release(released)`` drops them. Names
@@ -224,12 +221,7 @@ class PrivacyReport(Shown):
         Parameters
         ----------
         released : arviz.InferenceData, xarray.DataTree or xarray.Dataset
-            The released posterior, or one of its groups.
-
-        Raises
-        ------
-        ValueError
-            If it carries no report.
+            If it carries no report, a ValueError is raised.
         """
         for holder in (released, getattr(released, "posterior", None)):
             text = getattr(holder, "attrs", {}).get("privacy_report")
