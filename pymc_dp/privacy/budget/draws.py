@@ -20,8 +20,6 @@ from pymc_dp.errors import PrivacyLeak
 
 #: Name of the statistic that holds the number of the step that made a draw; release() drops it.
 TOKEN = "budget_token"
-#: Name of a statistic that only private steps have.
-STAT_OF_PRIVATE_STEPS = "epsilon_spent"
 #: Low bits of a number for the step, high bits for the budget: 52 in all, exact in a double.
 _STEP_BITS, _BUDGET_BITS = 24, 28
 
@@ -74,7 +72,7 @@ def check_draws(tokens: Any, registered: Iterable[int], budget_id: str) -> None:
 
 def check_own(stats: Sequence[Mapping[str, Any]], tokens: set[int]) -> None:
     """Raise unless every step of a draw is private, and on the budget that has these tokens."""
-    foreign = [s for s in stats if STAT_OF_PRIVATE_STEPS not in s]
+    foreign = [s for s in stats if "epsilon_spent" not in s]  # only private steps have it
     if foreign:
         raise PrivacyLeak(
             "A step that is not private took part in this run (statistics: "

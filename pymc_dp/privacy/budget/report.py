@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,12 @@ _NEIGHBOURS = {
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
 _OUTCOMES = "; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_ADDED = (
+    "this was added after release, and may show the data: {}. release() of this object drops it"
+)
+_KEPT = "kept at the user's wish, outside the guarantee: {}"
+_INFINITE = "epsilon is infinite; the figures below guarantee nothing"
+_REPRODUCIBLE = "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
 _GUARANTEE = "({0:.4g}, {1:g})-differential privacy, of a budget of ({2:g}, {1:g})"
 _PURE = "pure {0:.4g}-differential privacy (delta = 0), of a budget of {2:g}"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
@@ -212,7 +217,7 @@ class PrivacyReport(Shown):
 
     @classmethod
     def of(cls, released: Any) -> PrivacyReport:
-        """Report of what ``release`` or ``sample`` has returned, or of a group of it, also if read back from a file.
+        """Report of what ``release`` or ``sample`` has returned, also if read back from a file.
 
         Later additions (as by ``extend_inferencedata=True``, or by ``pm.compute_log_likelihood``) are listed in
         `uncovered`, and the report is then not `protected`. ``release(released)`` drops them. Names
@@ -221,7 +226,12 @@ class PrivacyReport(Shown):
         Parameters
         ----------
         released : arviz.InferenceData, xarray.DataTree or xarray.Dataset
-            If it carries no report, a ValueError is raised.
+            The released posterior, or one of its groups.
+
+        Raises
+        ------
+        ValueError
+            If it carries no report.
         """
         for holder in (released, getattr(released, "posterior", None)):
             text = getattr(holder, "attrs", {}).get("privacy_report")
@@ -241,9 +251,13 @@ class PrivacyReport(Shown):
         pure = [k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf]
         is_more = sum(pure) > self.epsilon * (1 + 1e-9)
         is_best = self.accountant == "best" != self.proved_by
-        others = self.budgets_without_ledger
+        others, is_infinite = self.budgets_without_ledger, self.epsilon_budget == math.inf
+        is_known = not is_infinite and not self.secret_randomness
         facts: list[tuple[str, str, Any]] = [
-            *(("NOT PROTECTED", "{}", why) for why in self._unprotected()),
+            ("NOT PROTECTED", _ADDED, "; ".join(self.uncovered) or None),
+            ("NOT PROTECTED", _KEPT, ", ".join(self.kept) or None),
+            ("NOT PROTECTED", _INFINITE, "" if is_infinite else None),
+            ("NOT PROTECTED", _REPRODUCIBLE, "" if is_known else None),
             ("guarantee", "{}", (_GUARANTEE if self.delta else _PURE).format(*terms)),
             ("neighbours", _NEIGHBOURS[self.adjacency] + _OUTCOMES * self.public_covariates, ""),
             ("group", _GROUP, self.group),
@@ -271,18 +285,6 @@ class PrivacyReport(Shown):
             *(("assumed", "{}", text) for text in self.assumptions),
         ]
         return [(label, text.format(fact)) for label, text, fact in facts if fact is not None]
-
-    def _unprotected(self) -> Iterator[str]:
-        """Reasons why the guarantee does not hold for the whole result."""
-        if self.uncovered:
-            added = "; ".join(self.uncovered)
-            yield f"this was added after release, and may show the data: {added}. release() of this object drops it"
-        if self.kept:
-            yield f"kept at the user's wish, outside the guarantee: {', '.join(self.kept)}"
-        if self.epsilon_budget == math.inf:
-            yield "epsilon is infinite; the figures below guarantee nothing"
-        elif not self.secret_randomness:
-            yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
 
     @property
     def _title(self) -> str:
