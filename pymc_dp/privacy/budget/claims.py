@@ -205,10 +205,11 @@ class Claims(Shown):
                 return True
         if of_releases:
             best = run.epsilon(terms.delta, terms.accountant)
-            by = (
-                f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})"
+            cost, by = (
+                run,
+                f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})",
             )
-        self._check_fits(*((run, by, None) if of_releases else (cost, by, draws)))
+        self._check_fits(cost, by, draws)
         return None
 
     def _check_fits(self, cost: Cost, by: str, draws: float | None) -> None:
