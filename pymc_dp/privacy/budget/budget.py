@@ -91,10 +91,7 @@ class PrivacyBudget(Shown):
     ):
         self.epsilon, self.delta = check_epsilon_delta(epsilon, delta)
         accountant_of(accountant, self.delta)  # refuses what has no bound
-        try:
-            self.chains = as_integer("chains", chains, 1)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
+        self.chains = as_integer("chains", chains, 1)
         self.adjacency, self.accountant = Adjacency(adjacency), accountant
         #: What it claims of the account, and how its own claims compose.
         self.terms = BudgetTerms(

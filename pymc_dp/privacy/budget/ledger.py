@@ -88,7 +88,9 @@ class Ledger(LedgerFile):
         composition: str | None = None,
     ):
         if not isinstance(path, str | os.PathLike | None):
-            raise TypeError(f"path must be that of a file, got a {type(path).__name__}.")
+            raise TypeError(
+                f"path must be that of a file, and ledger= the path of a file, or a Ledger, got a {type(path).__name__}."
+            )
         self.temporary = path is None
         if path is None:
             path = Path(tempfile.mkdtemp(prefix="pymc_dp_")) / "temporary.ledger"
@@ -120,12 +122,8 @@ class Ledger(LedgerFile):
     @classmethod
     def for_budget(cls, ledger: str | os.PathLike | Ledger | None, terms: BudgetTerms) -> Ledger:
         """Return the ledger of a budget: a ledger, or one opened from a path; LedgerError if the budget exceeds its account."""
-        if not isinstance(ledger, str | os.PathLike | Ledger | None):
-            raise TypeError(
-                f"ledger must be the path of a file, or a Ledger, got a {type(ledger).__name__}."
-            )
         if not isinstance(ledger, Ledger):
-            exists = ledger is not None and Path(ledger).exists()
+            exists = isinstance(ledger, str | os.PathLike) and Path(ledger).exists()
             total = (None, None) if exists else (terms.epsilon, terms.delta)
             adjacency = terms.adjacency.value
             ledger = cls(ledger, epsilon=total[0], delta=total[1], adjacency=adjacency)
