@@ -57,6 +57,29 @@ def as_fraction(name: str, value: Any) -> float:
     return as_float(value)
 
 
+def check_delta(delta: float) -> float:
+    """Return it as a float; ValueError unless ``0 <= delta < 1``."""
+    if not 0 <= as_float(delta) < 1:
+        raise ValueError(
+            f"delta must be at least 0 and below 1, got {delta!r}. Usual: well below 1 / (number of records)."
+        )
+    return as_float(delta)
+
+
+def check_epsilon(epsilon: float) -> float:
+    """Return it as a float; ValueError unless it is positive."""
+    if not as_float(epsilon) > 0:
+        raise ValueError(
+            f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
+        )
+    return as_float(epsilon)
+
+
+def check_epsilon_delta(epsilon: float, delta: float) -> tuple[float, float]:
+    """Return both as floats; ValueError unless ``epsilon > 0`` and ``0 <= delta < 1``."""
+    return check_epsilon(epsilon), check_delta(delta)
+
+
 def as_integer(what: str, value: Any, least: int | None = None) -> int:
     """The value as an int; TypeError unless it is one, ValueError if it is less than `least`."""
     try:

@@ -5,20 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from pymc_dp.errors import PrivacyLeak
-from pymc_dp.privacy.budget.coverage import uncovered
+from pymc_dp.privacy.budget.coverage import KEPT_ATTRIBUTES, OWN_ATTRIBUTES, uncovered
 from pymc_dp.privacy.budget.report import PrivacyReport
-
-_PUBLIC_ATTRIBUTES = (
-    "inference_library",
-    "inference_library_version",
-    "creation_library",
-    "creation_library_version",
-)
-#: Attributes that release() and sample() set.
-_OWN_ATTRIBUTES = (
-    "privacy_report", "epsilon", "delta", "adjacency", "pymc_dp_version", "private_scores",
-    "fit_check", "fit_check_p",
-)  # fmt: skip
 
 
 def group_of(idata: Any, name: str) -> Any:
@@ -44,7 +32,7 @@ def bare(idata: Any, groups: dict[str, Any], attributes: dict[str, Any]) -> Any:
         for variable in copy.variables.values():
             variable.attrs, variable.encoding = {}, {}
         copy.encoding = {}
-        copy.attrs = {k: group.attrs[k] for k in _PUBLIC_ATTRIBUTES if k in group.attrs}
+        copy.attrs = {k: group.attrs[k] for k in KEPT_ATTRIBUTES if k in group.attrs}
         copy.attrs |= attributes
         copies[name] = copy
     if hasattr(type(idata), "from_dict") and hasattr(idata, "children"):  # DataTree, ArviZ 1.x
@@ -72,7 +60,7 @@ def clean(released: Any) -> Any:
             set(group.variables) - {*known["variables"], *known["coords"]}
         )
     attributes = released.attrs if "privacy_report" in released.attrs else groups["posterior"].attrs
-    attributes = {k: v for k, v in attributes.items() if k in _OWN_ATTRIBUTES}
+    attributes = {k: v for k, v in attributes.items() if k in OWN_ATTRIBUTES}
     cleaned = bare(released, groups, attributes)
     if longer := uncovered(cleaned, covers):
         raise PrivacyLeak(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "LedgerError",
     "ModelError",
@@ -135,3 +137,27 @@ class WeakGuaranteeWarning(UserWarning):
     >>> [warning.category.__name__ for warning in caught]
     ['WeakGuaranteeWarning']
     """
+
+
+_SPENT = "Spent: "
+
+
+def explain(error: BaseException, budget: Any, scores: object = None) -> None:
+    """Add a note to an error that ends a run: what was spent, what is left, and how to go on; none if nothing was spent."""
+    if budget is None or any(n.startswith(_SPENT) for n in getattr(error, "__notes__", ())):
+        return
+    try:
+        spent, account, by_all = budget.spent(), budget.ledger.account, budget.ledger.spent()
+    except LedgerError:
+        return  # the error itself is about the ledger, or the program's end has removed a temporary one
+    if not spent:
+        return
+    how = (
+        "Released sums are in error.scores, and these are paid for: dp.sample(step=dp.DPScore(error.scores, ...)) samples from them at no cost."
+        if scores is not None
+        else "Another run needs a new PrivacyBudget; to keep one account for the data set, give it the same ledger file."
+    )
+    error.add_note(
+        f"{_SPENT}epsilon = {spent:.4g} of {budget.epsilon:g} of this budget (error.budget), and {by_all:.4g} of {account.epsilon:g} of the account "
+        f"in its ledger; claims are not refunded. {how}"
+    )

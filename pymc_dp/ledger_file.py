@@ -33,30 +33,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pymc_dp.arguments import check_epsilon_delta
 from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
 from pymc_dp.errors import LedgerError
 
 #: Temporary ledgers of the budgets of this program. They last as long as it does, for pickled copies of a budget.
 TEMPORARY: list[LedgerFile] = []
 #: Format of the file; one of another format is refused.
-_FORMAT = 2
+_FORMAT = 3
 #: Part of the squares of ``mu`` that is not spent: a computed ``mu`` is below the exact one by less than half of this.
 _ROUNDING = 1e-8
+_KINDS = {"adjacency": ("substitute", "add_remove"), "composition": ("basic", "gaussian")}
 _SCHEMA = """
 CREATE TABLE account (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL NOT NULL, delta REAL NOT NULL,
                       adjacency TEXT NOT NULL, composition TEXT NOT NULL, mu REAL, created TEXT NOT NULL);
 CREATE TABLE budgets (id TEXT PRIMARY KEY, epsilon REAL NOT NULL, delta REAL NOT NULL, mu REAL, created TEXT NOT NULL,
                       process TEXT NOT NULL, what TEXT NOT NULL);
 CREATE TABLE claims (id INTEGER PRIMARY KEY, budget TEXT NOT NULL, step TEXT NOT NULL, accesses TEXT NOT NULL,
-                     words TEXT NOT NULL, created TEXT NOT NULL, process TEXT NOT NULL);
-CREATE TABLE plans (budget TEXT PRIMARY KEY, accesses TEXT NOT NULL, whole INTEGER NOT NULL, created TEXT NOT NULL);
+                     words TEXT NOT NULL, created TEXT NOT NULL, process TEXT NOT NULL, plan TEXT, at_once INTEGER NOT NULL);
 CREATE TABLE callbacks (budget TEXT PRIMARY KEY)
 """
-
-
-def _check(epsilon: float, delta: float, mu: float | None, *more: bool) -> None:
-    if not (epsilon > 0 and 0 <= delta < 1 and (mu is None or mu > 0) and all(more)):
-        raise ValueError("not the terms of an account or a budget")
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,9 @@ class BudgetClaim(Shown):
     what: str
 
     def __post_init__(self) -> None:
-        _check(self.epsilon, self.delta, self.mu)
+        check_epsilon_delta(self.epsilon, self.delta)
+        if self.mu is not None and not self.mu > 0:
+            raise ValueError(f"mu must be positive, got {self.mu!r}.")
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,12 @@ class Account:
     mu: float | None = None
 
     def __post_init__(self) -> None:
-        is_known = self.adjacency in ("substitute", "add_remove") and self.composition in (
-            "basic",
-            "gaussian",
-        )
-        _check(self.epsilon, self.delta, self.mu, is_known, self.is_gaussian == (self.mu is not None))  # fmt: skip
+        check_epsilon_delta(self.epsilon, self.delta)
+        for name, known in _KINDS.items():
+            if (found := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be {known[0]!r} or {known[1]!r}, got {found!r}.")
+        if self.is_gaussian != (self.mu is not None and self.mu > 0):
+            raise ValueError(f"mu = {self.mu!r} with composition {self.composition!r}")
 
     @property
     def is_gaussian(self) -> bool:
@@ -303,7 +302,8 @@ def _row(budget: dict[str, Any], is_gaussian: bool) -> tuple[str, str, str, str]
     times: Counter[str] = Counter()
     words: dict[str, str] = {}
     for claim in budget["claims"]:
-        label = f"{claim['step']}{_of_group(claim['budget'])}"
+        group = claim["budget"].partition(":")[2]
+        label = f"{claim['step']}{f' (group {group!r})' if group else ''}"
         times[label] += 1
         words.setdefault(label, claim["words"])
     made = [f"{x}{f' ({n} claims)' if n > 1 else ''}: {words[x]}" for x, n in times.items()]
@@ -312,28 +312,9 @@ def _row(budget: dict[str, Any], is_gaussian: bool) -> tuple[str, str, str, str]
     return budget["created"], budget["process"], cost, what
 
 
-def _of_group(budget: str) -> str:
-    label = label_of(budget)
-    return f" (group {label!r})" if label else ""
-
-
-#: Hexadecimal digits of a budget's id. That of a group begins with the id of the divided budget; then come its label and 8 random digits.
-_ID = 32
-
-
 def whole_of(budget: str) -> str:
-    """Id under which a budget claims: its groups of records share one claim, as each record is in one group."""
-    return budget[:_ID]
-
-
-def id_of_group(budget: str, label: str) -> str:
-    """New id for the part of a divided budget that belongs to a group of records."""
-    return f"{budget}{label.encode().hex()}{uuid.uuid4().hex[:8]}"
-
-
-def label_of(budget: str) -> str:
-    """Label of a budget's group of records; empty if the budget is for all records."""
-    return bytes.fromhex(budget[_ID:-8]).decode() if len(budget) > _ID else ""
+    """Id under which a budget claims: its groups of records (``id:label``) share one claim, as each record is in one group."""
+    return budget.partition(":")[0]
 
 
 def now() -> str:

@@ -25,10 +25,9 @@ from pymc_dp.planning.simulator import (
     notes_on_position,
 )
 from pymc_dp.planning.start import PrivateStart
-from pymc_dp.privacy.budget.binding import check_paid
-from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
+from pymc_dp.privacy.budget.draws import check_paid
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges

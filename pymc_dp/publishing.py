@@ -19,11 +19,10 @@ from pymc_dp.host_arguments import as_model
 from pymc_dp.model.allow_list import record_dims, record_lengths, withheld
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.identity import model_token
-from pymc_dp.privacy.budget.binding import TOKEN, check_draws
-from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.privacy.budget.coverage import covered_by
+from pymc_dp.privacy.budget.draws import TOKEN, check_draws
 from pymc_dp.privacy.budget.report import PrivacyReport
-from pymc_dp.privacy.budget.spent import check_is_budget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
 _log = logging.getLogger("pymc.dp")

@@ -14,6 +14,7 @@ import pymc as pm
 
 from pymc_dp.arguments import as_integer, check_named
 from pymc_dp.data_versions import check_data_are_those
+from pymc_dp.errors import explain
 from pymc_dp.host_arguments import (
     as_model,
     check_host_arguments,
@@ -25,7 +26,6 @@ from pymc_dp.planning.plan import MIN_DRAWS, Plan
 from pymc_dp.planning.simulator import Guess, Simulator, check_is_simulator
 from pymc_dp.plans import plan as make_plan
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.progress import counted, note, shown, silenced
 from pymc_dp.publishing import release, warn_of_chains
 from pymc_dp.queries.ranges import Ranges

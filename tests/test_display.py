@@ -21,8 +21,7 @@ from pymc_dp.display import MOST_ROWS, Shown, Table, in_short, one_line
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.filters import Share
-from pymc_dp.privacy.budget.claims import Plan as ClaimedPlan
-from pymc_dp.privacy.budget.report_parts import StepReport
+from pymc_dp.privacy.budget.claims import StepReport
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import uniform_stand_in
 from pymc_dp.queries.stand_in_design import design_stand_in
@@ -131,8 +130,8 @@ def light(tmp_path_factory):
     checked = dp.checks.CheckedStatistic("mean", tuple("abc"), y[:3], rng.normal(size=(500, 3)), y[:3], 0.5)  # fmt: skip
     planned = dp.planning.Forecast(1.0, 2.0, 0.1, 0.2)
     return [
-        budget, ledger, ledger.budget_claims()[0], budget.ledger.claims()[0], ledger.claimed(budget.id), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
-        ClaimedPlan(tuple(kinds.counts.items()), True), TailMisfit(),
+        budget, ledger, ledger.budget_claims()[0], budget.ledger.claims()[0], ledger.claimed(budget.terms), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
+        budget.terms, TailMisfit(),
         penalty, dp.Barker(), steps.Lazy(penalty, 0.5), steps.Metropolis(), share, privacy.GaussianShare(0.1),
         privacy.RenyiFilter(share), privacy.GaussianFilter(privacy.GaussianShare(0.1)), decision, privacy.Gaussian(2.0),
         privacy.L2Laplace(1.0, n_dim=3), privacy.PureDP(1.0), privacy.ZeroConcentratedDP(0.1),

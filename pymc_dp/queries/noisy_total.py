@@ -16,8 +16,7 @@ from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model.sums.exact_sums import GRID_BITS
 from pymc_dp.model.terms import Source, Term
 from pymc_dp.privacy.accounting.noise_choice import least_noise
-from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.spent import check_is_budget
+from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw

@@ -20,8 +20,7 @@ from pymc_dp.planning.simulator import (
     check_is_simulator,
     notes_on_position,
 )
-from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.spent import check_is_budget
+from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in

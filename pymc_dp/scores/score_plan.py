@@ -17,12 +17,11 @@ from pymc.logprob.transforms import (
 )
 
 from pymc_dp.display import MOST_ROWS, Shown, Table
-from pymc_dp.errors import LedgerError
+from pymc_dp.errors import LedgerError, explain
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.spent import explain
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.progress import note, shown

@@ -22,9 +22,10 @@ from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.withheld import without_words
-from pymc_dp.privacy.budget.allocation import Allocation, StepAccess
-from pymc_dp.privacy.budget.binding import TOKEN, new_token
+from pymc_dp.privacy.budget.allocation import Allocation
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import StepAccess
+from pymc_dp.privacy.budget.draws import TOKEN, new_token
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits
 from pymc_dp.steps.hosting import CALLS_WITHOUT_CALLBACK, HostedStep
@@ -360,7 +361,7 @@ class DPStep(HostedStep):
             **self.public_stats(),
         }
         if self.budget is not None:
-            self.budget.remember_stats(stats)
+            self.budget.run.latest = stats
         return point, [stats]
 
     def _to_be_raised(self, error: Exception) -> BaseException:
@@ -386,8 +387,8 @@ class DPStep(HostedStep):
                 f"The budget of {self.label} was used up by tuning draws, which are thrown away. Private steps do not adapt: pass tune=0."
             )
         self._n_frozen += 1
-        watched = self.budget is not None and self.budget.has_callback()
-        if self._n_frozen % CALLS_WITHOUT_CALLBACK == 0 and not watched:
+        is_due, budget = self._n_frozen % CALLS_WITHOUT_CALLBACK == 0, self.budget
+        if is_due and budget is not None and not budget.ledger.has_callback(budget.id):
             raise PrivacyBudgetExhausted(
                 f"The budget of {self.label} is used up after {self._n_steps} draws, and nothing stops the run: pass callback=budget to "
                 "pm.sample, which ends it in time and keeps all draws. The data were not touched again."

@@ -12,7 +12,7 @@ that no callback ends the chain   calls after the budget is used up        the s
 
 PyMC may use one step object for several chains, one after the other, or copy it to worker processes:
 a chain begins anew with each call of ``set_rng`` or ``setup_chain``, and a copy claims for itself.
-How the callback ends a run and cuts the traces is in :mod:`pymc_dp.privacy.budget.stopping`.
+How the callback ends a run and cuts the traces is in :mod:`pymc_dp.privacy.budget.draws`.
 """
 
 from __future__ import annotations

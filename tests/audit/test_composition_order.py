@@ -22,8 +22,8 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost, renyi_budget
-from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import (
@@ -252,7 +252,7 @@ class TestClaimedAtOnce:
             chain.join()
         draws = budget.expected_draws()
         assert outcomes == [-1, -1, draws, draws, draws]
-        claimed = ledger.claimed(budget.id)
+        claimed = ledger.claimed(budget.terms)
         assert claimed.made.counts == claimed.cost.counts == {Gaussian(30.0): 3 * draws}
         assert 0.96 < budget.spent() <= 1 == ledger.spent() and ledger.n_budgets == 1
         assert "G[x] (3 claims)" in str(ledger)
@@ -306,12 +306,12 @@ def test_any_sequence_of_claims(actions, accountant, parts):
         except PrivacyBudgetExhausted:
             pass
         for b in budgets:
-            own, claimed = b.terms.adaptive, ledger.claimed(b.id)
+            own, claimed = b.terms.adaptive, ledger.claimed(b.terms)
             its = claimed.cost
             if (
                 own.price_of(its) > own.limit
             ):  # then it is one plan, and nothing else was ever admitted
-                assert claimed.is_whole and claimed.made.within(its)
+                assert claimed.at_once and claimed.made.within(its)
                 assert its.epsilon(b.delta) <= b.epsilon
             assert b.spent() <= b.epsilon
         opened = [b for b in budgets if ledger.claims(b.id)]
@@ -320,6 +320,6 @@ def test_any_sequence_of_claims(actions, accountant, parts):
             assert sum(b.epsilon for b in opened) <= 2.0 * (1 + 1e-15)
         else:  # what was claimed inside, with all of it together, is within the account's mu
             everything = Cost.of(
-                a for b in opened for a in ledger.claimed(b.id).cost.counts.items()
+                a for b in opened for a in ledger.claimed(b.terms).cost.counts.items()
             )
             assert everything.epsilon(1e-6, "gaussian") <= 2.0

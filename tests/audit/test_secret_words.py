@@ -16,7 +16,7 @@ import pytest
 
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
-from pymc_dp.privacy.budget.binding import TOKEN
+from pymc_dp.privacy.budget.draws import TOKEN
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from tests.audit.audited_samplers import SAMPLERS, budget_for, build, normal_model, sample
 

@@ -31,6 +31,7 @@ from pymc_dp.privacy import (
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import successive_claims
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.steps import Lazy
 
@@ -131,9 +132,10 @@ def test_what_each_composition_leaves(words, n, epsilon, delta):
     found = []
     for composition, accountant in (("basic", "best"), ("gaussian", "gaussian")):
         ledger = Ledger(epsilon=1.0, delta=1e-6, composition=composition)
-        terms = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "limit": 1}
         for k in range(n):
-            ledger.claim(f"b{k}", "x", [(Gaussian(1e9), 1)], **terms)
+            ledger.claim(
+                BudgetTerms(f"b{k}", epsilon, delta, accountant), "x", [(Gaussian(1e9), 1)]
+            )
         found.append(ledger.account.left(ledger.budget_claims()))
         part = ledger.budget_claims()[0]
     assert found[0] == {"epsilon": 0, "delta": 0}

@@ -6,14 +6,13 @@ import sys
 from pathlib import Path
 
 from pymc_dp.errors import LedgerError
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 
 
 def claim(ledger):
-    ledger.claim(
-        "b", "s", [(Gaussian(500.0), 1.0)], epsilon=50.0, delta=1e-6, accountant="best", limit=10**6
-    )
+    ledger.claim(BudgetTerms("b", 50.0, 1e-6), "s", [(Gaussian(500.0), 1.0)])
 
 
 def main(folder):

@@ -19,6 +19,7 @@ import pytest
 
 from pymc_dp import Ledger, PrivacyBudget, ledger_file
 from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from tests.faults.watching import Program, accesses, watched
 from tests.hosting.test_hosting import make_step, run
@@ -45,9 +46,7 @@ def path(tmp_path):
 
 
 def claim(ledger, noise=30.0):
-    return ledger.claim(
-        "b", "s", [(Gaussian(noise), 1.0)], **OTHER, accountant="best", limit=10**9
-    )  # fmt: skip
+    return ledger.claim(BudgetTerms("b", **OTHER), "s", [(Gaussian(noise), 1.0)])
 
 
 def first_draw(model, ledger, log, prepare):

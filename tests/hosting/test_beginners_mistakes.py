@@ -151,7 +151,7 @@ TERMS_AND_MODEL = {
     "no protection, no draws": (lambda w: w.run(step=w.step(budget=w.budget(epsilon=math.inf, ledger=None))), ValueError, "give draws"),
     "ledger: adjacency": (lambda w: dp.Ledger(**TERMS, adjacency="swap"), ValueError, "adjacency must be .* got 'swap'"),
     "budget: adjacency": (lambda w: w.budget(adjacency="add"), ValueError, "'substitute' or 'add_remove'"),
-    "budget: adjacency of the account": (lambda w: w.budget(adjacency="add_remove"), LedgerError, "for adjacency 'substitute', not 'add_remove'"),
+    "budget: adjacency of the account": (lambda w: w.budget(adjacency="add_remove"), LedgerError, "opened with adjacency = substitute, not add_remove"),
     "budget above the account": (lambda w: w.budget(epsilon=2.0), LedgerError, "epsilon = 2 exceeds the account .* epsilon = 1"),
 }  # fmt: skip
 DATA = {

@@ -28,11 +28,10 @@ import numpy as np
 
 from scipy.optimize import brentq
 
-from pymc_dp.arguments import as_float
+from pymc_dp.arguments import as_float, check_epsilon_delta
 from pymc_dp.privacy.accounting.composition import (
     Cost,
     accountant_of,
-    check_epsilon_delta,
     renyi_budget,
     renyi_to_epsilon,
 )

@@ -13,12 +13,11 @@ from typing import Any
 
 from scipy.optimize import brentq
 
-from pymc_dp.arguments import as_float
+from pymc_dp.arguments import as_float, check_epsilon_delta
 from pymc_dp.privacy.accounting.composition import (
     Bound,
     Cost,
     accountants_for,
-    check_epsilon_delta,
     check_pure,
 )
 from pymc_dp.privacy.mechanisms.mechanism import Accesses

@@ -34,8 +34,9 @@ from typing import Any
 import numpy as np
 
 from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
-from pymc_dp.arguments import as_float
+from pymc_dp.arguments import check_delta, check_epsilon
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting import pld
 from pymc_dp.privacy.mechanisms.mechanism import (
@@ -130,7 +131,7 @@ class Cost(Shown):
 
     def best(self, delta: float, accountant: str = "best") -> tuple[float, str]:
         """Smallest proved epsilon at this delta, and the accountant that proves it."""
-        delta = _check_delta(delta)
+        delta = check_delta(delta)
         accountants = accountants_for(self, delta, accountant)
         check_pure(delta, self.counts)
         if self.free:
@@ -140,11 +141,32 @@ class Cost(Shown):
     def delta(self, epsilon: float, accountant: str = "best") -> float:
         """Smallest proved delta at this epsilon."""
         found = accountant_of(accountant)
-        epsilon = _check_epsilon(epsilon)
+        epsilon = check_epsilon(epsilon)
         if self.free or epsilon == math.inf:
             return 0.0
         epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
         return min(1.0, found.delta(self, epsilon))
+
+    def max_true_positive_rate(self, false_positive_rate: float) -> float:
+        r"""Largest true positive rate of any attack on two neighbouring data sets, at a false positive rate in (0, 1).
+
+        Exact for Gaussian mechanisms: :math:`\Phi(\Phi^{-1}(\alpha) + \mu)` (section 2 of Dong, Roth, Su 2022,
+        https://doi.org/10.1111/rssb.12454). Else the smallest that follows from (epsilon, delta) pairs, the one at
+        ``delta = 0`` included.
+        """
+        if self.free:
+            return false_positive_rate
+        power = 1.0
+        if self.mu_squared < math.inf:
+            power = float(ndtr(ndtri(false_positive_rate) + math.sqrt(self.mu_squared)))
+        pairs = [(e, self.delta(e, "rdp")) for e in np.geomspace(1e-3, 50, 200).tolist()]
+        if self.pure_epsilon <= 50:
+            pairs.append((self.pure_epsilon, 0.0))
+        for epsilon, delta in pairs:
+            by_odds = math.exp(epsilon) * false_positive_rate + delta
+            by_rest = 1 - math.exp(-epsilon) * (1 - false_positive_rate - delta)
+            power = min(power, by_odds, by_rest)
+        return power
 
 
 @dataclass(frozen=True)
@@ -200,27 +222,6 @@ def check_pure(delta: float, mechanisms: Iterable[Mechanism], by: str = "The acc
                 f"{by} {mechanism.name}, which has no finite epsilon at delta = {delta:g}. Choose delta > 0 (usual: well below 1 / (number of "
                 "records)), or l2 noise (L2Laplace), whose epsilon is finite."
             )
-
-
-def _check_delta(delta: float) -> float:
-    if not 0 <= as_float(delta) < 1:
-        raise ValueError(
-            f"delta must be at least 0 and below 1, got {delta!r}. Usual: well below 1 / (number of records)."
-        )
-    return as_float(delta)
-
-
-def _check_epsilon(epsilon: float) -> float:
-    if not as_float(epsilon) > 0:
-        raise ValueError(
-            f"epsilon must be positive (math.inf: no protection at all), got {epsilon!r}."
-        )
-    return as_float(epsilon)
-
-
-def check_epsilon_delta(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return both as floats; ValueError unless ``epsilon > 0`` and ``0 <= delta < 1``."""
-    return _check_epsilon(epsilon), _check_delta(delta)
 
 
 def renyi_to_epsilon(orders: Any, renyi: Any, delta: float) -> Any:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
-from pymc_dp.arguments import as_integer
+from pymc_dp.arguments import as_integer, check_epsilon_delta
 from pymc_dp.privacy.accounting.calibration import calibrate
-from pymc_dp.privacy.accounting.composition import Cost, check_epsilon_delta
+from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian, Mechanism
 

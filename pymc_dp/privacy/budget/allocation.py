@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -15,72 +14,29 @@ from pymc_dp.display import Shown
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import max_draws
-from pymc_dp.privacy.accounting.composition import (
-    ACCOUNTANTS,
-    Bound,
-    Cost,
-    accountant_of,
-    check_pure,
-)
+from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, accountant_of, check_pure
 from pymc_dp.privacy.accounting.filters import Filter, Share
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Mechanism
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
+from pymc_dp.privacy.mechanisms.mechanism import Accesses, Mechanism
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
-
-
-@dataclass(frozen=True)
-class StepAccess:
-    """Every data access of one step, as the step registers it with its budget."""
-
-    #: Name of the step with its variables.
-    label: str
-    #: Value variables that it updates.
-    variables: tuple[str, ...]
-    #: Accesses of one iteration; of the first one if there is a schedule.
-    mechanisms: Accesses
-    #: Identity of the model, to distinguish models.
-    model: int
-    #: All value variables of the model: a private step must update each of them.
-    all_variables: tuple[str, ...]
-    #: Number of privacy units.
-    n_records: int
-    #: Whether the randomness of the step is secret.
-    secret: bool
-    #: Accesses of each chain before its first iteration, such as the gradient at its first state.
-    starting: Accesses = ()
-    #: Accesses of iteration 1, 2, ..., if they differ and are fixed in advance.
-    schedule: Callable[[int], Accesses] | None = None
-    #: Number that the step puts on its draws, see :mod:`~pymc_dp.privacy.budget.binding`.
-    token: int = 0
-    #: Names and arrays that were declared public.
-    public: tuple[Any, ...] = field(default=(), compare=False, repr=False)
-    #: The same in words, for the report.
-    declared: tuple[str, ...] = ()
-
-    def at(self, iteration: int) -> Accesses:
-        """Return the accesses of an iteration (1, 2, ...), without those of the start."""
-        return self.mechanisms if self.schedule is None else self.schedule(iteration)
-
-    def run(self, draws: int) -> Cost:
-        """Cost of one chain with this number of draws."""
-        if self.schedule is None:
-            return Cost.of(self.starting) + Cost.of(self.mechanisms) * draws
-        every = [access for t in range(1, draws + 1) for access in self.at(t)]
-        return Cost.of([*self.starting, *every])
 
 
 @dataclass
 class Allocation(Shown):
     """What one chain of one step may do: a number of iterations, or a share of a filter."""
 
-    iterations: float
-    share: Share | None
     claim: Accesses
-    run: float
-    conversion: float
-    epsilon: float
+    #: Number of iterations that the claim pays for, infinite for a share; number that is expected.
+    iterations: float
     expected: float
+    share: Share | None = None
     prices: dict[Mechanism, float] = field(default_factory=dict, repr=False)
+    #: Fraction of the run that is spent after each iteration, if it does not grow evenly.
     progress: tuple[float, ...] = field(default=(), repr=False)
+    #: Epsilon of the budget; price of the whole run, and the epsilon to which a price of 0 converts.
+    epsilon: float = math.inf
+    run: float = 0.0
+    conversion: float = 0.0
     used: int = 0
 
     def __post_init__(self) -> None:
@@ -99,8 +55,7 @@ class Allocation(Shown):
             granted = self.filter.grant(accesses)
         else:
             granted = self.iterations == math.inf or self._take(accesses)
-        if granted:
-            self.used += 1
+        self.used += granted
         return granted
 
     def _take(self, accesses: Accesses) -> bool:
@@ -118,64 +73,44 @@ class Allocation(Shown):
             return math.inf
         if self.filter is not None:
             fraction = self.filter.fraction
-        elif self.progress and self.used:
-            fraction = self.progress[self.used - 1]
         else:
-            fraction = self.used / self.iterations
-        if fraction == 0:
-            return 0.0
-        return min(self.epsilon, max(0.0, fraction * self.run + self.conversion))
+            even = self.used / self.iterations
+            fraction = self.progress[self.used - 1] if self.progress and self.used else even
+        return (
+            min(self.epsilon, max(0.0, fraction * self.run + self.conversion)) if fraction else 0.0
+        )
 
 
 def allocate(
-    steps: Mapping[str, StepAccess],
-    *,
-    epsilon: float,
-    delta: float,
-    chains: int,
-    accountant: str,
-    other_accesses: Accesses = (),
+    steps: Mapping[str, StepAccess], terms: BudgetTerms, chains: int, before: Cost = Cost.of(())
 ) -> dict[str, Allocation]:
-    """Divide a budget among steps and chains.
+    """Allocate a budget, after accesses that belong to no chain, to all steps and chains.
 
-    If all draws cost the same, each chain gets an equal number of iterations of all steps. They compose by the
+    If all draws of all steps cost the same, each chain gets an equal number of iterations of all steps. They compose by the
     accountant if nothing was claimed before (all chains are then claimed at once), else adaptively. If the cost
     of a draw varies with the proposal, each chain of each step gets a share of a filter in the currency that
     was fixed when the budget was opened. Steps share in proportion to their expected costs, so that they end
     together.
     """
-    if epsilon == math.inf:
-        return {
-            label: Allocation(math.inf, None, (), 0.0, 0.0, epsilon, math.inf) for label in steps
-        }
-    epsilon = min(epsilon, 1e100)  # a smaller epsilon is safe, and avoids overflow
-    before = Cost.of(other_accesses)
-    adaptive = AdaptiveComposition.opened(epsilon, delta, accountant)
-    if any(isinstance(m, PerProposalCost) for step in steps.values() for m, _ in step.mechanisms):
-        if not accountant_of(accountant).has_filter:
-            others = " or ".join(repr(a.name) for a in ACCOUNTANTS if a.has_filter)
-            raise ValueError(
-                f"The accountant {accountant!r} needs a sensitivity that is the same for every proposal; use {others}."
-            )
-        return _shares(steps, adaptive, chains, before)
-    by = accountant if before.free else adaptive.reading
-    return _iterations(steps, epsilon, delta, chains, by, before)
-
-
-def _shown(epsilon: float, delta: float, before: Cost) -> tuple[AdaptiveComposition, float]:
-    """Composition in which chains show the epsilon spent, and its epsilon before their own accesses."""
-    shown = AdaptiveComposition.opened(epsilon, delta)
-    return shown, epsilon - shown.limit + shown.price_of(before)
+    if terms.epsilon == math.inf:
+        return {label: Allocation((), math.inf, math.inf) for label in steps}
+    varying = any(isinstance(m, PerProposalCost) for s in steps.values() for m, _ in s.mechanisms)
+    shown = AdaptiveComposition.opened(terms.epsilon, terms.delta)
+    if varying:
+        found = _shares(steps, terms, chains, before)
+    else:
+        found = _iterations(steps, terms, chains, before, shown)
+    run = chains * sum(shown.price_of(Cost.of(each.claim)) for each in found.values())
+    conversion = terms.epsilon - shown.limit + shown.price_of(before)
+    return {
+        label: replace(each, epsilon=terms.epsilon, run=run, conversion=conversion)
+        for label, each in found.items()
+    }
 
 
 def _iterations(
-    steps: Mapping[str, StepAccess],
-    epsilon: float,
-    delta: float,
-    chains: int,
-    accountant: str | Bound,
-    before: Cost,
-) -> dict[str, Allocation]:
+    steps: Mapping[str, StepAccess], terms: BudgetTerms, chains: int, before: Cost, shown: AdaptiveComposition
+) -> dict[str, Allocation]:  # fmt: skip
     """Equal numbers of iterations, if all costs are known in advance."""
     scheduled = any(step.schedule is not None for step in steps.values())
     starting = [access for step in steps.values() for access in step.starting]
@@ -185,100 +120,67 @@ def _iterations(
         return [access for step in steps.values() for access in step.at(iteration)]
 
     def affordable(chains: int) -> float:
-        draws = accesses if scheduled else accesses(1)
         return max_draws(
-            draws, epsilon, delta, chains,
-            per_chain=starting, other_accesses=before.counts.items(), accountant=accountant,
+            accesses if scheduled else accesses(1), terms.epsilon, terms.delta, chains,
+            per_chain=starting, other_accesses=before.counts.items(),
+            accountant=terms.accountant if before.free else terms.adaptive.reading,
         )  # fmt: skip
 
     draws = affordable(chains)
     if draws < 1:
-        raise PrivacyBudgetExhausted(_too_small(accesses(1), epsilon, delta, chains, affordable(1)))
-    costs = {label: step.run(int(draws)) for label, step in steps.items()}
-    shown, conversion = _shown(epsilon, delta, before)
-    run = sum(shown.price_of(cost) for cost in costs.values()) * chains
-    uneven = scheduled or bool(starting)
-    progress = _progress(starting, map(accesses, range(1, int(draws) + 1)), shown) if uneven else ()
-    return {
-        label: Allocation(
-            draws, None, tuple(cost.counts.items()), run, conversion, epsilon, draws, progress=progress
-        )
-        for label, cost in costs.items()
-    }  # fmt: skip
-
-
-def _progress(
-    starting: Accesses, draws: Iterable[Accesses], shown: AdaptiveComposition
-) -> tuple[float, ...]:
-    """Fraction of the total that is spent after each draw."""
-    prices = [shown.price_of(Cost.of(accesses)) for accesses in draws]
-    spent = shown.price_of(Cost.of(starting)) + np.cumsum(prices)
-    return tuple((spent / spent[-1]).tolist())
+        raise PrivacyBudgetExhausted(_too_small(accesses(1), terms, chains, affordable(1)))
+    progress: tuple[float, ...] = ()
+    if scheduled or starting:
+        prices = [shown.price_of(Cost.of(accesses(t))) for t in range(1, int(draws) + 1)]
+        spent = shown.price_of(Cost.of(starting)) + np.cumsum(prices)
+        progress = tuple((spent / spent[-1]).tolist())
+    claims = {label: tuple(step.run(int(draws)).counts.items()) for label, step in steps.items()}
+    return {label: Allocation(c, draws, draws, progress=progress) for label, c in claims.items()}
 
 
 def _shares(
-    steps: Mapping[str, StepAccess],
-    adaptive: AdaptiveComposition,
-    chains: int,
-    before: Cost,
+    steps: Mapping[str, StepAccess], terms: BudgetTerms, chains: int, before: Cost
 ) -> dict[str, Allocation]:
     """Shares of a filter, if costs depend on the proposals."""
+    adaptive = terms.adaptive
+    if not accountant_of(terms.accountant).has_filter:
+        others = " or ".join(repr(a.name) for a in ACCOUNTANTS if a.has_filter)
+        raise ValueError(
+            f"The accountant {terms.accountant!r} needs a sensitivity that is the same for every proposal; use {others}."
+        )
     accesses = [a for step in steps.values() for a in (*step.starting, *step.mechanisms)]
-    _check_prices(accesses, adaptive)
-    means = {label: _mean_price(step, adaptive) for label, step in steps.items()}
+    check_pure(terms.delta, [mechanism for mechanism, _ in accesses])
+    for mechanism, _ in accesses:  # a Rényi divergence may be infinite at one order
+        if adaptive.order is None and mechanism.mean_price(adaptive.price) == math.inf:
+            raise ValueError(
+                f"The accountant 'gaussian' has no bound for: {mechanism.name}. Use 'best' or 'rdp'."
+            )
+    # Expected prices of an iteration (of the first, if there is a schedule), and of the start of a chain.
+    means = {
+        label: sum(k * m.mean_price(adaptive.price) for m, k in step.mechanisms)
+        for label, step in steps.items()
+    }
     starts = {label: adaptive.price_of(Cost.of(step.starting)) for label, step in steps.items()}
     mean, start = sum(means.values()), sum(starts.values())
     per_chain = adaptive.left(before) / chains
     expected = (per_chain - start) / mean
     if not expected >= 1:
         total = max(0.0, (per_chain * chains - start) / mean)
-        terms = adaptive.epsilon, adaptive.delta
-        raise PrivacyBudgetExhausted(_too_small(accesses, *terms, chains, total))
-    shown, conversion = _shown(adaptive.epsilon, adaptive.delta, before)
-    run = shown.price(adaptive.share(per_chain * chains))
+        raise PrivacyBudgetExhausted(_too_small(accesses, terms, chains, total))
     allocations = {}
     for label, step in steps.items():
         wanted = starts[label] + expected * means[label]
-        total = per_chain * wanted / (start + expected * mean)
+        share = adaptive.share(per_chain * wanted / (start + expected * mean))
         usual = {u for m, _ in (*step.starting, *step.mechanisms) for u in m.usual()}
-        share = adaptive.share(total)
         prices = {access: share.price(access) for access in usual}
-        allocations[label] = Allocation(
-            math.inf, share, ((share, 1),), run, conversion, adaptive.epsilon, math.floor(expected), prices
-        )  # fmt: skip
+        claim = ((share, 1),)
+        allocations[label] = Allocation(claim, math.inf, math.floor(expected), share, prices)
     return allocations
 
 
-def _mean_price(step: StepAccess, adaptive: AdaptiveComposition) -> float:
-    """Expected price of one iteration of a step; of the first, if there is a schedule."""
-    return sum(count * mechanism.mean_price(adaptive.price) for mechanism, count in step.mechanisms)
-
-
-def _check_prices(accesses: Accesses, adaptive: AdaptiveComposition) -> None:
-    """Raise if a mechanism has no price in pure or Gaussian DP. (Rényi divergences may be infinite at one order.)"""
-    for mechanism, _ in accesses:
-        check_pure(adaptive.delta, [mechanism])
-        if adaptive.order is None and mechanism.mean_price(adaptive.price) == math.inf:
-            raise ValueError(
-                f"The accountant 'gaussian' has no bound for: {mechanism.name}. Use 'best' or 'rdp'."
-            )
-
-
-def _too_small(accesses: Accesses, epsilon: float, delta: float, chains: int, total: float) -> str:
+def _too_small(accesses: Accesses, terms: BudgetTerms, chains: int, total: float) -> str:
     names = "; ".join(f"{count} x {mechanism.name}" for mechanism, count in accesses)
     return (
-        f"epsilon = {epsilon:g} at delta = {delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "
+        f"epsilon = {terms.epsilon:g} at delta = {terms.delta:g} pays for {total:.3g} iteration(s) in all, fewer than one for each of {chains} "
         f"chains. One iteration accesses: {names}. Use a smaller clip bound or proposal, more noise, fewer chains, or a larger epsilon."
     )
-
-
-def check_proved(adjacency: Adjacency, delta: float, label: str, accesses: Accesses) -> None:
-    """Raise unless the costs of all these accesses are proved for the budget's neighbours, and finite if its delta is 0."""
-    for mechanism, _ in accesses:
-        check_pure(delta, [mechanism], f"{label} accesses")
-        if adjacency not in mechanism.adjacencies:
-            raise ValueError(
-                f"{label} accesses {mechanism.name}, whose cost is proved for adjacency "
-                f"{' or '.join(repr(a.value) for a in sorted(mechanism.adjacencies))}, not {adjacency.value!r}. "
-                "Make the budget for that adjacency, or use a step that is proved for this one."
-            )

@@ -1,28 +1,38 @@
-"""The budget of a run: its allocation to steps and chains, the callback of ``pm.sample``, the report."""
+"""The budget of a run: its allocation to steps and chains, what it has spent, the callback of ``pm.sample``, the report."""
 
 from __future__ import annotations
 
 import math
 import os
 import uuid
+import warnings
 
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pymc_dp.arguments import as_float, as_integer
-from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
-from pymc_dp.ledger_file import id_of_group
-from pymc_dp.privacy.accounting.composition import Cost, accountant_of, check_epsilon_delta
-from pymc_dp.privacy.budget.allocation import Allocation, StepAccess, allocate, check_proved
-from pymc_dp.privacy.budget.claims import BudgetTerms
-from pymc_dp.privacy.budget.guarantee_warnings import warn_of_delta, warn_of_epsilon
+from pymc_dp.arguments import as_float, as_integer, check_epsilon_delta
+from pymc_dp.display import MOST_ROWS, Shown, Table, one_line
+from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted, PrivacyLeak, WeakGuaranteeWarning
+from pymc_dp.privacy.accounting.composition import Cost, accountant_of
+from pymc_dp.privacy.budget.allocation import Allocation, allocate
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess, listed
+from pymc_dp.privacy.budget.draws import RunProgress, check_own
 from pymc_dp.privacy.budget.ledger import Ledger
-from pymc_dp.privacy.budget.spent import SpentBudget
-from pymc_dp.privacy.budget.stopping import RunProgress, check_own
+from pymc_dp.privacy.budget.report import PrivacyReport, report_of, weak_delta, weak_epsilon
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency
+
+
+def check_is_budget(budget: object) -> None:
+    """Raise TypeError unless this is a budget."""
+    if not isinstance(budget, PrivacyBudget):
+        raise TypeError(
+            f"budget must be a PrivacyBudget, such as PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1), got a {type(budget).__name__}."
+        )
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -33,7 +43,7 @@ def _is_same(one: object, other: object) -> bool:
     return one is other
 
 
-class PrivacyBudget(SpentBudget):
+class PrivacyBudget(Shown):
     r"""Privacy budget of one posterior: pass it to every step and, as ``callback``, to ``pm.sample``.
 
     Pass ``tune=0``, too: private steps do not adapt, since tuning on private data is charged for like any other
@@ -81,45 +91,43 @@ class PrivacyBudget(SpentBudget):
     ):
         self.epsilon, self.delta = check_epsilon_delta(epsilon, delta)
         accountant_of(accountant, self.delta)  # refuses what has no bound
-        try:
-            self.chains = as_integer("chains", chains, 1)
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-        self.adjacency = Adjacency(adjacency)
-        self.accountant = accountant
-        self.ledger = Ledger.for_budget(
-            ledger, self.epsilon, self.delta, self.adjacency.value, accountant
+        self.chains = as_integer("chains", chains, 1)
+        self.adjacency, self.accountant = Adjacency(adjacency), accountant
+        #: What it claims of the account, and how its own claims compose.
+        self.terms = BudgetTerms(
+            uuid.uuid4().hex, self.epsilon, self.delta, accountant, self.adjacency
         )
-        #: The adaptive composition, and the accountant of a run that is claimed at once.
-        self.terms = BudgetTerms.of_budget(self.epsilon, self.delta, accountant)
-        self.id = uuid.uuid4().hex
+        #: Everything that the budget pays for carries it.
+        self.id = self.terms.id
+        self.ledger = Ledger.for_budget(ledger, self.terms)
         self.steps: dict[str, StepAccess] = {}
         #: Accesses that belong to no chain, by label.
         self.one_off_accesses: dict[str, Accesses] = {}
         #: All accesses of the budget, if they were planned with the first of them; no chain may run then.
         self.planned: Accesses = ()
-        #: Number of privacy units, if a claim that belongs to no chain has told it.
-        self._n_records: int | None = None
-        self._allocations: dict[str, Allocation] | None = None
         #: Label of the group of records that this budget is for, and budgets of the groups it was divided among.
         self.group: str | None = None
         self.groups: dict[str, PrivacyBudget] = {}
         #: Arrays and tables that the groups of one division have used, in this process.
         self._used: list[tuple[Any, str]] = []
-        self._warned_of_delta = False
-        warn_of_epsilon(self.epsilon)
-        self._callback_noted = False
-        self._run = RunProgress(self.chains)
+        #: Number of privacy units, if a claim that belongs to no chain has told it.
+        self.n_records: int | None = None
+        self._allocations: dict[str, Allocation] | None = None
+        self._warned_of_delta = self._callback_noted = False
+        #: Of the run whose callback it is; a step in this process puts its latest statistics there.
+        self.run = RunProgress(self.chains)
+        if weak := weak_epsilon(self.epsilon):
+            text = f"{weak}. Usual values are 0.1 to 10."
+            warnings.warn(text, WeakGuaranteeWarning, stacklevel=2)
 
-    # ------------------------------------------------------------------ planning
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_used": []}  # data do not go along with a budget
+
+    # ------------------------------------------------------------------ what it pays for
 
     def register(self, access: StepAccess, containers: Iterable[Any] = ()) -> None:
-        """Add a step, and the private arrays or tables that it will access; called by the step when it is built.
-
-        As long as nothing was claimed, a new step on a variable replaces an older one, and a step of another
-        model replaces all (as when a notebook cell is run again).
-        """
-        check_proved(self.adjacency, self.delta, access.label, (*access.starting, *access.at(1)))
+        """Add a step, with the data that it will access; it replaces older ones on its variables, and all of another model."""
+        self.terms.check_proved(access.label, (*access.starting, *access.at(1)))
         self._check_no_chain("its steps cannot be changed")
         self._note(containers, access.n_records)
         kept = {
@@ -127,18 +135,13 @@ class PrivacyBudget(SpentBudget):
             for label, other in self.steps.items()
             if other.model == access.model and not set(other.variables) & set(access.variables)
         }
-        kept[access.label] = access
-        self.steps, self._allocations = kept, None
+        self.steps, self._allocations = kept | {access.label: access}, None
 
     def spend(
         self, label: str, accesses: Accesses, containers: Iterable[Any] = (), n_records: int | None = None,
         *, plan: Accesses | None = None,
     ) -> None:  # fmt: skip
         """Claim accesses that belong to no chain, before any chain runs: chains share the remaining budget.
-
-        If all accesses of the budget are known, give them as `plan` with the first claim. They are then claimed
-        together and compose by the best accountant, whether all of them are made or not. Later claims are parts
-        of the plan, and no chain can run.
 
         Parameters
         ----------
@@ -151,8 +154,8 @@ class PrivacyBudget(SpentBudget):
         n_records : int, optional
             Number of privacy units, to warn of a large delta.
         plan : iterable of (Mechanism, int), optional
-            All that is ever claimed on this budget, these accesses included; the same in later claims, or
-            left out there.
+            With the first claim: all that is ever claimed on this budget. It is claimed as a whole, and composes by the
+            best accountant; later claims are parts of it, and no chain can run.
 
         Raises
         ------
@@ -167,7 +170,7 @@ class PrivacyBudget(SpentBudget):
             raise ValueError(f"{label} must access something, a whole number of times.")
         if label in self.steps:
             raise ValueError(f"{label!r} is a step of this budget: label the claim differently.")
-        check_proved(self.adjacency, self.delta, label, everything)
+        self.terms.check_proved(label, everything)
         self._check_no_chain("the rest of it is allocated")
         fixed = self.planned if self.one_off_accesses else plan
         if Cost.of(plan).counts != Cost.of(fixed).counts:
@@ -176,8 +179,8 @@ class PrivacyBudget(SpentBudget):
                 "account for the data set, give both the same ledger file. Nothing was accessed."
             )
         self._note(containers, n_records)
-        self._n_records = n_records if n_records is not None else self._n_records
-        self._claim(label, accesses, limit=1, plan=plan or None, at_once=bool(plan))
+        self.n_records = n_records if n_records is not None else self.n_records
+        self.ledger.claim(self.terms, label, accesses, limit=1, plan=plan or None)
         self.one_off_accesses[label], self.planned = accesses, plan
         self._allocations = None
 
@@ -191,19 +194,17 @@ class PrivacyBudget(SpentBudget):
                     "each has the whole budget. Build each group's model on arrays of its records only. Nothing was accessed."
                 )
             self._used += [(x, self.group) for x in found]
-        if n_records is not None and self.adjacency is Adjacency.SUBSTITUTE:
-            if not self._warned_of_delta:
-                self._warned_of_delta = warn_of_delta(self.delta, n_records)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_used": []}  # data do not go along with a budget
+        if self.adjacency is Adjacency.SUBSTITUTE and not self._warned_of_delta:
+            if weak := weak_delta(self.delta, n_records):
+                text = f"{weak}. Choose delta well below it, such as {0.01 / (n_records or 1):.1g}."
+                warnings.warn(text, WeakGuaranteeWarning, stacklevel=5)
+                self._warned_of_delta = True
 
     def split_by(self, groups: Iterable[str]) -> dict[str, PrivacyBudget]:
         """Divide the records into disjoint groups, each with a budget of the whole epsilon and delta.
 
         A record is in one group only, so releases about other groups do not affect its privacy (parallel
-        composition): the groups share one claim on the account. It holds for claims in any order, that depend on
-        releases about any group: accesses to other groups do not depend on this record.
+        composition), in whatever order the groups claim: they share one claim on the account.
 
         Parameters
         ----------
@@ -214,7 +215,7 @@ class PrivacyBudget(SpentBudget):
         Returns
         -------
         dict of str to PrivacyBudget
-            By label: use each with the records of its group only. The divided budget can pay for nothing else.
+            By label, each for the records of its group only. The divided budget can pay for nothing else.
 
         Raises
         ------
@@ -239,17 +240,23 @@ class PrivacyBudget(SpentBudget):
         if not labels or not valid or len(set(labels)) < len(labels):
             raise ValueError(f"groups must be distinct labels, each a text, got {groups!r}: such as split_by(['north', 'south']).")  # fmt: skip
         self._check_undivided()
-        if self.group is not None or self.steps or self.ledger.claims(self.id):
+        if self.group or self.steps or self.ledger.claims(self.id):
             raise ValueError("This budget is in use already (it has steps or claims, or is that of a group): divide a new PrivacyBudget.")  # fmt: skip
         for label in labels:
-            budget = PrivacyBudget(
+            budget = self.groups[label] = PrivacyBudget(
                 self.epsilon, self.delta, chains=self.chains, adjacency=self.adjacency,
                 accountant=self.accountant, ledger=self.ledger,
             )  # fmt: skip
-            budget.id, budget.group = id_of_group(self.id, label), label
-            budget._used = self._used
-            self.groups[label] = budget
+            budget.id, budget.group, budget._used = f"{self.id}:{label}", label, self._used
+            budget.terms = replace(self.terms, id=budget.id)
         return dict(self.groups)
+
+    def _check_undivided(self) -> None:
+        if self.groups:
+            raise ValueError(
+                f"This budget was divided by split_by() among {len(self.groups)} groups of records ({', '.join(self.groups)}): use the budget of "
+                "a group, for its records only."
+            )
 
     def _check_no_chain(self, consequence: str) -> None:
         self._check_undivided()
@@ -259,34 +266,13 @@ class PrivacyBudget(SpentBudget):
                 "the data set, give both the same ledger file."
             )
 
-    def _claim(
-        self, label: str, what: Accesses, limit: int, draws: float | None = None, plan: Accesses | None = None,
-        at_once: bool = False,
-    ) -> None:  # fmt: skip
-        self.ledger.claim(
-            self.id, label, what, epsilon=self.epsilon, delta=self.delta, accountant=self.accountant,
-            limit=limit, draws=draws, plan=plan, at_once=at_once,
-        )  # fmt: skip
+    def _one_off(self, further: Accesses = ()) -> Cost:
+        """Cost of accesses outside of chains, and of further ones that are planned."""
+        return Cost.of([*(a for each in self.one_off_accesses.values() for a in each), *further])
 
     def left(self, other_accesses: Accesses = ()) -> float:
         """Remaining limit of the adaptive composition, after accesses outside of chains and further ones; 0 if all are planned."""
-        if self.planned:
-            return 0.0
-        return self.terms.adaptive.left(self.claimed_before(other_accesses))
-
-    def claimed_before(self, other_accesses: Accesses = ()) -> Cost:
-        """Cost of accesses outside of chains, and of further ones that are planned."""
-        claimed = [access for accesses in self.one_off_accesses.values() for access in accesses]
-        return Cost.of([*claimed, *other_accesses])
-
-    def _whole_run(self) -> Accesses | None:
-        """Claims of all chains, if they are to be claimed at once; None for shares of a filter, which need not be."""
-        allocations = self.plan().values()
-        if self.one_off_accesses or any(allocation.share is not None for allocation in allocations):
-            return None
-        return tuple(
-            (m, k * self.chains) for allocation in allocations for m, k in allocation.claim
-        )
+        return 0.0 if self.planned else self.terms.adaptive.left(self._one_off(other_accesses))
 
     def plan(self) -> dict[str, Allocation]:
         """Return the allocation of one chain of each step, by label; chains get equal parts of the budget."""
@@ -298,91 +284,94 @@ class PrivacyBudget(SpentBudget):
         if self._allocations is None:
             if not self.steps:
                 raise ValueError("No step uses this budget yet: build one with budget=... first.")
-            self._allocations = allocate(
-                self.steps,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                chains=self.chains,
-                accountant=self.accountant,
-                other_accesses=self.claimed_before().counts.items(),
-            )
+            self._allocations = allocate(self.steps, self.terms, self.chains, self._one_off())
         return self._allocations
 
     def expected_draws(self) -> float:
         """Draws of each chain: exact if all draws cost the same, expected if the cost depends on the proposals."""
         return min(allocation.expected for allocation in self.plan().values())
 
-    # ------------------------------------------------------------------ spending
+    # ------------------------------------------------------------------ chains
 
     def check_covered(self) -> None:
         """Raise unless every variable of the model has a step on this budget."""
-        for access in self.steps.values():
-            covered = {v for step in self.steps.values() for v in step.variables}
-            missing = [v for v in access.all_variables if v not in covered]
-            if missing:
-                raise PrivacyLeak(
-                    f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
-                    "step take all variables (leave out vars=), or build further steps for them with the same budget."
-                )
+        steps = self.steps.values()
+        covered = {v for step in steps for v in step.variables}
+        missing = dict.fromkeys(v for s in steps for v in s.all_variables if v not in covered)
+        if missing:
+            raise PrivacyLeak(
+                f"No private step updates {', '.join(missing)}: PyMC would give such variables NUTS on the raw likelihood. Let the "
+                "step take all variables (leave out vars=), or build further steps for them with the same budget."
+            )
 
     def check_number_of_chains(self, label: str, n_chains: int) -> None:
-        """Refuse a run of too many chains before it begins; called by the step when PyMC passes it the number.
-
-        An early check, before any chain has begun; the ledger enforces the limit in any case.
-        """
+        """Refuse a run of too many chains before it begins, when PyMC tells the step the number; the ledger enforces it in any case."""
         self.check_covered()
-        self._run.begin(n_chains)
-        before = sum(claim.step == label for claim in self.ledger.claims(self.id))
-        if before + n_chains > self.chains:
-            remaining = self.chains - before
-            raise PrivacyBudgetExhausted(
-                f"This run has {n_chains} chain(s), but the budget of {label} is shared over "
-                f"chains={self.chains}, of which {before} have run. Spent: epsilon = "
-                f"{self.spent():.4g} of {self.epsilon:g}. Largest feasible: {remaining} chain(s) of about "
-                f"{self.expected_draws() if remaining else 0:g} draws. A finished or interrupted chain is "
-                "not refunded; make a budget for as many chains as you want before the first runs."
-            )
-        by = f"{n_chains} chain(s) of {' and '.join(self.steps)}"
-        self.ledger.check(self.id, by, self.epsilon, self.delta)
+        self.run.begin(n_chains)
+        claims, draws = self.ledger.claimed(self.terms), self.expected_draws()
+        claims.check_chains(label, n_chains, self.chains, draws)
+        self.ledger.check(self.terms, f"{n_chains} chain(s) of {' and '.join(self.steps)}")
 
     def claim(self, label: str, token: int = 0) -> Allocation:
-        """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step.
-
-        If all draws cost the same and nothing was claimed before, all chains compose by the accountant. If that
-        allows more than the adaptive composition, the first chain claims the whole run at once, and the others
-        take their parts of it.
-        """
+        """Claim the allocation of one chain of a step, on disk, before it accesses the data; called by the step."""
         if label not in self.steps or self.steps[label].token != token:
             raise PrivacyBudgetExhausted(
                 f"{label} was replaced by a newer step on the same variables; sample with that one."
             )
         self.check_covered()
-        allocation = self.plan()[label]
-        draws = None if math.isinf(allocation.iterations) else allocation.iterations
-        self._claim(label, allocation.claim, self.chains, draws, self._whole_run())
-        return allocation.fresh()
-
-    def remember_stats(self, stats: dict[str, Any]) -> None:
-        """Remember the latest statistics of a step in this process; called by the step."""
-        self._run.latest = stats
-
-    def has_callback(self) -> bool:
-        """Whether this budget is the callback of the run; called by a step whose allocation is used up."""
-        return self._callback_noted or self.ledger.has_callback(self.id)
+        own, run = self.plan()[label], None
+        if not self.one_off_accesses and own.share is None:
+            run = [(m, k * self.chains) for each in self.plan().values() for m, k in each.claim]
+        draws = None if math.isinf(own.iterations) else own.iterations
+        self.ledger.claim(self.terms, label, own.claim, limit=self.chains, plan=run, draws=draws)
+        return own.fresh()
 
     def __call__(self, trace: Any, draw: Any) -> None:
-        """Callback of ``pm.sample`` after each draw: stop chains whose allocation is used up, abort runs that are not private.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            PyMC's way to end a chain (sequential sampling) or the run (parallel) and keep the
-            draws.
-        PrivacyLeak
-            If a step of the run is not private: no draw is returned.
-        """
+        """Callback of ``pm.sample`` after each draw: KeyboardInterrupt ends chains whose allocation is used up, PrivacyLeak runs that are not private."""
         check_own(draw.stats, {access.token for access in self.steps.values()})
         if not self._callback_noted:
             self.ledger.note_callback(self.id)
             self._callback_noted = True
-        self._run.after_draw(trace, draw)
+        self.run.after_draw(trace, draw)
+
+    # ------------------------------------------------------------------ what was spent
+
+    def spent(self) -> float:
+        """Epsilon of everything claimed on this budget, at its delta; it holds for any rule of stopping."""
+        own = self.ledger.claimed(self.terms).spent()[0]  # nothing if the budget is divided
+        return max([own, *(budget.spent() for budget in self.groups.values())])
+
+    def remaining(self) -> float:
+        """Epsilon not yet claimed. (Costs do not add up linearly; the error of a refused claim states what it pays for.)"""
+        own = self.ledger.claimed(self.terms).remaining()
+        return min([own, *(budget.remaining() for budget in self.groups.values())])
+
+    def report(self) -> PrivacyReport:
+        """Privacy statement of everything claimed so far; print it, or show it in a notebook."""
+        self._check_undivided()
+        return report_of(self)
+
+    def _spent_and_left(self) -> dict[str, str]:
+        try:
+            return {"spent": f"{self.spent():.4g}", "left": f"{self.remaining():.4g}"}
+        except LedgerError:
+            return {"spent": "unknown, as the ledger cannot be read"}
+
+    def __repr__(self) -> str:
+        """Terms of the budget, and what is spent and left."""
+        return one_line(self, **self._spent_and_left())
+
+    def _table(self) -> Table:
+        """Terms, what is spent and left, and who claims."""
+        ledger = "temporary" if self.ledger.temporary else Path(self.ledger.path).name
+        used = self.one_off_accesses | {x: step.mechanisms for x, step in self.steps.items()}
+        rows = [
+            ("guarantee", f"({self.epsilon:g}, {self.delta:g})-differential privacy, {self.adjacency.value}"),
+            *self._spent_and_left().items(),
+            ("chains", f"{self.chains}"),
+            ("accountant", self.accountant),
+            ("ledger", ledger),
+            *(("group", label) for label in [*self.groups, self.group] if label is not None),
+            *((label, "; ".join(listed(accesses))) for label, accesses in used.items()),
+        ]  # fmt: skip
+        return Table("Privacy budget", rows[:MOST_ROWS])

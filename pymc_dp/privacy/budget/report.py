@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pymc_dp.arguments import as_integer
 from pymc_dp.codec import dumps, loads, published
 from pymc_dp.display import Shown, Table
+from pymc_dp.ledger_file import budgets_without_file
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import fixed_plan, successive_claims
-from pymc_dp.privacy.budget.claims import read
+from pymc_dp.privacy.budget.claims import Claims, StepReport, listed
 from pymc_dp.privacy.budget.coverage import Coverage, uncovered
-from pymc_dp.privacy.budget.guarantee_warnings import WEAK_EPSILON, weak_delta, weak_epsilon
-from pymc_dp.privacy.budget.report_parts import StepReport
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 
 _NEIGHBOURS = {
     "substitute": "data sets that differ in the value of one record (substitute one record)",
     "add_remove": "data sets of which one has one record more (add or remove one record)",
 }
-_OUTCOMES = "{}; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_OUTCOMES = "; outcomes are protected, the covariates are NOT: they are public, and enter plans and posteriors unprotected"
+_ADDED = (
+    "this was added after release, and may show the data: {}. release() of this object drops it"
+)
+_KEPT = "kept at the user's wish, outside the guarantee: {}"
+_INFINITE = "epsilon is infinite; the figures below guarantee nothing"
+_REPRODUCIBLE = "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
+_GUARANTEE = "({0:.4g}, {1:g})-differential privacy, of a budget of ({2:g}, {1:g})"
+_PURE = "pure {0:.4g}-differential privacy (delta = 0), of a budget of {2:g}"
 _NOT_A_SUM = "the epsilons of the parts are of each alone; the accountant composes them to less than their sum, {:.4g}"
+_ATTACK = "true positive rate at most {0[1]:.2%} at false positive rate {0[0]}"
+_FREE = "free, in any number of chains: computed from what was released"
+_SECRET = "secret, from the operating system"
+_KNOWN = "REPRODUCIBLE from the seed: the guarantee is broken"
+_TEMPORARY = "temporary: spent privacy is forgotten when the program ends"
+_FORGOTTEN = "This program opened {} budget(s) without a ledger file; if they were spent on the same data, their epsilons add up."
+_ACCOUNT = "all budgets on this ledger together: epsilon = {:.4g}"
 _GROUP = "{!r}, one of several disjoint groups of records: releases about other groups do not affect this group's privacy"
+
+_PUBLIC_NUMBER = "The number of records is public (under substitution)."
+_UNITS = "Each privacy unit's rows appear in one record only, and no record's contribution depends on another record."
+_ASSUMPTIONS = (
+    "Only the chain's states, accept/reject outcomes and proposal distances are released, by release() or sample().",
+    "Priors, clip bounds, proposals, noise scales and initial points were not chosen by looking at the data.",
+    _UNITS,
+)
+#: The same where a few noisy sums are released, and no chain accesses the data.
+_ASSUMPTIONS_OF_SUMS = (
+    "Only the noisy sums are released: posterior draws, chains and diagnostics are computed from these and the public model.",
+    "The model, the guess, stand-in records and settings were not chosen by looking at the data.",
+    _UNITS,
+)
+_OWN_GROUP = "The group of a record depends on this record only"
+#: A larger epsilon gives practically no protection.
+_WEAK_EPSILON = 20.0
 
 
 @published
@@ -38,29 +70,29 @@ class PrivacyReport(Shown):
     Parameters
     ----------
     protected : bool
-        Whether the result that carries this report may be published under its guarantee. False if epsilon is
-        infinite, if the randomness is known, or if the report does not cover some part of the result.
+        Whether the result may be published under this guarantee. False if epsilon is infinite, if the randomness is known,
+        or if the report does not cover some part of the result.
     epsilon_budget, delta : float
         Terms of the budget.
     epsilon : float
         Spent, at ``delta``, by everything claimed; it holds for any rule of stopping.
     gaussian_mu, zcdp_rho : float or None
-        Of all that the budget pays for, in these currencies. None if its bound has no such parameter, as one
-        Rényi order.
+        Of all that the budget pays for, in these currencies; None if its bound is in another one.
     attack_power : dict of str to float
         Largest true positive rate of any attack at the false positive rates 0.1 % and 1 %, on all that the
         budget pays for.
     adjacency : str
         Which data sets count as neighbours: ``"substitute"`` or ``"add_remove"``.
     accountant, proved_by : str
-        The accountant of the budget, and the one that proves epsilon (see
-        :mod:`pymc_dp.privacy.accounting.composition` and :mod:`pymc_dp.privacy.accounting.adaptive`).
+        The accountant of the budget, and the one that proves epsilon.
     chains : int
         Chains that share the budget; 0 if no chain accesses the data, and draws cost nothing.
     n_records : int or None
         Number of privacy units, if it is public.
     secret_randomness : bool
         Whether noise and decisions took the operating system's bits. False with ``reproducible=True``.
+    ledger : str or None
+        Name of the ledger's file; None if it is temporary.
     steps : tuple of StepReport
         Claims of each step.
     one_off_accesses : dict of str to tuple of str
@@ -69,13 +101,10 @@ class PrivacyReport(Shown):
         Draws of each chain so far, as counted by the callback.
     assumptions : tuple of str
         What the guarantee rests on, in words.
-    ledger : str or None
-        Name of the ledger's file; None if it is temporary.
     public, kept : tuple of str
         Arrays that were declared public; variables that were kept although they show data.
     covers : dict or None
-        Groups of the released result, with names of their variables and coordinates and the lengths of their
-        axes. None for a report that was not made by ``release``.
+        Groups of the released result, with names of variables and coordinates and lengths of axes; None before ``release``.
     uncovered : tuple of str
         Other contents of the result that :meth:`of` has found.
     account_epsilon : float or None
@@ -134,15 +163,13 @@ class PrivacyReport(Shown):
         """Guarantee for several records that change at once, as those of one person or household.
 
         Of everything that was claimed, as `epsilon` is, which it equals for one record. Exact where the
-        sensitivities of all accesses can be multiplied (noise on all records, decisions on all records), else a
-        bound: for batches, and for chains that claimed a share of a filter
-        (:mod:`pymc_dp.privacy.accounting.groups`).
+        sensitivities of all accesses can be multiplied, else a bound: for batches, and for chains that claimed a share of a
+        filter (:mod:`pymc_dp.privacy.accounting.groups`).
 
         Parameters
         ----------
         size : int
-            Largest number of records in a group, at least 1. Under ``"substitute"`` all of them may be
-            replaced, under ``"add_remove"`` all may be added or removed.
+            Largest number of records that may be replaced (``"substitute"``), or added or removed (``"add_remove"``).
 
         Returns
         -------
@@ -152,13 +179,7 @@ class PrivacyReport(Shown):
         Raises
         ------
         ValueError
-            If the size is below 1, or if the report does not hold its accesses: it is of several budgets together, or
-            an earlier version has written it.
-
-        References
-        ----------
-        Dong, Roth, Su (2022), https://doi.org/10.1111/rssb.12454; Bun, Steinke (2016),
-        https://doi.org/10.1007/978-3-662-53641-4_24.
+            If the size is below 1, or if the report is of several budgets together and does not hold their accesses.
 
         Examples
         --------
@@ -170,10 +191,10 @@ class PrivacyReport(Shown):
         size = as_integer("size", size, 1)
         if self.claimed is None:
             raise ValueError(
-                "This report does not hold its accesses: it is of several budgets together (add up for_group of the report of each, such as "
-                "scores.reports), or an earlier version of pymc_dp has written it (make it again from the budget)."
+                "This report does not hold its accesses, as it is of several budgets together: add up for_group of the report of each, such as "
+                "scores.reports."
             )
-        cost = Cost.of(read(self.claimed))
+        cost = Cost.of(loads(self.claimed))
         if size == 1 or cost.free or self.epsilon_budget == math.inf:
             return self.epsilon, self.delta
         if self.at_once:
@@ -225,100 +246,45 @@ class PrivacyReport(Shown):
         )
 
     def _rows(self) -> list[tuple[str, str]]:
-        spent = f"({self.epsilon:.4g}, {self.delta:g})-differential privacy"
-        of = f"of a budget of ({self.epsilon_budget:g}, {self.delta:g})"
-        if self.delta == 0:
-            spent = f"pure {self.epsilon:.4g}-differential privacy (delta = 0)"
-            of = f"of a budget of {self.epsilon_budget:g}"
-        return [
-            *(("NOT PROTECTED", why) for why in self._unprotected()),
-            ("guarantee", f"{spent}, {of}"),
-            ("neighbours", self._neighbours()),
-            *([] if self.group is None else [("group", _GROUP.format(self.group))]),
-            *self._warnings(),
-            *self._chains(),
-            *([("draws", " + ".join(map(str, self.draws)))] if self.draws else []),
-            *((label, access) for label, each in self.one_off_accesses.items() for access in each),
-            *(row for step in self.steps for row in step.rows()),
-            *self._parts(),
-            *self._currencies(),
-            *self._method(),
-            *(("declared public", text) for text in self.public),
-            *(("assumed", text) for text in self.assumptions),
+        terms = (self.epsilon, self.delta, self.epsilon_budget)
+        counts = Cost.of(loads(self.claimed)).counts if self.claimed else {}
+        pure = [k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf]
+        is_more = sum(pure) > self.epsilon * (1 + 1e-9)
+        is_best = self.accountant == "best" != self.proved_by
+        others, is_infinite = self.budgets_without_ledger, self.epsilon_budget == math.inf
+        is_known = not is_infinite and not self.secret_randomness
+        facts: list[tuple[str, str, Any]] = [
+            ("NOT PROTECTED", _ADDED, "; ".join(self.uncovered) or None),
+            ("NOT PROTECTED", _KEPT, ", ".join(self.kept) or None),
+            ("NOT PROTECTED", _INFINITE, "" if is_infinite else None),
+            ("NOT PROTECTED", _REPRODUCIBLE, "" if is_known else None),
+            ("guarantee", "{}", (_GUARANTEE if self.delta else _PURE).format(*terms)),
+            ("neighbours", _NEIGHBOURS[self.adjacency] + _OUTCOMES * self.public_covariates, ""),
+            ("group", _GROUP, self.group),
+            ("records", "{}", self.n_records),
+            ("WEAK DELTA", "{}", weak_delta(self.delta, self.n_records)),
+            ("WEAK EPSILON", "{}", weak_epsilon(self.epsilon_budget)),
+            ("budgets", _FORGOTTEN, others if others > (self.ledger is None) else None),
+            ("account", _ACCOUNT, self.account_epsilon),
+            ("chains", "shared over {}", self.chains) if self.chains else ("draws", _FREE, ""),
+            ("draws", "{}", " + ".join(map(str, self.draws)) or None),
+            *(
+                (label, "{}", each)
+                for label, all_ in self.one_off_accesses.items()
+                for each in all_
+            ),
+            *((label, "{}", text) for step in self.steps for label, text in step.rows()),
+            ("parts", _NOT_A_SUM, sum(pure) if is_more else None),
+            ("Gaussian DP", "mu <= {:.4g}", self.gaussian_mu if self.epsilon > 0 else None),
+            ("zCDP", "rho <= {:.4g}", self.zcdp_rho if self.epsilon > 0 else None),
+            *(("worst attack", _ATTACK, each) for each in self.attack_power.items()),
+            ("accountant", "{}", self.accountant + f", by {self.proved_by}" * is_best),
+            ("randomness", "{}", _SECRET if self.secret_randomness else _KNOWN),
+            ("ledger", "{}", self.ledger or _TEMPORARY),
+            *(("declared public", "{}", text) for text in self.public),
+            *(("assumed", "{}", text) for text in self.assumptions),
         ]
-
-    def _neighbours(self) -> str:
-        neighbours = _NEIGHBOURS[self.adjacency]
-        return _OUTCOMES.format(neighbours) if self.public_covariates else neighbours
-
-    def _parts(self) -> Iterator[tuple[str, str]]:
-        """Why the epsilons of single releases may add up to more than the total."""
-        counts = Cost.of(read(self.claimed)).counts if self.claimed else {}
-        total = sum(k * m.pure_epsilon for m, k in counts.items() if m.pure_epsilon < math.inf)
-        if total > self.epsilon * (1 + 1e-9):
-            yield "parts", _NOT_A_SUM.format(total)
-
-    def _chains(self) -> Iterator[tuple[str, str]]:
-        """What chains cost."""
-        if self.chains:
-            yield "chains", f"shared over {self.chains}"
-        else:
-            yield "draws", "free, in any number of chains: computed from what was released"
-
-    def _method(self) -> Iterator[tuple[str, str]]:
-        """Accountant, randomness and ledger."""
-        by = f", by {self.proved_by}" if self.accountant == "best" != self.proved_by else ""
-        yield "accountant", f"{self.accountant}{by}"
-        secret, known = "secret, from the operating system", "REPRODUCIBLE from the seed: the guarantee is broken"  # fmt: skip
-        yield "randomness", secret if self.secret_randomness else known
-        forgotten = "temporary: spent privacy is forgotten when the program ends"
-        yield "ledger", self.ledger or forgotten
-
-    def _unprotected(self) -> Iterator[str]:
-        """Reasons why the guarantee does not hold for the whole result."""
-        if self.uncovered:
-            added = "; ".join(self.uncovered)
-            yield f"this was added after release, and may show the data: {added}. release() of this object drops it"
-        if self.kept:
-            yield f"kept at the user's wish, outside the guarantee: {', '.join(self.kept)}"
-        if self.epsilon_budget == math.inf:
-            yield "epsilon is infinite; the figures below guarantee nothing"
-        elif not self.secret_randomness:
-            yield "the randomness is reproducible, hence known to an attacker; the figures below guarantee nothing"
-
-    def _warnings(self) -> Iterator[tuple[str, str]]:
-        """Number of records, weak guarantees, and budgets."""
-        if self.n_records is not None:
-            yield "records", f"{self.n_records}"
-            if self.delta * self.n_records >= 1:
-                yield "WEAK DELTA", weak_delta(self.delta, self.n_records)
-        if WEAK_EPSILON < self.epsilon_budget < math.inf:
-            yield "WEAK EPSILON", weak_epsilon(self.epsilon_budget)
-        if self.budgets_without_ledger > (self.ledger is None):
-            opened = (
-                f"This program opened {self.budgets_without_ledger} budget(s) without a ledger file"
-            )
-            yield (
-                "budgets",
-                f"{opened}; if they were spent on the same data, their epsilons add up.",
-            )
-        if self.account_epsilon is not None:
-            yield (
-                "account",
-                f"all budgets on this ledger together: epsilon = {self.account_epsilon:.4g}",
-            )
-
-    def _currencies(self) -> Iterator[tuple[str, str]]:
-        """Guarantee in other currencies, and the power of attacks."""
-        if self.gaussian_mu is not None and self.epsilon > 0:
-            yield "Gaussian DP", f"mu <= {self.gaussian_mu:.4g}"
-        if self.zcdp_rho is not None and self.epsilon > 0:
-            yield "zCDP", f"rho <= {self.zcdp_rho:.4g}"
-        for rate, power in self.attack_power.items():
-            yield (
-                "worst attack",
-                f"true positive rate at most {power:.2%} at false positive rate {rate}",
-            )
+        return [(label, text.format(fact)) for label, text, fact in facts if fact is not None]
 
     @property
     def _title(self) -> str:
@@ -348,3 +314,72 @@ class PrivacyReport(Shown):
     def to_html(self) -> str:
         """HTML table."""
         return self._table().html()
+
+
+def weak_epsilon(epsilon: float) -> str | None:
+    """What a large epsilon allows. (An infinite one is for tests; reports state it.)"""
+    if not _WEAK_EPSILON < epsilon < math.inf:
+        return None
+    return (
+        f"epsilon = {epsilon:g} is above {_WEAK_EPSILON:g}: an attacker's odds of being right about a record may grow by a factor e^{epsilon:g}. "
+        "This is practically no protection"
+    )
+
+
+def weak_delta(delta: float, n_records: int | None) -> str | None:
+    """What a delta that is large for a public number of records allows."""
+    if n_records is None or delta * n_records < 1:
+        return None
+    return (
+        f"delta = {delta:g} is not below 1 / (number of records) = {1 / n_records:.2g}: the guarantee then allows a mechanism that publishes one "
+        "whole record, drawn at random"
+    )
+
+
+def report_of(budget: Any) -> PrivacyReport:
+    """Privacy statement of everything that a :class:`~pymc_dp.PrivacyBudget` has claimed."""
+    terms, ledger, steps = budget.terms, budget.ledger, budget.steps.values()
+    claims: Claims = ledger.claimed(terms)
+    spent, proved_by = claims.spent()
+    secret, substitution = all(s.secret for s in steps), terms.adjacency is Adjacency.SUBSTITUTE
+    records: set[int | None] = {step.n_records for step in steps} or {budget.n_records}
+    bound, cost = claims.bound, claims.bound or Cost.of(())
+    protected = bound is not None and secret
+    mu, rho = (x if bound and x < math.inf else None for x in (cost.mu_squared, cost.rho))
+    made, planned = claims.made.counts, Cost.of(budget.planned).counts
+    rest = [(m, k - made.get(m, 0)) for m, k in planned.items() if k > made.get(m, 0)]
+    one_off = budget.one_off_accesses | ({"planned, not made": rest} if rest else {})
+    first, *others = _ASSUMPTIONS_OF_SUMS if budget.planned else _ASSUMPTIONS
+    number = [_PUBLIC_NUMBER] if substitution else []
+    own = [f"{_OWN_GROUP}{', and is public' if substitution else ''}."] if budget.group else []
+    by_all = ledger.account.epsilon if ledger.account.is_gaussian else ledger.spent()
+    return PrivacyReport(
+        protected=protected,
+        epsilon_budget=terms.epsilon,
+        epsilon=spent,
+        delta=terms.delta,
+        gaussian_mu=None if mu is None else math.sqrt(mu),
+        zcdp_rho=rho,
+        attack_power={
+            name: cost.max_true_positive_rate(rate) if protected else 1.0
+            for name, rate in (("0.1%", 0.001), ("1%", 0.01))
+        },
+        adjacency=terms.adjacency.value,
+        accountant=terms.accountant,
+        proved_by=proved_by,
+        chains=0 if budget.planned else budget.chains,
+        n_records=records.pop() if substitution and len(records) == 1 else None,
+        secret_randomness=secret,
+        ledger=None if ledger.temporary else Path(ledger.path).name,
+        steps=tuple(StepReport.of(step, claims.claims) for step in steps),
+        one_off_accesses={label: listed(accesses) for label, accesses in one_off.items()},
+        draws=budget.run.draws_of_chains(),
+        assumptions=(first, *number, *own, *others),
+        public=tuple(dict.fromkeys(text for step in steps for text in step.declared)),
+        account_epsilon=by_all if ledger.n_budgets > 1 else None,
+        budgets_without_ledger=budgets_without_file(),
+        claimed=dumps(list(claims.cost.counts.items())),
+        order=terms.adaptive.order,
+        at_once=claims.at_once,
+        group=budget.group,
+    )

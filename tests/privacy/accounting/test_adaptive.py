@@ -17,7 +17,8 @@ from pymc_dp.privacy.accounting.filters import (
     GaussianFilter,
     GaussianShare,
 )
-from pymc_dp.privacy.budget.allocation import StepAccess, allocate
+from pymc_dp.privacy.budget.allocation import allocate
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
@@ -128,11 +129,9 @@ class TestGaussianBudgets:
     @pytest.mark.parametrize("rule, laziness", [(Barker(), 1.0), (Penalty(2.0), 0.5)])
     def test_chains_stay_within_their_shares(self, rule, laziness):
         access = varying(rule, laziness)
-        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 2, "accountant": "gaussian"}
+        terms = BudgetTerms("b", 2.0, 1e-6, "gaussian")
         other_accesses = [(Gaussian(20.0), 3)]
-        plan = allocate({access.label: access}, **terms, other_accesses=other_accesses)[
-            access.label
-        ]
+        plan = allocate({access.label: access}, terms, 2, Cost.of(other_accesses))[access.label]
         family, rng, charged = access.mechanisms[0][0], np.random.default_rng(1), []
         for _ in range(2):
             allocation, used = plan.fresh(), 0
@@ -147,7 +146,6 @@ class TestGaussianBudgets:
     def test_batches_are_refused_by_name(self):
         family = PerProposalPoissonMinibatch(0.01, Barker(), 10.0, 1000, None, DISTANCES)
         access = step(((family, 1),))
-        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 1}
-        allocate({"B[x]": access}, **terms, accountant="best")
+        allocate({"B[x]": access}, BudgetTerms("b", 2.0, 1e-6), 1)
         with pytest.raises(ValueError, match=r"'gaussian' has no bound for: .*Poisson"):
-            allocate({"B[x]": access}, **terms, accountant="gaussian")
+            allocate({"B[x]": access}, BudgetTerms("b", 2.0, 1e-6, "gaussian"), 1)

@@ -16,7 +16,6 @@ from experiments.published_bounds import zcdp
 from pymc_dp.acceptance import Barker, Lazy, Penalty
 from pymc_dp.privacy.accounting.calibration import calibrate, delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.report_parts import max_true_positive_rate
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Decision, Gaussian
 from pymc_dp.privacy.mechanisms.subsampled import SampledDecision
 
@@ -226,7 +225,7 @@ class TestAttackPower:
 
     def test_gaussian_is_exact(self):
         for mu in (0.1, 1.0, 3.0):
-            got = max_true_positive_rate(Cost.of([(Gaussian(1 / mu), 1)]), 0.01)
+            got = Cost.of([(Gaussian(1 / mu), 1)]).max_true_positive_rate(0.01)
             assert got <= norm.cdf(norm.ppf(0.01) + mu) * (1 + 1e-9)
 
     def test_a_real_attack_stays_below(self):
@@ -241,12 +240,12 @@ class TestAttackPower:
             false, power = false + part * pmf_q[j], power + part * pmf_p[j]
             if part < 1:
                 break
-        bound = max_true_positive_rate(Cost.of([(Decision(Barker(), sensitivity), k)]), rate)
+        bound = Cost.of([(Decision(Barker(), sensitivity), k)]).max_true_positive_rate(rate)
         assert power <= bound < 1
         assert bound < 6 * power
 
     def test_no_access_no_power(self):
-        assert max_true_positive_rate(Cost.of([]), 0.01) == 0.01
+        assert Cost.of([]).max_true_positive_rate(0.01) == 0.01
 
 
 def test_nothing_costs_nothing_and_infinity_lasts_forever():

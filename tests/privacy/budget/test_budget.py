@@ -17,8 +17,9 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy.accounting.calibration import MOST_SCHEDULED, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess, allocate
+from pymc_dp.privacy.budget.allocation import allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
@@ -49,6 +50,10 @@ def access(
     )
 
 
+def terms_of(epsilon=1.0, delta=1e-6, accountant="best"):
+    return BudgetTerms("b", epsilon, delta, accountant)
+
+
 def draw(chain, exhausted=False, **stats):
     return SimpleNamespace(
         chain=chain, stats=[{"epsilon_spent": 0.1, "exhausted": exhausted, **stats}], tuning=False
@@ -68,9 +73,7 @@ class TestSharingOut:
     def test_fixed_cost(self, epsilon, delta, chains, sensitivity):
         step = fixed(sensitivity=sensitivity)
         try:
-            allocation = allocate(
-                {step.label: step}, epsilon=epsilon, delta=delta, chains=chains, accountant="best"
-            )[step.label]
+            allocation = allocate({step.label: step}, terms_of(epsilon, delta), chains)[step.label]
         except PrivacyBudgetExhausted:
             assert max_draws(step.mechanisms, epsilon, delta) < chains
             return
@@ -81,7 +84,7 @@ class TestSharingOut:
     def test_steps_of_both_kinds_share(self):
         """Fixed and varying costs in one iteration go through one filter and run out together."""
         steps = {s.label: s for s in (fixed("A[x]", ("x",)), varying("B[y]", ("y",)))}
-        plans = allocate(steps, epsilon=4.0, delta=1e-6, chains=2, accountant="best")
+        plans = allocate(steps, terms_of(4.0), 2)
         shares = [(p.share, 2) for p in plans.values()]
         assert epsilon_of(shares, 1e-6) <= 4.0
         a = plans["A[x]"].fresh()
@@ -100,8 +103,7 @@ class TestSharingOut:
         step = access(
             schedule(1), "S[x]", ("x",), starting=((Gaussian(30.0), 1),), schedule=schedule
         )
-        terms = {"epsilon": epsilon, "delta": 1e-6, "chains": chains, "accountant": "best"}
-        plan = allocate({"S[x]": step}, **terms)["S[x]"]
+        plan = allocate({"S[x]": step}, terms_of(epsilon), chains)["S[x]"]
 
         def spent(draws):
             run = [(Gaussian(30.0), 1), *(a for t in range(1, draws + 1) for a in schedule(t))]
@@ -124,8 +126,7 @@ class TestSharingOut:
             return ((Gaussian(20.0), 2),)
 
         step = access(schedule(1), "S[x]", ("x",), schedule=schedule)
-        terms = {"epsilon": 2.0, "delta": 1e-6, "chains": 1, "accountant": "best"}
-        allocation = allocate({"S[x]": step}, **terms)["S[x]"].fresh()
+        allocation = allocate({"S[x]": step}, terms_of(2.0), 1)["S[x]"].fresh()
         assert allocation.charge(schedule(1))
         assert not allocation.charge(((Gaussian(10.0), 2),))
         assert not allocation.charge(schedule(3))
@@ -153,16 +154,15 @@ class TestSharingOut:
         step = access(
             ((Gaussian(20.0), 1),), "S[x]", ("x",), schedule=lambda t: ((Gaussian(20.0 * 2.0 ** min(t, 99)), 1),),
         )  # fmt: skip
-        terms = {"epsilon": 4.0, "delta": 1e-6, "chains": 1, "accountant": "best"}
-        assert allocate({"S[x]": step}, **terms)["S[x]"].iterations == MOST_SCHEDULED
+        assert allocate({"S[x]": step}, terms_of(4.0), 1)["S[x]"].iterations == MOST_SCHEDULED
 
     def test_first_access_comes_out_of_the_filter(self):
         """What a chain accesses once is planned for, whatever steps are beside."""
         gradient, (decision, _) = Gaussian(8.0), varying().mechanisms[0]
         step = access(((gradient, 1), (decision, 1)), "H[x]", ("x",), starting=((gradient, 1),))
         other = fixed("A[y]", ("y",))
-        terms = {"epsilon": 4.0, "delta": 1e-6, "chains": 2, "accountant": "best"}
-        plans = allocate({s.label: s for s in (step, other)}, **terms)
+        terms = terms_of(4.0)
+        plans = allocate({s.label: s for s in (step, other)}, terms, 2)
         assert epsilon_of([(p.share, 2) for p in plans.values()], 1e-6) <= 4.0
         a, b = plans["H[x]"].fresh(), plans["A[y]"].fresh()
         usual = decision.at(float(np.sqrt(np.mean(np.square(DISTANCES)))))
@@ -172,20 +172,18 @@ class TestSharingOut:
             draws += 1
         assert draws == pytest.approx(plans["H[x]"].expected, abs=1 + 0.05 * draws)
         assert draws > 5
-        alone = allocate({"H[x]": step}, **terms)["H[x]"]
-        without = allocate({"H[x]": replace(step, starting=())}, **terms)["H[x]"]
+        alone = allocate({"H[x]": step}, terms, 2)["H[x]"]
+        without = allocate({"H[x]": replace(step, starting=())}, terms, 2)["H[x]"]
         assert alone.expected < without.expected
 
     def test_closed_accountants_need_fixed_costs(self):
         step = varying()
         with pytest.raises(ValueError, match="same for every proposal"):
-            allocate({step.label: step}, epsilon=2.0, delta=1e-6, chains=1, accountant="pure")
+            allocate({step.label: step}, terms_of(2.0, accountant="pure"), 1)
 
     def test_a_refusal_is_final(self):
         step = varying()
-        plan = allocate({step.label: step}, epsilon=1.0, delta=1e-6, chains=1, accountant="best")[
-            step.label
-        ].fresh()
+        plan = allocate({step.label: step}, terms_of(1.0), 1)[step.label].fresh()
         family = step.mechanisms[0][0]
         assert not plan.charge(((family.at(100.0), 1),))
         assert not plan.charge(((family.at(1e-6), 1),))
@@ -263,24 +261,11 @@ class TestCallback:
         self.budget.register(fixed())
         self.trace = SimpleNamespace(draw_idx=5)
 
-    def test_ordinary_draws_pass(self):
-        self.budget(self.trace, draw(0))
-        self.budget(self.trace, draw(1))
-        assert self.trace.draw_idx == 5
-        assert self.budget.report().draws == (1, 1)
-
-    def test_sequential_chain_is_stopped_and_its_idle_draw_taken_back(self):
-        last = draw(0, exhausted=True)
-        self.budget.remember_stats(last.stats[0])  # the step lives in this process
-        with pytest.raises(KeyboardInterrupt):
-            self.budget(self.trace, last)
-        assert self.trace.draw_idx == 4
-
     def test_parallel_run_is_stopped_when_all_chains_are_through(self):
         self.budget(self.trace, draw(0, exhausted=True))
         self.budget(self.trace, draw(0, exhausted=True))
         self.budget(self.trace, draw(1))
-        assert self.trace.draw_idx == 3
+        assert self.trace.draw_idx == 3 and self.budget.report().draws == (1,)
         with pytest.raises(KeyboardInterrupt):
             self.budget(self.trace, draw(1, exhausted=True))
 
@@ -289,7 +274,7 @@ class TestCallback:
         traces = [SimpleNamespace(draw_idx=51), SimpleNamespace(draw_idx=21)]
         for chain in (0, 1):
             last = draw(chain, exhausted=True)
-            self.budget.remember_stats(last.stats[0])
+            self.budget.run.latest = last.stats[0]
             with pytest.raises(KeyboardInterrupt):
                 self.budget(traces[chain], last)
         assert [t.draw_idx for t in traces] == [20, 20]
@@ -312,9 +297,9 @@ class TestCallback:
 
     def test_other_processes_detect_the_callback(self):
         copy = pickle.loads(pickle.dumps(self.budget))
-        assert not copy.has_callback()
+        assert not copy.ledger.has_callback(copy.id)
         self.budget(self.trace, draw(0))
-        assert copy.has_callback()
+        assert copy.ledger.has_callback(copy.id)
 
 
 class TestReport:

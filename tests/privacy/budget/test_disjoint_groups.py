@@ -15,8 +15,8 @@ from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeak
 from pymc_dp.privacy import Gaussian, L2Laplace
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget import ledger as ledgers
-from pymc_dp.privacy.budget.binding import check_paid, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.draws import check_paid, new_token
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.budget.report import PrivacyReport
 from tests.privacy.budget.test_budget import fixed, varying
@@ -147,13 +147,15 @@ class TestUse:
             budget_of().split_by(labels)
 
     def test_identity(self):
-        groups = budget_of().split_by(["a", "b"])
-        one, other = groups["a"], groups["b"]
-        assert new_token(one.id) > 0 and one.id != other.id
+        """A group is the same budget in whichever process the records are divided."""
+        whole = budget_of()
+        one, other = (pickle.loads(pickle.dumps(whole)).split_by(["a", "b"]) for _ in range(2))
+        assert new_token(one["a"].id) > 0 and one["a"].id == other["a"].id != one["b"].id
+        one["a"].spend("sum", ACCESS)
+        with pytest.raises(PrivacyBudgetExhausted):
+            other["a"].spend("sum", ACCESS)
         with pytest.raises(PrivacyLeak, match="another budget"):
-            check_paid("start", one.id, other.id)
-        copy = pickle.loads(pickle.dumps(one))
-        assert copy.id == one.id and copy.group == "a"
+            check_paid("start", one["a"].id, one["b"].id)
 
     @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
     def test_reports_and_listing(self, tmp_path, adjacency):

@@ -21,6 +21,7 @@ from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.budget.budget import PrivacyBudget
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
 from pymc_dp.privacy.mechanisms.mechanism import Decision, Gaussian
 from pymc_dp.privacy.mechanisms.stated import PureDP
@@ -28,8 +29,8 @@ from pymc_dp.privacy.mechanisms.stated import PureDP
 TERMS = {"epsilon": 1.0, "delta": 1e-6}
 
 
-def claim(ledger, accesses, budget="b", step="s", limit=10**9, **kwargs):
-    return ledger.claim(budget, step, accesses, **TERMS, accountant="best", limit=limit, **kwargs)
+def claim(ledger, accesses, **kwargs):
+    return ledger.claim(BudgetTerms("b", **TERMS), "s", accesses, **kwargs)
 
 
 def fits(accesses):
@@ -39,8 +40,7 @@ def fits(accesses):
 
 def opened(ledger, budget, epsilon, delta, noise=1e9):
     """Claim something that costs next to nothing on a budget, whose terms are what counts."""
-    terms = {"epsilon": epsilon, "delta": delta}
-    return ledger.claim(budget, "s", [(Gaussian(noise), 1.0)], **terms, accountant="best", limit=9)
+    return ledger.claim(BudgetTerms(budget, epsilon, delta), "s", [(Gaussian(noise), 1.0)])
 
 
 class TestAccountsAddUp:
@@ -58,7 +58,7 @@ class TestAccountsAddUp:
         assert ledger.account.left(ledger.budget_claims()) == {"epsilon": 0, "delta": 0}
         for more in ((1e-300, 0.0), (0.1, 1e-7)):
             with pytest.raises(PrivacyBudgetExhausted, match=r"left: epsilon = 0, delta = 0"):
-                ledger.check("more", "more", *more)
+                ledger.check(BudgetTerms("more", *more), "more")
 
     def test_other_terms_under_the_same_name(self, tmp_path):
         ledger = Ledger(tmp_path / "a.ledger", **TERMS)
@@ -235,8 +235,8 @@ def test_claims_without_protection(tmp_path):
     """They cost nothing, whatever they are, and every chain writes one."""
     terms = {"epsilon": math.inf, "delta": 1e-6}
     ledger = Ledger(tmp_path / "a.ledger", **terms)
-    for before in range(3):
-        assert ledger.claim("b", "s", (), **terms, accountant="best", limit=3, plan=()) == before
+    for _ in range(3):
+        ledger.claim(BudgetTerms("b", **terms), "s", (), plan=())
     ledger.record(rho=1.0, delta=1e-7, note="by another tool")
     assert len(ledger.claims("b")) == 3 and ledger.spent() == math.inf
     assert ledger.account.left(ledger.budget_claims())["epsilon"] == math.inf

@@ -7,9 +7,8 @@ import pytest
 
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.privacy.accounting.composition import Cost
-from pymc_dp.privacy.budget.allocation import StepAccess
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.budget.report_parts import max_true_positive_rate
+from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
@@ -39,7 +38,7 @@ class TestAPlan:
             assert budget.spent() == report.epsilon == expected
             assert budget.remaining() == pytest.approx(1 - expected)
             assert report.proved_by == proved_by and report.protected
-            assert report.attack_power["1%"] == max_true_positive_rate(Cost.of(plan), 0.01)
+            assert report.attack_power["1%"] == Cost.of(plan).max_true_positive_rate(0.01)
             assert report.gaussian_mu == pytest.approx(math.sqrt(Cost.of(plan).mu_squared))
             names = tuple(f"{k} x {m.name}" for m, k in not_made)
             assert report.one_off_accesses.pop("planned, not made", ()) == names

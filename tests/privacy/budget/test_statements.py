@@ -9,9 +9,9 @@ import xarray as xr
 from pymc_dp.errors import (
     PrivacyLeak,
 )
-from pymc_dp.privacy.budget.binding import check_draws, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.coverage import covered_by, uncovered
+from pymc_dp.privacy.budget.draws import check_draws, new_token
 from pymc_dp.privacy.budget.report import PrivacyReport
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
@@ -75,7 +75,7 @@ class TestCoverage:
         tree = self.tree(observed_data=group())
         tree.attrs["copy"] = 1
         tree["posterior/inner"] = xr.DataTree(group())
-        assert set(uncovered(tree, self.COVERS)) == {"attribute copy", "observed_data", "posterior/inner"}  # fmt: skip
+        assert set(uncovered(tree, self.COVERS)) == {"/: attribute copy", "observed_data", "posterior/inner"}  # fmt: skip
         tree = self.tree()
         tree.dataset = xr.Dataset({"y": ("draw", np.ones(5))})
         assert set(uncovered(tree, self.COVERS)) == {"/: y", "/: draw of length 5, released with no such axis"}  # fmt: skip
