@@ -112,8 +112,6 @@ class DPStep(HostedStep):
         "exhausted": (bool, []),
         TOKEN: (np.int64, []),
     }
-    #: Whether :func:`~pymc_dp.plan` has settings for this class.
-    has_plan: ClassVar[bool] = False
     #: Public attributes that the charge rests on: all that were set before :meth:`register`.
     _frozen: frozenset[str] = frozenset()
 
@@ -125,7 +123,7 @@ class DPStep(HostedStep):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise for missing arguments, with their names and where to get them."""
-        check_nothing_is_missing(cls, kwargs, has_plan=cls.has_plan)
+        check_nothing_is_missing(cls, kwargs)
         kwargs["model"] = as_model(kwargs.get("model"))
         return super().__new__(cls, *args, **kwargs)
 
