@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +24,7 @@ from pymc_dp.steps.penalty import DPPenalty
 from pymc_dp.steps.proposals import RandomWalk
 
 #: Draws of the posterior, from each of which a candidate makes one iteration.
-_N_DRAWS = 64
+_N_DRAWS = 48
 #: Rounds and iterations of the chain that is run if the posterior is not approximately normal.
 _ROUNDS, N_CHAIN = 8, 2000
 #: Largest number of simulated records that are evaluated, and of positions at which they are kept.
@@ -180,7 +178,7 @@ class PlanningProblem:
         bound = max(bound, np.finfo(float).tiny)
         return others | {"clip_bound": bound, "temperature": self._temperature}
 
-    def _draws_paid(self, accesses: Iterable[tuple[Mechanism, int]]) -> float:
+    def _draws_paid(self, accesses: Accesses) -> float:
         """Draws per chain that the budget pays for."""
         adaptive = self.budget.terms.adaptive
         price = sum(count * m.mean_price(adaptive.price) for m, count in accesses)
@@ -190,8 +188,10 @@ class PlanningProblem:
             )
         return min(self.max_draws, self._left / price / self.budget.chains)
 
-    def _candidate(self, step: Any, values: Mapping[str, Any]) -> Candidate:
-        """What is expected of these values.
+    def _candidate(
+        self, step: Any, values: Mapping[str, Any], *, exactly: bool = False
+    ) -> Candidate:
+        """What is expected of these values; exactly: with prices at all distances, not at a typical one.
 
         Successive draws are as those of an AR(1) process: its coefficient is 1 minus half the mean squared distance in
         each direction, in posterior standard deviations. Clipping shifts a posterior mean by the slope of what it
@@ -208,42 +208,50 @@ class PlanningProblem:
         typical = np.mean(np.square(getattr(accesses[0][0], "distances", distances)))
         squares = probabilities @ (jumps**2).sum(axis=0) / np.sum(distances**2) * typical
         decay = min(1.0, squares / (2 * len(jumps)))
-        draws = self._draws_paid((_typical(m), count) for m, count in accesses)
+        draws = self._draws_paid(accesses if exactly else [(_typical(m), k) for m, k in accesses])
         effective = self.budget.chains * draws * decay / (2 - decay)
         bounds = settings["clip_bound"] * distances
-        removed = np.array([
-            self.likelihood.changes(*both, bound) - self.likelihood.changes(*both)
-            for both, bound in zip(ends, bounds, strict=True)
-        ])  # fmt: skip
-        clipped = np.mean(np.abs(removed) > 1e-6 * bounds[:, None])
-        slopes = self._temperature * np.linalg.pinv(jumps.T) @ np.nan_to_num(removed)
-        variances = slopes.var(axis=1)
-        shifts = np.maximum(0.0, slopes.mean(axis=1) ** 2 - variances / slopes.shape[1])
-        bias = math.sqrt(np.mean(n**2 * shifts + n * variances))
+        with np.errstate(over="ignore", invalid="ignore"):  # where a likelihood is zero
+            removed = np.array([
+                self.likelihood.changes(*both, bound) - self.likelihood.changes(*both)
+                for both, bound in zip(ends, bounds, strict=True)
+            ])  # fmt: skip
+            clipped = np.mean(np.abs(removed) > 1e-6 * bounds[:, None])
+            slopes = self._temperature * np.linalg.pinv(jumps.T) @ np.nan_to_num(removed)
+            variances = slopes.var(axis=1)
+            shifts = np.maximum(0.0, slopes.mean(axis=1) ** 2 - variances / slopes.shape[1])
+            square = np.mean(n**2 * shifts + n * variances)
+        bias = math.sqrt(square) if np.isfinite(square) else math.inf
         shown = {k: x for k, x in settings.items() if k not in ("proposal", "temperature")}
         shown = self.random_walks.get(settings.get("proposal"), {}) | shown
         return Candidate(shown, Forecast(draws, effective, float(clipped), bias))
 
     def search(self, step: Any) -> tuple[list[Candidate], Candidate, dict[str, Any]]:
-        """All candidates, the chosen one, and its arguments: from its middle value each argument moves while errors fall."""
-        values = {name: tuple(x) for name, x in step.plan(self).items()} | {"clip_bound": _QUANTILES}  # fmt: skip
+        """All candidates, the chosen one, and its arguments: from their middle values arguments move while errors fall.
+
+        Values are in order of the cost of a draw.
+        """
+        # First the clip bound, with proposals that do not reach the largest number of draws.
+        choices = {"clip_bound": _QUANTILES} | {k: tuple(x) for k, x in step.plan(self).items()}
         tried: dict[tuple[int, ...], Candidate] = {}
 
         def at(point: tuple[int, ...]) -> dict[str, Any]:
-            return {name: x[i] for i, (name, x) in zip(point, values.items(), strict=True)}
+            return {name: x[i] for i, (name, x) in zip(point, choices.items(), strict=True)}
 
         def error(point: tuple[int, ...]) -> float:
+            if not all(0 <= i < len(x) for i, x in zip(point, choices.values(), strict=True)):
+                return math.inf
             if point not in tried:
                 tried[point] = self._candidate(step, at(point))
             return tried[point].forecast.error
 
-        best = tuple(len(x) // 2 for x in values.values())
-        for (k, x), way in [*itertools.product(enumerate(values.values()), (1, -1))] * _SWEEPS:
-            while 0 <= best[k] + way < len(x):
-                near = (*best[:k], best[k] + way, *best[k + 1 :])
-                if error(near) >= error(best):
-                    break
-                best = near
+        point = tuple(len(x) // 2 for x in choices.values())
+        unit = np.eye(len(choices), dtype=int)
+        # Also two arguments at once: one makes draws cheaper, and the other one dearer.
+        ways = np.concatenate([2 * unit, unit, unit - np.roll(unit, 1, axis=0)])
+        for way in [*np.stack([ways, -ways], axis=1).reshape(-1, len(unit))] * _SWEEPS:
+            while error(moved := tuple(np.add(point, way).tolist())) < error(point):
+                point = moved
         paid = {point: c for point, c in tried.items() if c.forecast.draws >= MIN_DRAWS}
         if not paid:
             raise PrivacyBudgetExhausted(
@@ -251,16 +259,16 @@ class PlanningProblem:
                 f"{self.budget.chains} chain(s) on {self.likelihood.n_records} records. Use fewer chains or a larger epsilon."
             )
         rough = chosen(paid.values())
-        settings = self._settings(step, at(next(point for point, c in paid.items() if c is rough)))
-        draws = self._draws_paid(self._build(step, self.budget, settings).mechanisms())
-        effective = rough.forecast.effective_draws * draws / rough.forecast.draws
-        exact = replace(rough, forecast=replace(rough.forecast, draws=draws, effective_draws=effective))  # fmt: skip
+        values = at(next(point for point, candidate in paid.items() if candidate is rough))
+        best = self._candidate(step, values, exactly=True)
+        effective = best.forecast.effective_draws
         if effective < _FEW_EFFECTIVE:
             self.notes.append(
                 f"about {effective:.0f} effective draws are few: intervals will be rough. More records, a larger epsilon, fewer "
                 "parameters or fewer chains would help."
             )
-        return [exact if c is rough else c for c in paid.values()], exact, settings
+        candidates = [best if candidate is rough else candidate for candidate in paid.values()]
+        return candidates, best, self._settings(step, values)
 
 
 def _typical(mechanism: Mechanism) -> Mechanism:

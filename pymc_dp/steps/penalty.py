@@ -114,7 +114,7 @@ class DPPenalty(BatchStep):
     @classmethod
     def plan(cls, problem: Any) -> dict[str, Iterable[Any]]:
         """The same with scales of the noise."""
-        return super().plan(problem) | {"noise_scale": (1.4, 2.0, 2.5)}
+        return super().plan(problem) | {"noise_scale": (2.5, 2.0, 1.4)}
 
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
         """Propose, charge, decide."""
