@@ -109,7 +109,7 @@ class PlanningProblem:
         logs = np.array([self._target(x, theta) for x in self._draws]) + (z**2).sum(axis=1) / 2
         weights = np.exp(logs - logs.max())
         if weights.sum() ** 2 / (weights**2).sum() < _N_DRAWS / 3:
-            chain = self._chain(mode if np.isfinite(self._target(mode, theta)) else theta, rng)
+            chain = self._chain(theta, rng)
             self._draws = chain[rng.integers(len(chain), size=_N_DRAWS)]
             self.notes.append(
                 "the posterior is not approximately normal: the plan uses a short chain on simulated records."

@@ -27,13 +27,13 @@ from pymc_dp.privacy.budget.binding import TOKEN, new_token
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits
-from pymc_dp.steps.hosting import CALLS_WITHOUT_CALLBACK, HostedStep
 from pymc_dp.steps.options import (
     check_likelihood,
     check_nothing_is_missing,
     describe_options,
     value_vars,
 )
+from pymc_dp.steps.pymc_adapter import CALLS_WITHOUT_CALLBACK, PyMCStep
 
 _log = logging.getLogger("pymc.dp")
 
@@ -45,7 +45,7 @@ class _AllocationUsedUp(Exception):
     """The chain's allocation does not pay for the next iteration; nothing was accessed."""
 
 
-class DPStep(HostedStep):
+class DPStep(PyMCStep):
     """Base class of all private steps: claims before the first access, charges, counts, stops.
 
     A subclass states in :meth:`mechanisms` every data access of one iteration, writes
