@@ -15,8 +15,8 @@ from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.host_arguments import as_model, check_seed
 from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
-from pymc_dp.planning.plan import MIN_DRAWS, Plan, Planned, PlanningProblem
-from pymc_dp.planning.random_walk import plan_random_walk
+from pymc_dp.planning.plan import MIN_DRAWS, Plan
+from pymc_dp.planning.simulated_runs import PlanningProblem
 from pymc_dp.planning.simulator import (
     Guess,
     Simulator,
@@ -34,17 +34,8 @@ from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
-from pymc_dp.steps.barker import DPBarker
 from pymc_dp.steps.base import DPStep
-from pymc_dp.steps.fast_mh import DPFastMH
-from pymc_dp.steps.penalty import DPPenalty
 
-#: Function that chooses the settings of each step whose draws access the data.
-_PLANNERS: dict[type, Callable[[type[DPStep], PlanningProblem], Planned]] = {
-    DPPenalty: plan_random_walk,
-    DPBarker: plan_random_walk,
-    DPFastMH: plan_random_walk,
-}
 _MAX_DRAWS = 20_000
 _CHAINS = 4
 
@@ -208,27 +199,25 @@ def plan(
             return plan_scores(
                 simulator, budget, guess=guess, noise=noise or "auto", random_seed=random_seed
             )
-    _check_step(step, budget)
+    _check_step(step)
     max_draws = as_integer("max_draws", _MAX_DRAWS if max_draws is None else max_draws, MIN_DRAWS)
     _check_start(start, guess, budget)
     with shown(progressbar):
         simulator = _simulator(simulator, options, budget)
         theta = simulator.position(guess, random_seed) if start is None else start.theta
         rng = np.random.default_rng(random_seed)
-        problem = PlanningProblem(budget, simulator, theta, other_accesses, max_draws, rng)
         note("planning on simulated records")
-        found = _PLANNERS[step](step, problem)
+        problem = PlanningProblem(budget, simulator, theta, other_accesses, max_draws, rng)
+        candidates, chosen, settings = problem.search(step)
     return Plan(
         step=step,
         budget=budget,
         simulator=simulator,
-        candidates=tuple(sorted(found.candidates, key=lambda c: c.forecast.error)),
-        chosen=found.chosen,
-        settings=found.settings,
+        candidates=tuple(sorted(candidates, key=lambda c: c.forecast.error)),
+        chosen=chosen,
+        settings=settings,
         position=simulator.likelihood.unravel(theta),
-        summary=found.summary,
-        notes=(*found.notes, *notes_on_position(guess if start is None else start)),
-        builder=found.builder,
+        notes=(*problem.notes, *notes_on_position(guess if start is None else start)),
         max_draws=max_draws,
     )
 
@@ -244,25 +233,16 @@ def _check_use(step: Any, unused: Mapping[str, Any]) -> None:
         raise TypeError(f"{', '.join(given)}: {hint}. Leave out.")
 
 
-def _check_step(step: Any, budget: PrivacyBudget) -> None:
-    """Raise unless the step has a planner and its cost is proved for the budget."""
-    if step not in _PLANNERS:
-        names = ", ".join(s.__name__ for s in (DPScore, *_PLANNERS))
+def _check_step(step: Any) -> None:
+    """Raise unless this is a class that has a planner."""
+    if not (isinstance(step, type) and getattr(step, "plan", None)):
         got = (
             getattr(step, "__name__", None)
             or f"an instance of {type(step).__name__}, where a class is needed"
         )
         raise ValueError(
-            f"step must be one of the classes {names}, got {got}. For other steps there is no planner: choose their settings by hand, "
-            "and pass the step to sample(step=...)."
-        )
-    if step is DPFastMH and budget.adjacency is Adjacency.ADD_REMOVE:
-        raise ValueError(
-            "The cost of DPFastMH is proved for adjacency 'substitute' only, the budget has 'add_remove'."
-        )
-    if step is DPFastMH and budget.terms.adaptive.order is None:
-        raise ValueError(
-            f"The accountant {budget.accountant!r} has no bound for the batches of DPFastMH: use 'best' or 'rdp'."
+            f"step must be one of the classes DPScore, DPPenalty, DPBarker, DPFastMH, got {got}. For other steps there is no planner (a class "
+            "method plan()): choose their settings by hand, and pass the step to sample(step=...)."
         )
 
 

@@ -30,7 +30,7 @@ def plan(step, *forecasts):
     )
     return Plan(
         step=step, budget=PrivacyBudget(1.0, 1e-6, chains=2), simulator=None, candidates=candidates,
-        chosen=candidates[0], settings={}, position={}, summary="", notes=(), builder=None,
+        chosen=candidates[0], settings={}, position={}, notes=(),
     )  # fmt: skip
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.display import Shown, Table
-from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Decision, Mechanism
-from pymc_dp.privacy.mechanisms.per_proposal import PerProposalCost
 from pymc_dp.steps.base import DPStep
 
 #: Smallest expected number of draws per chain: fewer describe no posterior.
@@ -83,43 +76,6 @@ class Candidate(Shown):
 
 
 @dataclass(frozen=True)
-class PlanningProblem:
-    """Input of a planner."""
-
-    budget: PrivacyBudget
-    simulator: Simulator
-    theta: np.ndarray
-    other_accesses: Accesses
-    max_draws: int
-    rng: np.random.Generator
-
-    @cached_property
-    def remaining(self) -> float:
-        """Sum of prices that the budget can still pay."""
-        return self.budget.left(self.other_accesses)
-
-    def price(self, mechanism: Mechanism) -> float:
-        """Price of an access in the budget's adaptive composition; the mean price where proposals set the cost."""
-        price = self.budget.terms.adaptive.price
-        return (
-            mechanism.mean_price(price)
-            if isinstance(mechanism, PerProposalCost)
-            else price(mechanism)
-        )
-
-
-class Planned(NamedTuple):
-    """Output of a planner."""
-
-    candidates: list[Candidate]
-    chosen: Candidate
-    settings: dict[str, Any]
-    summary: str
-    notes: list[str]
-    builder: Callable[..., DPStep]
-
-
-@dataclass(frozen=True)
 class Plan(Shown):
     """Settings for a step whose draws access the data, with the alternatives; print it, or plot it with :func:`~pymc_dp.plots.plot_plan`.
 
@@ -139,12 +95,8 @@ class Plan(Shown):
         Arguments of the step's constructor, by name.
     position : dict of str to array
         Where records were drawn.
-    summary : str
-        The settings in words.
     notes : tuple of str
         What the user should know.
-    builder : callable
-        Builds the step; use :meth:`build`.
     max_draws : int
         Largest number of draws per chain.
 
@@ -166,9 +118,7 @@ class Plan(Shown):
     chosen: Candidate = field(repr=False)
     settings: dict[str, Any]
     position: dict[str, np.ndarray] = field(repr=False, compare=False)
-    summary: str = field(repr=False)
     notes: tuple[str, ...] = field(repr=False)
-    builder: Callable[..., DPStep] = field(repr=False, compare=False)
     max_draws: int = 1000
 
     def build(self, **options: Any) -> DPStep:
@@ -184,7 +134,11 @@ class Plan(Shown):
         DPStep
             For ``sample(step=...)``.
         """
-        return self.builder(**options)
+        simulator = self.simulator
+        return self.step(
+            budget=self.budget, model=simulator.model, likelihood=simulator.likelihood, public=simulator.public,
+            **self.settings, **options,
+        )  # fmt: skip
 
     @property
     def n_records(self) -> int:
@@ -197,73 +151,30 @@ class Plan(Shown):
 
     def _head(self) -> str:
         budget, expected = self.budget, self.chosen.forecast
+        settings = ", ".join(f"{name} = {_shown(x)}" for name, x in self.chosen.settings.items())
         means = f"{expected.bias:.2f} for clipping ({expected.clipped:.2%} of records)"
         return "\n".join(
             [
                 f"Plan for epsilon = {budget.epsilon:g} at delta = {budget.delta:g}, {self.n_records} records, {budget.chains} chain(s)",
                 "made on records drawn from the model: private data were not looked at",
                 "",
-                f"{self.step.__name__}: {self.summary}",
+                f"{self.step.__name__}: {settings}",
                 f"expected:  {expected.draws:.0f} draws in each chain, about {expected.effective_draws:.0f} effective draws in all;",
                 f"           means are off by {means}, in posterior standard deviations",
             ]
         )
 
     def _table(self) -> Table:
-        header, *rows = _columns(self.candidates[:_N_SHOWN], self.candidates)
+        names = [*self.chosen.settings, "clipped", "bias", "draws", "effective", "error"]
+        rows = []
+        for settings, expected in ((c.settings, c.forecast) for c in self.candidates[:_N_SHOWN]):
+            row = [*map(_shown, settings.values()), f"{expected.clipped:.2%}", f"{expected.bias:.2f}"]  # fmt: skip
+            row += [f"{expected.draws:.0f}", f"{expected.effective_draws:.0f}", f"{expected.error:.2f}"]  # fmt: skip
+            rows.append(row)
+        header = [name.replace("_", " ") for name in names]
         return Table(f"{self._head()}\n", rows, header, [f"Note: {note}" for note in self.notes])
-
-
-def _columns(shown: Sequence[Candidate], candidates: Sequence[Candidate]) -> list[list[str]]:
-    """Header and rows of a table: the settings that vary among candidates, and the forecasts."""
-    names = [
-        name
-        for name in candidates[0].settings
-        if any(c.settings[name] != candidates[0].settings[name] for c in candidates)
-    ]
-    header = [name.replace("_", " ") for name in names]
-    header += ["clipped", "bias", "draws", "effective", "error"]
-    rows = []
-    for candidate in shown:
-        expected = candidate.forecast
-        row = [_shown(candidate.settings[name]) for name in names]
-        row.append(f"{expected.clipped:.2%}")
-        row += [f"{expected.bias:.2f}", f"{expected.draws:.0f}"]
-        row += [f"{expected.effective_draws:.0f}", f"{expected.error:.2f}"]
-        rows.append(row)
-    return [header, *rows]
 
 
 def _shown(value: Any) -> str:
     """A setting as text."""
-    if value is None:
-        return "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def budget_too_small(problem: PlanningProblem) -> PrivacyBudgetExhausted:
-    """Error for a budget that no candidate fits."""
-    budget = problem.budget
-    return PrivacyBudgetExhausted(
-        f"epsilon = {budget.epsilon:g} at delta = {budget.delta:g} does not pay for ten draws in each of {budget.chains} "
-        f"chain(s) on {problem.simulator.n_records} records. Use fewer chains or a larger epsilon."
-    )
-
-
-def affordable_draws(remaining: float, price: float, chains: int, most: float) -> float:
-    """Draws per chain that a budget pays for, at most `most`."""
-    return min(most, remaining / price / chains)
-
-
-def decision_price(budget: PrivacyBudget, rule: AcceptanceRule, sensitivity: float) -> float:
-    """Price of a decision in the budget's adaptive composition, to a few per cent: for comparing candidates."""
-    # Relative to the square it hardly differs within a factor of two.
-    rounded = 2.0 ** round(math.log2(min(max(2.0**-7, sensitivity), 2.0**4)))
-    return _price_per_square(budget.terms.adaptive, rule, rounded) * sensitivity**2
-
-
-@lru_cache(maxsize=256)
-def _price_per_square(
-    adaptive: AdaptiveComposition, rule: AcceptanceRule, sensitivity: float
-) -> float:
-    return adaptive.price(Decision(rule, sensitivity)) / sensitivity**2

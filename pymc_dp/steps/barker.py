@@ -89,7 +89,6 @@ class DPBarker(BatchStep):
     """
 
     name = "dp_barker"
-    has_plan = True
 
     def __init__(
         self,

@@ -28,13 +28,13 @@ from pymc_dp.privacy.budget.claims import StepAccess
 from pymc_dp.privacy.budget.draws import TOKEN, new_token
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Mechanism
 from pymc_dp.privacy.randomness.bits import BitSource, OperatingSystemBits, SeededBits
-from pymc_dp.steps.hosting import CALLS_WITHOUT_CALLBACK, HostedStep
 from pymc_dp.steps.options import (
     check_likelihood,
     check_nothing_is_missing,
     describe_options,
     value_vars,
 )
+from pymc_dp.steps.pymc_adapter import CALLS_WITHOUT_CALLBACK, PyMCStep
 
 _log = logging.getLogger("pymc.dp")
 
@@ -46,7 +46,7 @@ class _AllocationUsedUp(Exception):
     """The chain's allocation does not pay for the next iteration; nothing was accessed."""
 
 
-class DPStep(HostedStep):
+class DPStep(PyMCStep):
     """Base class of all private steps: claims before the first access, charges, counts, stops.
 
     A subclass states in :meth:`mechanisms` every data access of one iteration, writes
@@ -113,8 +113,6 @@ class DPStep(HostedStep):
         "exhausted": (bool, []),
         TOKEN: (np.int64, []),
     }
-    #: Whether :func:`~pymc_dp.plan` has settings for this class.
-    has_plan: ClassVar[bool] = False
     #: Public attributes that the charge rests on: all that were set before :meth:`register`.
     _frozen: frozenset[str] = frozenset()
 
@@ -126,7 +124,7 @@ class DPStep(HostedStep):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise for missing arguments, with their names and where to get them."""
-        check_nothing_is_missing(cls, kwargs, has_plan=cls.has_plan)
+        check_nothing_is_missing(cls, kwargs)
         kwargs["model"] = as_model(kwargs.get("model"))
         return super().__new__(cls, *args, **kwargs)
 

@@ -120,7 +120,6 @@ class DPFastMH(ProposalStep):
     """
 
     name = "dp_fast_mh"
-    has_plan = True
 
     def __init__(
         self,

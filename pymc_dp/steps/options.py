@@ -95,7 +95,7 @@ def _entries(doc: str) -> dict[str, str]:
     return {name: entry for entry in found for name in re.split(" : |\n", entry)[0].split(", ")}
 
 
-def check_nothing_is_missing(step: type, given: Mapping[str, Any], *, has_plan: bool) -> None:
+def check_nothing_is_missing(step: type, given: Mapping[str, Any]) -> None:
     """Raise TypeError with the names of all missing arguments and where to get them."""
     parameters = inspect.signature(step.__init__).parameters.values()  # type: ignore[misc]
     needed = [p.name for p in parameters if (p.kind, p.default) == (p.KEYWORD_ONLY, p.empty)]
@@ -103,7 +103,7 @@ def check_nothing_is_missing(step: type, given: Mapping[str, Any], *, has_plan: 
     if not missing:
         return
     hints = [_SOURCES[name] for name in missing if name in _SOURCES]
-    if has_plan and not _SOURCES.keys() >= set(missing):
+    if hasattr(step, "plan") and not _SOURCES.keys() >= set(missing):
         hints.append(_PLANS.format(step.__name__))
     raise TypeError("; ".join([f"{step.__name__} needs {', '.join(missing)}", *hints]) + ".")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -92,7 +92,6 @@ class DPPenalty(BatchStep):
     """
 
     name = "dp_penalty"
-    has_plan = True
 
     def __init__(
         self,
@@ -111,6 +110,11 @@ class DPPenalty(BatchStep):
         self.rule = None if rule is None else self.lazy(rule)
         self.family = self._batch_decisions(rule, noise_multiplier, (1.0, 0.5))
         self.register()
+
+    @classmethod
+    def plan(cls, problem: Any) -> dict[str, Iterable[Any]]:
+        """The same with scales of the noise."""
+        return super().plan(problem) | {"noise_scale": (2.5, 2.0, 1.4)}
 
     def transition(self, theta: np.ndarray) -> tuple[np.ndarray, bool, float]:
         """Propose, charge, decide."""

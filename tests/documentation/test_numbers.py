@@ -18,7 +18,7 @@ from scipy import stats
 from experiments.published_bounds import MinibatchRelease, moments
 from pymc_dp import Barker, Penalty
 from pymc_dp.planning import private_start
-from pymc_dp.planning import simulated_posterior as pilot
+from pymc_dp.planning.simulated_runs import N_CHAIN
 from pymc_dp.privacy import (
     Decision,
     Gaussian,
@@ -85,7 +85,7 @@ def test_defaults():
         "docs/planning.md",
         f"takes a share of the budget ({percent(share)})",
         f"{steps} of them share the start's part",
-        f"from a chain of {pilot._N_CHAIN} draws on the simulated records",
+        f"from a chain of {N_CHAIN} draws on the simulated records",
     )
 
 

@@ -37,6 +37,12 @@ class MyBarker(AcceptRejectStep):
         )
         self.register()  # declares to the budget what an iteration costs
 
+    @classmethod
+    def plan(cls, problem):
+        """What dp.plan() tries on simulated records, with clip bounds for each."""
+        sd = np.sqrt(np.linalg.eigvalsh(problem.covariance)[0] / len(problem.covariance))
+        return {"scale": [length * sd for length in problem.lengths], "laziness": (0.2, 0.5, 1.0)}
+
     def transition(self, theta):
         """Propose, charge, decide."""
         proposed = theta.copy()
@@ -103,6 +109,15 @@ def test_it_has_the_posterior():
             budget=budget, clip_bound=HUGE, scale=0.8 * exact.std(axis=0).min(), reproducible=True
         )
     check(run(step, exact[3], 10_000, 2), exact)
+
+
+@pytest.mark.slow
+def test_it_is_planned_as_the_sampler_of_the_package(normal_model):
+    terms = {"epsilon": 3.0, "delta": 1e-5, "chains": 1, "model": normal_model, "random_seed": 1}
+    mine, theirs = (dp.plan(step=step, **terms) for step in (MyBarker, dp.DPBarker))
+    assert type(mine.build()) is MyBarker
+    found, expected = (p.chosen.forecast.error for p in (mine, theirs))
+    assert found == pytest.approx(expected, rel=0.15)
 
 
 def test_what_is_fixed_and_what_is_not(normal_model):

@@ -48,7 +48,7 @@ def number_of_tuning_draws() -> int:
     return 0
 
 
-class HostedStep(Shown, BlockedStep):
+class PyMCStep(Shown, BlockedStep):
     """Adapter to PyMC's step interface: the calls under names that do not depend on its version."""
 
     default_blocked = True
