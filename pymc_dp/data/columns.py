@@ -1,4 +1,4 @@
-"""Names, types and shapes of columns, and the arguments that they are laid out as."""
+"""Columns of numbers, and the arguments that they are laid out as."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-#: Type and trailing shape of columns.
-Kinds = dict[str, tuple[np.dtype, tuple[int, ...]]]
+from pymc_dp.data.source import Kinds
 
 #: Columns that are shown in one line.
 _SHOWN = 8
@@ -31,7 +30,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 class Arguments:
-    """Arguments of a function of records, by name: each is one column, or a list of columns side by side (`parts`).
+    """Arguments of a model, by name: each is one column, or a list of columns side by side (`parts`).
 
     `used` lists the columns to be read. `layout` has the dtype and trailing shape of each argument; :meth:`lay_out`
     sets it.
@@ -117,52 +116,25 @@ def rows_of(columns: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(columns.values())))
 
 
-def as_column(name: str, column: Any) -> np.ndarray:
-    """A NumPy, pandas, Polars or Arrow column as an array of numbers with a row per record; ValueError if impossible."""
-    dtype, nulls = getattr(column, "dtype", None), getattr(column, "null_count", None)
-    if isinstance(column, np.ma.MaskedArray):
-        if np.ma.is_masked(column):
-            raise missing(name)
-        column = column.data
-    elif isinstance(nulls, int):  # Arrow
-        number_type(name, arrow_type(column.type), str(column.type))
-        if nulls:
-            raise missing(name)
-        column = column.to_numpy(zero_copy_only=False)
-    elif callable(nulls):  # Polars; the class, as an Enum shows its categories
-        empty = column[:0].to_numpy()
-        number_type(name, empty.dtype if empty.ndim == 1 else None, type(dtype).__name__)
-        if nulls():
-            raise missing(name)
-        column = column.to_numpy()
-    elif hasattr(column, "isna") and not isinstance(dtype, np.dtype):  # an extension of pandas
-        numbers = number_type(name, getattr(dtype, "numpy_dtype", None), type(dtype).__name__)
-        if column.isna().any():
-            raise missing(name)
-        column = column.to_numpy(numbers)
-    try:
-        array = np.asanyarray(column)  # a memmap stays one
-    except (TypeError, ValueError):
-        raise ValueError(f"Column {name!r} is not an array: make it one.") from None
-    number_type(name, array.dtype, array.dtype.type.__name__)
-    if array.ndim == 0 or 0 in array.shape[1:]:
-        raise ValueError(
-            f"Column {name!r} has the shape {array.shape}: give one number, or more, per record."
-        )
-    return array
+def arrow_values(name: str, column: Any) -> np.ndarray:
+    """Values of an Arrow column; ValueError if it has missing ones."""
+    if column.null_count:
+        raise missing(name)
+    return column.to_numpy(zero_copy_only=False)
 
 
-def arrow_type(kind: Any) -> np.dtype | None:
-    """NumPy's dtype of an Arrow type; None if there is none."""
+def arrow_type(name: str, kind: Any) -> np.dtype:
+    """NumPy's dtype of an Arrow type; ValueError unless it is numeric."""
     try:
-        return np.dtype(kind.to_pandas_dtype())
+        dtype = np.dtype(kind.to_pandas_dtype())
     except NotImplementedError:
-        return None
+        dtype = None
+    return number_type(name, dtype, str(kind))
 
 
-def number_type(name: str, dtype: Any, described: str) -> np.dtype:
+def number_type(name: str, dtype: np.dtype | None, described: str) -> np.dtype:
     """The dtype in native byte order; ValueError unless it is numeric."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(
             f"Column {name!r} must hold numbers, not the type {described}: give categories as codes of a public list, "
             "such as pandas.Categorical(column, categories=[...]).codes, and dates as numbers; or leave the "

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.data.columns import Kinds, in_words, width_of
+from pymc_dp.data.columns import in_words, width_of
 from pymc_dp.data.messages import Connection, receive, send
+from pymc_dp.data.source import Kinds
 from pymc_dp.errors import ModelError
 
 #: Steps of a count to which sites add noise: their rounding must be fine, as the noise on counts may be small.

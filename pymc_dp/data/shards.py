@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.data.columns import Kinds, in_words, width_of
+from pymc_dp.data.columns import in_words, width_of
 from pymc_dp.data.records import Records
+from pymc_dp.data.source import Kinds
 
 
 class Shards:
