@@ -127,7 +127,7 @@ def arrow_type(name: str, kind: Any) -> np.dtype:
     """NumPy's dtype of an Arrow type; ValueError unless it is numeric."""
     try:
         dtype = np.dtype(kind.to_pandas_dtype())
-    except NotImplementedError:
+    except (NotImplementedError, TypeError):
         dtype = None
     return number_type(name, dtype, str(kind))
 

@@ -24,25 +24,23 @@ def table_of(columns: Any) -> list[tuple[str, Any]]:
             "columns must map names to arrays, as a dict, a DataFrame or what has an Arrow stream (__arrow_c_stream__) does, "
             f"got {type(columns).__name__}."
         )
-    table = _from_arrow("table", columns)
+    table = _from_arrow("The table", "table", columns)
     return list(zip(table.column_names, table.columns, strict=True))
 
 
-def _from_arrow(kind: str, stream: Any) -> Any:
+def _from_arrow(what: str, kind: str, given: Any) -> Any:
     """A table or column of pyarrow. The text of errors is withheld: it may have values."""
     try:
         import pyarrow as pa
     except ImportError:
         raise ImportError(
-            "Tables that are not arrays need pyarrow: install it, or pymc-dp with its extra 'parquet'."
+            f"{what} is no NumPy array: pyarrow is needed to read it, which pymc-dp has in its extra 'parquet'."
         ) from None
-    is_stream = hasattr(stream, "__arrow_c_stream__")
-    make = pa.table if kind == "table" else pa.chunked_array if is_stream else pa.array
     try:
-        return make(stream)
+        return getattr(pa, kind)(given)
     except Exception as error:
         raise ValueError(
-            f"A {type(stream).__name__} cannot be read as an Arrow {kind} ({type(error).__name__}; its message is withheld)."
+            f"{what} cannot be read by Arrow from a {type(given).__name__} ({type(error).__name__}; its message is withheld): make it NumPy arrays."
         ) from None
 
 
@@ -91,12 +89,12 @@ def _as_column(name: str, column: Any) -> np.ndarray:
         if np.ma.is_masked(column):
             raise missing(name)
         column = column.data
-    elif not isinstance(getattr(column, "dtype", None), np.dtype) and any(
-        hasattr(column, of) for of in ("__arrow_c_stream__", "__arrow_c_array__", "isna")
-    ):
-        column = _from_arrow("column", column)
-        arrow_type(name, column.type)
-        column = arrow_values(name, column)
+    elif not isinstance(getattr(column, "dtype", None), np.dtype):
+        kinds = {"__arrow_c_stream__": "chunked_array", "__arrow_c_array__": "array", "isna": "array"}  # fmt: skip
+        if kind := next((kind for method, kind in kinds.items() if hasattr(column, method)), None):
+            column = _from_arrow(f"Column {name!r}", kind, column)
+            arrow_type(name, column.type)
+            column = arrow_values(name, column)
     try:
         array = np.asanyarray(column)  # a memmap stays one
     except (TypeError, ValueError):
