@@ -78,7 +78,7 @@ class Parquet:
         ascending = index[order]
         bounds = np.searchsorted(ascending, self._starts)
         wanted = []
-        for k in np.flatnonzero(np.diff(bounds)):
+        for k in map(int, np.flatnonzero(np.diff(bounds))):
             begin, end = int(ascending[bounds[k]]), int(ascending[bounds[k + 1] - 1]) + 1
             start = self._starts[k]
             wanted.append((begin, self._groups[k].part(begin - start, end - start)))

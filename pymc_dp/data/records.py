@@ -152,9 +152,7 @@ class Records:
         records._set_up(*open_parquet(path, arguments, single_precision), block_rows)
         return records
 
-    def _set_up(
-        self, source: RecordSource, arguments: Arguments, block_rows: int | None
-    ) -> None:
+    def _set_up(self, source: RecordSource, arguments: Arguments, block_rows: int | None) -> None:
         arguments.lay_out(source.layout)
         self._source, self._arguments = source, arguments
         self.n_records = source.n_records

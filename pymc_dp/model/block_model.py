@@ -97,13 +97,18 @@ class BlockModel(RecordLikelihood):
             found.append((self.logp(theta), self._gradients.each(theta)))
         for short, long in zip(*found, strict=True):
             # The same row may round differently in other places, by 1e-13 or so.
-            if not np.allclose(np.concatenate([short] * 3), long, rtol=1e-9, atol=1e-9, equal_nan=True):
+            if not np.allclose(
+                np.concatenate([short] * 3), long, rtol=1e-9, atol=1e-9, equal_nan=True
+            ):
                 raise UnsupportedModel(f"The model depends on {_DEPENDS_ON_ROWS}.")
 
     def load(self, block: Mapping[str, np.ndarray]) -> None:
         """Put the columns of a block in place of those before."""
         n_rows = len(next(iter(block.values())))
-        arrays = {v: block[name].astype(v.dtype, order="C", copy=False) for v, name in self._columns.items()}
+        arrays = {
+            v: block[name].astype(v.dtype, order="C", copy=False)
+            for v, name in self._columns.items()
+        }
         self.__dict__["n_records"] = n_rows
         for groups in (self._batch, self._gradients):
             groups.load(arrays, n_rows)
@@ -149,8 +154,14 @@ def _fed(model: pm.Model, layout: Layout, public: Sequence[Any]) -> dict[str, Va
             continue
         dtype, shape = layout[v.name]
         if v in declared:
-            raise ValueError(f"public= has {v.name!r}, a column of the data: remove it. covariates='public' says that covariates are public.")
-        if stored(v).shape[1:] != shape or not v.ndim or not np.can_cast(dtype, v.dtype, "same_kind"):
+            raise ValueError(
+                f"public= has {v.name!r}, a column of the data: remove it. covariates='public' says that covariates are public."
+            )
+        if (
+            stored(v).shape[1:] != shape
+            or not v.ndim
+            or not np.can_cast(dtype, v.dtype, "same_kind")
+        ):
             raise UnsupportedModel(
                 f"pm.Data({v.name!r}) has rows of {v.dtype} {stored(v).shape[1:]}, and the column of the data has {dtype} {shape}: write "
                 f"pm.Data({v.name!r}, np.zeros({(1, *shape)}, {np.dtype(dtype).name!r}))."
@@ -158,7 +169,9 @@ def _fed(model: pm.Model, layout: Layout, public: Sequence[Any]) -> dict[str, Va
         fed[v.name] = v
     for rv, value in zip(model.observed_RVs, observed_values(model), strict=True):
         if upstream([value]).isdisjoint(fed.values()):
-            raise UnsupportedModel(f"{rv.name!r} is not observed as a column of the data, {', '.join(layout)}. {_NO_COLUMN}.")
+            raise UnsupportedModel(
+                f"{rv.name!r} is not observed as a column of the data, {', '.join(layout)}. {_NO_COLUMN}."
+            )
     return fed
 
 

@@ -145,8 +145,9 @@ class Simulator(Shown):
         some_rows: Any = nullcontext()
         if data is not None:
             _check_blocks(records, self.ranges)
-            options = {"public": public, "compile_kwargs": compile_kwargs}
-            self.likelihood = blocks = BlockedLikelihood(self.model, data, **options)
+            self.likelihood = blocks = BlockedLikelihood(
+                self.model, data, public=public, compile_kwargs=compile_kwargs
+            )
             most = min(max(_LEAST_ROWS, _MOST_NUMBERS // data.width), _MOST_ROWS)
             is_public = isinstance(covariates, str)
             some_rows = blocks.some_rows(most, np.random.default_rng(0), public=is_public)

@@ -166,7 +166,9 @@ def sample_source(source, y, folder):
 
 def sample_sites(adds_noise, y, folder):
     parts = dp.Records({"x": X, "y": y}).split(2)
-    with test_sites.served(parts, fed(regression, {"x": X, "y": Y}), adds_noise=adds_noise) as connections:
+    with test_sites.served(
+        parts, fed(regression, {"x": X, "y": Y}), adds_noise=adds_noise
+    ) as connections:
         return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
 
 

@@ -15,9 +15,9 @@ import pymc_dp as dp
 from pymc_dp.data import Records
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.block_model import made_up
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import observed_arrays
-from pymc_dp.model.block_model import made_up
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
 from tests.data.mixed_columns import fed
 from tests.terms import clipped_grad_steps, norm_counts, product_steps
@@ -181,7 +181,10 @@ def test_what_is_no_function_of_a_row_is_refused(name):
 def test_what_does_not_fit_the_columns(held, error, message):
     public, observed = held.pop("public", []), held.pop("observed", None)
     with pm.Model() as model:
-        x, y = (pm.Data(n, held.get(n, a)) for n, a in (("x", np.zeros((1, D))), ("y", np.zeros(1, int))))
+        x, y = (
+            pm.Data(n, held.get(n, a))
+            for n, a in (("x", np.zeros((1, D))), ("y", np.zeros(1, int)))
+        )
         mean = pm.Normal("b") * x.sum(axis=-1)
         pm.Normal("event", mean, 1.0, observed=y if observed is None else observed)
     data = Records(xy())
@@ -195,7 +198,9 @@ def test_public_arrays_and_many_groups():
     data = {"k": np.arange(N) % n, "y": columns()["weight"]}
 
     def model(k, y):
-        mean = pm.Normal("level", shape=n)[k] + pm.math.exp(-((y[:, None] - knots) ** 2)).sum(axis=1)
+        mean = pm.Normal("level", shape=n)[k] + pm.math.exp(-((y[:, None] - knots) ** 2)).sum(
+            axis=1
+        )
         pm.Normal("height", mean, 1.0, observed=y)
 
     likelihood = build(model, data, public=[knots])
@@ -369,6 +374,10 @@ def test_steps_on_blocks(kind, options):
 )
 def test_what_does_not_go_with_blocks(arguments, error, message):
     data = Records(xy())
-    arguments = {"model": fed(logistic, xy()), "covariates": "public", "compile_kwargs": MODE} | arguments
+    arguments = {
+        "model": fed(logistic, xy()),
+        "covariates": "public",
+        "compile_kwargs": MODE,
+    } | arguments
     with pytest.raises(error, match=message):
         dp.Simulator(arguments.pop("model"), data=data, **arguments)

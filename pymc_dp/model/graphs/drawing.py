@@ -71,7 +71,9 @@ class Drawing:
         else:
             self._standard = []
             # Other variables with the same arrays: the model may get others, by pm.set_data.
-            arrays = [v for v in ancestors(outputs) if isinstance(v, SharedVariable) and is_array_root(v)]
+            arrays = [
+                v for v in ancestors(outputs) if isinstance(v, SharedVariable) and is_array_root(v)
+            ]
             own = {v: pytensor.shared(stored(v), shape=v.type.shape, borrow=True) for v in arrays}
             outputs = graph_replace(outputs, own, strict=False)
             shared = find_rng_nodes(outputs)
