@@ -17,7 +17,6 @@ from pymc_dp.data.columns import (
     arrow_type,
     arrow_values,
     check_names,
-    missing,
     rows_of,
 )
 from pymc_dp.data.source import Kinds
@@ -133,10 +132,8 @@ def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet
                     f"{file_path} and {paths[0]} have different columns: {name!r} is of type "
                     f"{found.get(name, 'none')} and {types.get(name, 'none')}. Write them with one schema."
                 )
-            for k in range(metadata.num_row_groups):
-                _check_statistics(metadata.row_group(k), layout)
-                if n := metadata.row_group(k).num_rows:
-                    groups.append(_Group(file_path, stamp, k, 0, n))
+            sizes = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
+            groups += [_Group(file_path, stamp, k, 0, n) for k, n in enumerate(sizes) if n]
     if not groups:
         raise ValueError(f"{paths[0]} has no rows: give one record at least.")
     return Parquet(groups, layout), arguments
@@ -188,11 +185,3 @@ def _stamp(path: str) -> tuple[int, int]:
     """Size and modification time."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
-
-
-def _check_statistics(group: Any, used: Collection[str]) -> None:
-    """Raise ValueError if the file's statistics count missing values; without statistics, reading finds them."""
-    for column in map(group.column, range(group.num_columns)):
-        statistics = column.statistics if column.path_in_schema in used else None
-        if statistics is not None and statistics.null_count:
-            raise missing(column.path_in_schema)

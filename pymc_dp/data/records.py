@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_integer
-from pymc_dp.data.columns import Arguments, in_words, rows_of, width_of
+from pymc_dp.data.columns import Arguments, in_words, rows_of
 from pymc_dp.data.in_memory import InMemory, table_of
 from pymc_dp.data.parquet import open_parquet
 from pymc_dp.data.source import RecordSource
@@ -145,8 +145,8 @@ class Records:
         OSError
             If a file cannot be read.
         ValueError
-            As of :class:`Records`, and if files have different columns. Missing values are found here if the files
-            have statistics, else while reading.
+            As of :class:`Records`, and if files have different columns. Missing values are found while reading: a
+            likelihood reads all columns once, before anything is spent.
         """
         records = cls.__new__(cls)
         records._set_up(*open_parquet(path, arguments, single_precision), block_rows)
@@ -164,11 +164,6 @@ class Records:
     def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Names of arguments to ``(dtype, trailing shape)``."""
         return dict(self._arguments.layout)
-
-    @property
-    def width(self) -> int:
-        """Number of numbers of a record."""
-        return width_of(self.layout)
 
     def __repr__(self) -> str:
         source = f"blocks of {self.block_rows} rows, {self._source}"

@@ -57,16 +57,8 @@ class BlockedLikelihood(Likelihood):
         That of the argument, which never holds data of the records.
     records : Records, Shards or Sites
         Those of the argument.
-    n_records : int
-        Number of records, which is public.
-    n_dim : int
-        Length of ``theta``: all parameters on the unconstrained scale.
-    slices : mapping of str to slice
-        Position of each value variable in ``theta``.
-    public : tuple of str
-        Descriptions of the declared public arrays, without values.
-    row_keys : dict of str to tuple of bytes
-        Keyed hashes of the columns of each observed variable.
+    n_records, n_dim, slices, public, row_keys
+        As of :class:`~pymc_dp.model.RecordLikelihood`.
 
     Raises
     ------

@@ -14,6 +14,7 @@ import pymc as pm
 
 from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records, Shards, Sites
+from pymc_dp.data.columns import width_of
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.display import Shown, in_short
 from pymc_dp.host_arguments import as_model, initial_point
@@ -148,7 +149,7 @@ class Simulator(Shown):
             self.likelihood = blocks = BlockedLikelihood(
                 self.model, data, public=public, compile_kwargs=compile_kwargs
             )
-            most = min(max(_LEAST_ROWS, _MOST_NUMBERS // data.width), _MOST_ROWS)
+            most = min(max(_LEAST_ROWS, _MOST_NUMBERS // width_of(data.layout)), _MOST_ROWS)
             is_public = isinstance(covariates, str)
             some_rows = blocks.some_rows(most, np.random.default_rng(0), public=is_public)
         else:

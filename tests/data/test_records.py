@@ -43,7 +43,6 @@ def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sources")
     write_files(folder / "several", columns, [40, 0, 50, 13], row_group_size=17)
     single = write_files(folder / "single", columns) / "000.parquet"
-    plain = write_files(folder / "plain", columns, write_statistics=False) / "000.parquet"
     mapped = {}
     for name, column in columns.items():
         np.save(folder / f"{name}.npy", column)
@@ -71,7 +70,6 @@ def sources(tmp_path_factory):
         "folder": folder / "several",
         "list": sorted((folder / "several").iterdir()),
         "file": str(single),
-        "no statistics": plain,
     }
 
     def make(kind, **options):
