@@ -124,13 +124,8 @@ class Records:
         path : path or sequence of paths
             A local file, several, or a folder of files, which are read in the order of their names. Files of a
             folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
-        arguments : mapping of str to str or list of str, optional
-            Names of the model's ``pm.Data`` to the columns that they stand for; a list of columns is a matrix. By
-            default each column is one of its own name.
-        block_rows : int, optional
-            Largest number of rows of a block; by default about 2**21 bytes.
-        single_precision : bool
-            Whether floats, and matrices, are rounded to float32 as they are read; False by default.
+        arguments, block_rows, single_precision
+            As of :class:`Records`.
 
         Returns
         -------

@@ -10,7 +10,7 @@ import copy
 import math
 import os
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from itertools import chain
@@ -23,14 +23,20 @@ from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.block_model import BlockModel, holding, made_up
 from pymc_dp.model.block_terms import LogLikelihoods, of_blocks, of_shard
+from pymc_dp.model.compiled_model import CompiledModel
 from pymc_dp.model.data_keys import new_digest
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.terms import Term
 
+#: Parameters, prior and description are those of the model of a block.
+_OF_THE_BLOCK = (
+    "_names", "_layout", "_slices", "_start", "_log_prior", "_gradients", "n_dim", "is_binary", "shapes", "fingerprint",
+    "public", "model_token",
+)  # fmt: skip
 _NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
 
 
-class BlockedLikelihood(Likelihood):
+class BlockedLikelihood(CompiledModel, Likelihood):
     """Likelihood of records that are read in blocks, and the prior of their model.
 
     Nothing is held in memory but a block, those that are read ahead, and what is computed from one block. No
@@ -90,10 +96,8 @@ class BlockedLikelihood(Likelihood):
         self.model = model
         self._block = BlockModel(model, records.layout, public, compile_kwargs, records.n_records)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim, self.is_binary = self._block.n_dim, self._block.is_binary
-        self.shapes, self.fingerprint = self._block.shapes, self._block.fingerprint
+        self.__dict__ |= {name: vars(self._block)[name] for name in _OF_THE_BLOCK}
         self.is_remote, self._process = not isinstance(records, Records), os.getpid()
-        self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
             self._on_workers = records.hold(self._block)
         if isinstance(records, Sites):
@@ -111,27 +115,6 @@ class BlockedLikelihood(Likelihood):
 
     def __repr__(self) -> str:
         return f"BlockedLikelihood({self.records!r}, parameters={list(self.slices)})"
-
-    @property
-    def slices(self) -> Mapping[str, slice]:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.slices
-
-    def log_prior(self, theta: np.ndarray) -> float:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.log_prior(theta)
-
-    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.grad_log_prior(theta)
-
-    def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.ravel(point)
-
-    def unravel(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.unravel(theta)
 
     @contextmanager
     def some_rows(self, n_rows: int, rng: np.random.Generator, *, public: bool) -> Iterator[None]:
@@ -189,9 +172,6 @@ class BlockedLikelihood(Likelihood):
             if isinstance(self.records, Shards):
                 found = found[:, self.records.places(index)]
         return found if np.ndim(theta) == 2 else found[0]
-
-    def _checked(self, theta: np.ndarray) -> np.ndarray:
-        return self._block._checked(theta)
 
     def map(
         self, term: Term | LogLikelihoods, index: np.ndarray | None = None

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pymc_dp import Records
+from pymc_dp.data.in_memory import InMemory
 from tests.data.record_tables import columns_of, write_files
 
 
@@ -57,24 +58,16 @@ def test_no_thread_for_one_block_and_rows_by_number(records, monkeypatch):
     records.take([3, 700])
 
 
-def test_one_block_is_read_ahead():
-    made = []
+def test_one_block_is_read_ahead(monkeypatch):
+    made, real = [], InMemory.blocks
 
-    class Source:
-        layout, n_records = {"y": (np.dtype(int), ())}, 9
+    def blocks(self, n_rows):
+        for block in real(self, n_rows):
+            made.append(block)
+            yield block
 
-        def blocks(self, n_rows):
-            for k in range(9):
-                made.append(k)
-                yield {"y": np.array([k])}
-
-        def take(self, index):
-            return {"y": index}
-
-        def split(self, n):
-            return [self]
-
-    for k, _ in enumerate(Records(Source(), block_rows=1).blocks()):
+    monkeypatch.setattr(InMemory, "blocks", blocks)
+    for k, _ in enumerate(Records({"y": np.arange(9)}, block_rows=1).blocks()):
         assert len(made) in (k + 1, min(k + 2, 9))
 
 

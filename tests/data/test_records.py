@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from pymc_dp import Records
 from pymc_dp.data import RecordSource
+from pymc_dp.data.in_memory import InMemory
 from pymc_dp.model import data_keys
 from tests.data.record_tables import (
     ARGUMENTS,
@@ -63,6 +64,7 @@ def sources(tmp_path_factory):
         "chunks": pa.concat_tables([pa.table(half) for half in halves]),
         "batch": pa.RecordBatch.from_pydict(columns),
         "reader": pa.table(columns).to_reader,
+        "source": InMemory(columns),
         "duckdb": lambda: duckdb.from_arrow(pa.table(columns)),
         "series": {n: pl.Series(c) if n == "a" else pd.Series(c) for n, c in columns.items()},
     }
