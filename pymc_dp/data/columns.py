@@ -19,46 +19,44 @@ _SHOWN = 8
 _BLOCK_BYTES = 2**21
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise ValueError if a name occurs twice or there is none."""
+def used_columns(arguments: Any, names: Sequence[str]) -> list[str]:
+    """Names of the columns that arguments stand for, of all columns; raises for names that are wrong."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(
             f"Several columns have the name {twice[0]!r}: rename them, so that each name occurs once."
         )
     if not names:
         raise ValueError("There are no columns: give one at least.")
+    if arguments is None:
+        return list(names)
+    lists = [*map(_listed, arguments.values())] if isinstance(arguments, Mapping) else []
+    if not lists or not all(lists):
+        raise TypeError(  # without what was given: it may be data
+            "arguments must map each name to a column or a list of columns, such as {'X': ['x1', 'x2'], 'y': 'y'}."
+        )
+    used = list(dict.fromkeys(itertools.chain(*lists)))
+    if unknown := [name for name in used if name not in names]:
+        raise ValueError(
+            f"arguments has the column {unknown[0]!r}, but the columns are {', '.join(names)}."
+        )
+    return used
 
 
 class Arguments:
-    """Arguments of a model, by name: each is one column, or a list of columns side by side (`parts`).
+    """Arguments of a model, by name: each is one column, or a list of columns side by side.
 
-    `used` lists the columns to be read. `layout` has the dtype and trailing shape of each argument; :meth:`lay_out`
-    sets it.
+    `kinds` has the columns, of type and trailing shape, and `layout` the arguments. ValueError for a list with a matrix.
     """
 
-    def __init__(self, given: Any, names: Sequence[str], single_precision: bool = False) -> None:
-        check_names(names)
-        self.single_precision = single_precision
-        given = {name: name for name in names} if given is None else given
-        lists = [_listed(part) for part in given.values()] if isinstance(given, Mapping) else []
-        if not lists or not all(lists):
-            raise TypeError(  # without what was given: it may be data
-                "arguments must map each name to a column or a list of columns, such as {'X': ['x1', 'x2'], 'y': 'y'}."
-            )
-        self.parts: dict[str, Any] = {str(name): part for name, part in given.items()}
-        self.used = list(dict.fromkeys(itertools.chain(*lists)))
-        if unknown := [name for name in self.used if name not in names]:
-            raise ValueError(
-                f"arguments has the column {unknown[0]!r}, but the columns are {', '.join(names)}."
-            )
+    def __init__(self, given: Any, kinds: Kinds, single_precision: bool = False) -> None:
+        used = used_columns(given, [*kinds])
+        given = {name: name for name in used} if given is None else given
+        self._parts: dict[str, Any] = {str(name): part for name, part in given.items()}
         self.layout: Kinds = {}
-
-    def lay_out(self, kinds: Kinds) -> None:
-        """Set the layout, from the type and trailing shape of each column; ValueError for a list with a matrix."""
-        for name, part in self.parts.items():
+        for name, part in self._parts.items():
             if isinstance(part, str):
                 dtype, shape = kinds[part]
-                rounds = self.single_precision and dtype == np.float64
+                rounds = single_precision and dtype == np.float64
                 self.layout[name] = np.dtype(np.float32) if rounds else dtype, shape
                 continue
             if wide := [column for column in part if kinds[column][1]]:
@@ -66,7 +64,7 @@ class Arguments:
                     f"Column {wide[0]!r} has rows of shape {kinds[wide[0]][1]}, and cannot be one of several in the "
                     f"argument {name!r}: make it an argument of its own."
                 )
-            single = self.single_precision or all(kinds[c][0] == np.float32 for c in part)
+            single = single_precision or all(kinds[c][0] == np.float32 for c in part)
             self.layout[name] = np.dtype(np.float32 if single else np.float64), (len(part),)
 
     @property
@@ -78,10 +76,9 @@ class Arguments:
     def of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arguments from columns; views where a single column is contiguous."""
         block = {}
-        with np.errstate(
-            over="ignore"
-        ):  # of rounding to float32: a warning would depend on the data
-            for name, part in self.parts.items():
+        # Of rounding to float32: a warning would depend on the data.
+        with np.errstate(over="ignore"):
+            for name, part in self._parts.items():
                 dtype, shape = self.layout[name]
                 if isinstance(part, str):
                     block[name] = np.ascontiguousarray(columns[part], dtype)

@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_dp.data.columns import (
-    Arguments,
-    arrow_type,
-    arrow_values,
-    check_names,
-    rows_of,
-)
+from pymc_dp.data.columns import arrow_type, arrow_values, rows_of, used_columns
 from pymc_dp.data.source import Kinds
 
 #: Bytes of a column that are read at once: a row group may be larger than memory (`pyarrow.dataset` holds whole ones).
@@ -112,19 +106,19 @@ class Parquet:
                             break
 
 
-def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet, Arguments]:
-    """Rows of a file, of files or of a folder, and the arguments of their columns; no values are read."""
+def open_parquet(path: Any, given: Any) -> Parquet:
+    """Rows of a file, of files or of a folder, with the columns that arguments stand for; no values are read."""
     groups: list[_Group] = []
     paths = _paths(path)
     with _opened(paths[0]) as file:
         schema = file.schema_arrow
-    arguments = Arguments(given, schema.names, single_precision)
-    layout: Kinds = {n: (arrow_type(n, schema.field(n).type), ()) for n in arguments.used}
+    used = used_columns(given, schema.names)
+    layout: Kinds = {n: (arrow_type(n, schema.field(n).type), ()) for n in used}
     types = _types(schema, given, layout)
     for file_path in paths:
         with _opened(file_path) as file:
             stamp, metadata = _stamp(file_path), file.metadata
-            check_names(file.schema_arrow.names)
+            used_columns(None, file.schema_arrow.names)
             found = _types(file.schema_arrow, given, layout)
             if differ := [n for n in {**types, **found} if types.get(n) != found.get(n)]:
                 name = differ[0]
@@ -136,7 +130,7 @@ def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet
             groups += [_Group(file_path, stamp, k, 0, n) for k, n in enumerate(sizes) if n]
     if not groups:
         raise ValueError(f"{paths[0]} has no rows: give one record at least.")
-    return Parquet(groups, layout), arguments
+    return Parquet(groups, layout)
 
 
 def _types(schema: Any, given: Any, used: Collection[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_integer
-from pymc_dp.data.columns import Arguments, in_words, rows_of
+from pymc_dp.data.columns import Arguments, in_words, rows_of, used_columns
 from pymc_dp.data.in_memory import InMemory, table_of
 from pymc_dp.data.parquet import open_parquet
 from pymc_dp.data.source import RecordSource
@@ -88,9 +88,6 @@ class Records:
     [2, 3]
     """
 
-    n_records: int
-    block_rows: int
-
     def __init__(
         self,
         columns: Any,
@@ -100,13 +97,15 @@ class Records:
         single_precision: bool = False,
     ) -> None:
         source = columns
-        if isinstance(source, RecordSource):
-            laid_out = Arguments(arguments, [*source.layout], single_precision)
-        else:
+        if not isinstance(source, RecordSource):
             table = table_of(columns)
-            laid_out = Arguments(arguments, [name for name, _ in table], single_precision)
-            source = InMemory({name: dict(table)[name] for name in laid_out.used})
-        self._set_up(source, laid_out, block_rows)
+            used = used_columns(arguments, [name for name, _ in table])
+            source = InMemory({name: dict(table)[name] for name in used})
+        self._source, self.n_records = source, source.n_records
+        self._arguments = Arguments(arguments, source.layout, single_precision)
+        if block_rows is None:
+            block_rows = self._arguments.block_rows
+        self.block_rows = as_integer("block_rows", block_rows, 1)
 
     @classmethod
     def from_parquet(
@@ -143,17 +142,8 @@ class Records:
             As of :class:`Records`, and if files have different columns. Missing values are found while reading: a
             likelihood reads all columns once, before anything is spent.
         """
-        records = cls.__new__(cls)
-        records._set_up(*open_parquet(path, arguments, single_precision), block_rows)
-        return records
-
-    def _set_up(self, source: RecordSource, arguments: Arguments, block_rows: int | None) -> None:
-        arguments.lay_out(source.layout)
-        self._source, self._arguments = source, arguments
-        self.n_records = source.n_records
-        if block_rows is None:
-            block_rows = arguments.block_rows
-        self.block_rows = as_integer("block_rows", block_rows, 1)
+        options: dict[str, Any] = {"block_rows": block_rows, "single_precision": single_precision}
+        return cls(open_parquet(path, arguments), arguments=arguments, **options)
 
     @property
     def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
