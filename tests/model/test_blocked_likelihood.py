@@ -15,7 +15,6 @@ import pymc_dp as dp
 from pymc_dp.data import Records
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
-from pymc_dp.model.block_model import made_up
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import observed_arrays
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
@@ -125,16 +124,15 @@ def test_data_are_those_of_the_blocks():
 
 @pytest.mark.slow
 def test_the_model_keeps_what_it_holds():
-    """Arrays of the user stay in place, also if the model is refused; those of the data are never in the model."""
+    """Arrays of the user; what was compiled has the rows of others, also where NumPy draws."""
     model = fed(regression, columns())
     before = {v: v.get_value(borrow=True) for v in model.data_vars}
     found = dp.Simulator(model, data=Records(columns()), covariates="public", compile_kwargs=MODE)
-    for v, array in before.items():
-        assert v.get_value(borrow=True) is array and not array.any()
-    term = clipped_grad_steps(found.likelihood, np.zeros(8), 1.0)[0]
+    assert all(v.get_value(borrow=True) is a and not a.any() for v, a in before.items())
     with model:
         pm.set_data({"y": np.ones(7, int)})
-    assert np.array_equal(clipped_grad_steps(found.likelihood, np.zeros(8), 1.0)[0], term)
+    drawn = found.simulated.draw(np.zeros(8), np.random.default_rng(1))
+    assert [len(y) for y in drawn] == [N, N]
 
 
 OUTSIDE = np.random.default_rng(3).normal(size=500)
@@ -250,15 +248,6 @@ def test_an_index_out_of_range_counts_as_the_nearest_one():
         likelihood = build(regression, data)
         terms.append(likelihood.clipped_grad(np.full(likelihood.n_dim, 0.3), 1.0))
     assert np.array_equal(*terms)
-
-
-def test_made_up_columns():
-    layout = {"x": (np.dtype("f4"), (3,)), "k": (np.dtype("i2"), ()), "b": (np.dtype("?"), ())}
-    block = made_up(layout, 192)
-    assert {n: (c.dtype, c.shape) for n, c in block.items()} == {
-        "x": (np.dtype("f4"), (192, 3)), "k": (np.dtype("i2"), (192,)), "b": (np.dtype("?"), (192,)),
-    }  # fmt: skip
-    assert set(block["k"].tolist()) == {0, 1} and 0.05 <= block["x"].min() < block["x"].max() <= 0.95  # fmt: skip
 
 
 def logistic(x, y):
