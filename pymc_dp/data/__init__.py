@@ -4,9 +4,9 @@
 by block, in pieces for several processes, or rows by number. Nothing here knows of models or of privacy.
 """
 
-from pymc_dp.data.records import Records
-from pymc_dp.data.several_sites import Sites
-from pymc_dp.data.shards import Shards
+from pymc_dp.data.records import Records as Records
+from pymc_dp.data.several_sites import Sites as Sites
+from pymc_dp.data.shards import Shards as Shards
 from pymc_dp.data.source import RecordSource
 
-__all__ = ["RecordSource", "Records", "Shards", "Sites"]
+__all__ = ["RecordSource"]  # the others are public as dp.Records, dp.Shards and dp.sites.Sites

@@ -124,7 +124,7 @@ class Records:
             A local file, several, or a folder of files, which are read in the order of their names. Files of a
             folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
         arguments, block_rows, single_precision
-            As of :class:`Records`.
+            Columns of each name of the model, rows of a block, and whether floats are rounded: see :class:`Records`.
 
         Returns
         -------

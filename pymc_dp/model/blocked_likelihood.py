@@ -63,8 +63,10 @@ class BlockedLikelihood(CompiledModel, Likelihood):
         That of the argument, which never holds data of the records.
     records : Records, Shards or Sites
         Those of the argument.
-    n_records, n_dim, slices, public, row_keys
-        As of :class:`~pymc_dp.model.RecordLikelihood`.
+    n_records, n_dim : int
+        Numbers of records, which is public, and of parameters.
+    slices, public, row_keys
+        Places of parameters, declared arrays, and keyed hashes of columns: see :class:`~pymc_dp.model.RecordLikelihood`.
 
     Raises
     ------
