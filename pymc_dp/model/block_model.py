@@ -176,8 +176,11 @@ def _fed(model: pm.Model, layout: Layout, public: Sequence[Any]) -> dict[str, Va
 
 
 def _n_rows(model: pm.Model, fed: Mapping[str, Variable], n_records: float) -> int:
-    """More rows than an array or a parameter of the model has, unless it is a parameter for each record."""
+    """More rows than parameters have entries, unless they have one for each record; no array has as many."""
+    entries = max((n or 0 for v in model.free_RVs for n in v.type.shape), default=0)
+    n_rows = max(_N_ROWS, entries + 1) if entries < n_records else _N_ROWS
     arrays = {v for v in ancestors(model.basic_RVs) if is_array_root(v)}.difference(fed.values())
-    shapes = [*(stored(v).shape for v in arrays), *(v.type.shape for v in model.free_RVs)]
-    largest = max((n or 0 for shape in shapes for n in shape), default=0)
-    return max(_N_ROWS, largest + 1) if largest < n_records else _N_ROWS
+    lengths = {n for v in arrays for n in stored(v).shape}
+    while n_rows in lengths:
+        n_rows += 1
+    return n_rows

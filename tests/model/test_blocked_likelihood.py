@@ -140,7 +140,7 @@ ON_ROWS = "depends on the number of rows of a block, or on their positions"
 #: Outcomes are Bernoulli with this log-odds.
 NO_FUNCTIONS = {
     "centred": (lambda x, y: (x - x.mean(axis=0)) @ pm.Normal("b", shape=D), "depends on all of the array 'x'"),
-    "from outside": (lambda x, y: OUTSIDE * pm.Normal("b"), "raised ValueError with 501 made-up rows in each of x, y"),
+    "from outside": (lambda x, y: OUTSIDE * pm.Normal("b"), "raised ValueError with 192 made-up rows in each of x, y"),
     "as long as what stands there": (lambda x, y: x[:, 0] + pm.Normal("b", shape=2), "raised ValueError with 192 made-up"),
     "counted": (lambda x, y: pm.math.abs(pt.arange(x.shape[0])) * pm.Normal("b"), ON_ROWS),
     "with the number": (lambda x, y: x[:, 0] * pm.Normal("b") / x.shape[0], ON_ROWS),
