@@ -16,13 +16,21 @@ import pymc_dp as dp
 PATIENTS = (300, 900, 1500, 2300)  # of each hospital
 
 
-def model(age, treated, recovered):
+def model_of(columns):
     """Recovery, given age in decades from 50, and treatment."""
-    baseline = pm.Normal("baseline", 0, 1)
-    effect = pm.Normal("effect", 0, 1)
-    slope = pm.Normal("slope", 0, 1)
-    logit_p = baseline + effect * treated + slope * age
-    pm.Bernoulli("recovered", logit_p=logit_p, observed=recovered)
+    with pm.Model() as model:
+        age, treated, recovered = (pm.Data(n, column) for n, column in columns.items())
+        baseline = pm.Normal("baseline", 0, 1)
+        effect = pm.Normal("effect", 0, 1)
+        slope = pm.Normal("slope", 0, 1)
+        logit_p = baseline + effect * treated + slope * age
+        pm.Bernoulli("outcome", logit_p=logit_p, observed=recovered)
+    return model
+
+
+def without_records():
+    """The model of one row of zeros, in whose place those of records are read."""
+    return model_of({"age": [0.0], "treated": [0.0], "recovered": [0.0]})
 
 
 def patients(seed, n):
@@ -36,7 +44,8 @@ def patients(seed, n):
 def hospital(number, others, coordinator):
     """Answer the coordinator until it closes the connection."""
     records = dp.Records(patients(number, PATIENTS[number]))
-    dp.sites.Site(model, records, others, number=number).serve(coordinator)
+    site = dp.sites.Site(without_records(), records, others, number=number)
+    site.serve(coordinator)
 
 
 def connected():
@@ -63,10 +72,9 @@ def main():
     connections, processes = connected()
     sites = dp.sites.Sites(connections)
     print(sites)
-    with pm.Model() as stand_in:
-        model(**patients(9, 20_000))
+    stand_in = model_of(patients(9, 20_000))
     idata = dp.sample(
-        epsilon=1.0, delta=1e-6, model=model, data=sites, covariates=stand_in, chains=2,
+        epsilon=1.0, delta=1e-6, model=without_records(), data=sites, covariates=stand_in, chains=2,
         random_seed=1, progressbar=False,
     )  # fmt: skip
     sites.close()

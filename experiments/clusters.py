@@ -55,7 +55,7 @@ def workers(options: Options) -> dict[str, Any]:
     for n in (1, 2):
         with cluster(n) as client:
             pieces = records_of(options.data, N, D).split(N_SHARDS)
-            likelihood = BlockedLikelihood(model, dp.Shards(pieces, load=True, client=client))
+            likelihood = BlockedLikelihood(model(D), dp.Shards(pieces, load=True, client=client))
 
             def question(likelihood: BlockedLikelihood = likelihood) -> None:
                 sums.append(likelihood.total(ClippedScores(theta, 1.0)))
@@ -76,7 +76,7 @@ def overhead(options: Options) -> dict[str, Any]:
     rng, theta = np.random.default_rng(1), np.full(D, 0.1)
     records = dp.Records({"X": rng.normal(size=(FEW, D)), "y": rng.integers(0, 2, FEW)})
     with cluster(2) as client:
-        here, there = (BlockedLikelihood(model, r) for r in (records, dp.Shards(records.split(2), client=client)))  # fmt: skip
+        here, there = (BlockedLikelihood(model(D), r) for r in (records, dp.Shards(records.split(2), client=client)))  # fmt: skip
         return {
             "alone": seconds(lambda: here.total(ClippedScores(theta, 1.0)), 100),
             "cluster": seconds(lambda: there.total(ClippedScores(theta, 1.0)), 100),

@@ -63,10 +63,12 @@ def records_of(folder: Path, n_records: int, d: int) -> dp.Records:
     return dp.Records.from_parquet(path, arguments={"X": [f"x{k}" for k in range(d)], "y": "y"})
 
 
-def model(X: np.ndarray, y: np.ndarray) -> None:
+def model(d: int) -> pm.Model:
     """Logistic regression."""
-    beta = pm.Normal("beta", 0, 1, shape=X.shape[1])
-    pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    with pm.Model() as found:
+        X, y = pm.Data("X", np.zeros((1, d))), pm.Data("y", np.zeros(1))
+        pm.Bernoulli("outcome", logit_p=X @ pm.Normal("beta", 0, 1, shape=d), observed=y)
+    return found
 
 
 def limited() -> bool:
@@ -91,7 +93,7 @@ def one(folder: Path, n_records: int, d: int, limit: bool) -> dict[str, Any]:
     records = records_of(folder, n_records, d)
     limited_now = limit and limited()
     begin = time.perf_counter()
-    simulator = dp.Simulator(model, data=records, covariates="public")
+    simulator = dp.Simulator(model(d), data=records, covariates="public")
     built = time.perf_counter()
     theta = np.zeros(simulator.likelihood.n_dim)
     simulator.likelihood.total(ClippedScores(theta, 1.0))
@@ -124,7 +126,7 @@ def growth(folder: Path, sizes: tuple[int, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {"n": [], "seconds": [], "peak_mb": []}
     for n in sizes:
         part = records_of(folder, n, 4)
-        likelihood, times = BlockedLikelihood(model, part), []
+        likelihood, times = BlockedLikelihood(model(4), part), []
         for _ in range(max(2, min(20, 10**7 // n))):
             begin = time.perf_counter()
             likelihood.total(ClippedScores(np.zeros(likelihood.n_dim), 1.0))

@@ -61,8 +61,9 @@ def as_model(model: Any) -> pm.Model:
                 "There is no model: pass model=model, or call this within `with model:`."
             )
     if not isinstance(model, pm.Model):
-        cure = "pass data=Records(...), too" if callable(model) else "pass model=model"
-        raise TypeError(f"model must be a pm.Model, got a {type(model).__name__}: {cure}.")
+        raise TypeError(
+            f"model must be a pm.Model, got a {type(model).__name__}: pass model=model."
+        )
     return model
 
 

@@ -53,9 +53,8 @@ def plan(
     max_draws: int | None = None,
     other_accesses: Accesses = (),
     simulator: Simulator | None = None,
-    model: pm.Model | Callable[..., Any] | None = None,
+    model: pm.Model | None = None,
     data: Records | Shards | Sites | None = None,
-    example: Mapping[str, Any] | None = None,
     covariates: str | pm.Model | Ranges | None = None,
     records: Any = None,
     stand_in_records: Any = None,
@@ -106,12 +105,10 @@ def plan(
         Of other steps only: what else the budget is going to pay for, outside of chains.
     simulator : Simulator, optional
         The compiled model, in place of the arguments from `model` to `temperature`.
-    model : pm.Model or callable, optional
-        The model, by default the one on the context stack; with `data`, the function of a block that builds it.
+    model : pm.Model, optional
+        The model, by default the one on the context stack.
     data : Records, Shards or Sites, optional
-        Records that are read in blocks, here, on a cluster or at several sites.
-    example : mapping of str to array, optional
-        With `data`: made-up columns to compile the model with, if it does not allow the usual ones.
+        Records that are read in blocks, here, on a cluster or at several sites, for the model's ``pm.Data`` by name.
     covariates : "public", pm.Model or Ranges, optional
         How records are simulated if the model has covariates: from its own if these are public, from a stand-in
         with the same parameters, or from ranges (:class:`~pymc_dp.Simulator`). No default for such models.
@@ -188,11 +185,11 @@ def plan(
     check_is_budget(budget)
     check_seed(random_seed)
     options = {
-        "model": model, "data": data, "example": example, "covariates": covariates, "records": records, "stand_in_records": stand_in_records,
+        "model": model, "data": data, "covariates": covariates, "records": records, "stand_in_records": stand_in_records,
         "public": public, "n_records": n_records, "temperature": temperature,
     }  # fmt: skip
     if is_of_scores:
-        if simulator is None and data is None:
+        if simulator is None:
             check_proper(as_model(model))
         with shown(progressbar):
             simulator = _simulator(simulator, options, budget)

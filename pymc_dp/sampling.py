@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Never
 
@@ -23,7 +23,7 @@ from pymc_dp.host_arguments import (
 )
 from pymc_dp.model.identity import model_of, model_token
 from pymc_dp.planning.plan import MIN_DRAWS, Plan
-from pymc_dp.planning.simulator import Guess, Simulator, check_is_simulator
+from pymc_dp.planning.simulator import Guess, check_is_simulator
 from pymc_dp.plans import plan as make_plan
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.progress import counted, note, shown, silenced
@@ -42,10 +42,8 @@ _log = logging.getLogger("pymc.dp")
 _BUDGET = {"adjacency", "accountant", "ledger"}
 _PLANNING = {
     "guess", "noise", "simulator", "covariates", "records", "stand_in_records", "public",
-    "n_records", "temperature", "data", "example",
+    "n_records", "temperature", "data",
 }  # fmt: skip
-#: Arguments of a Simulator among these.
-_OF_SIMULATOR = _PLANNING - {"guess", "noise", "simulator"}
 _DRAWS, _CHAINS = 1000, 4
 _NAMES = {"plan", "step", "epsilon", "delta", "chains", "draws", "model", "reproducible", *_BUDGET, *_PLANNING}  # fmt: skip
 
@@ -62,7 +60,7 @@ def sample(
     guess: Guess = None,
     noise: str | None = None,
     reproducible: bool = False,
-    model: pm.Model | Callable[..., Any] | None = None,
+    model: pm.Model | None = None,
     **kwargs: Any,
 ) -> Any:
     """Sample a private posterior that uses up a budget, and reduce it to what may be published.
@@ -104,9 +102,9 @@ def sample(
     reproducible : bool
         With a :class:`~pymc_dp.Plan`: draw decisions from ``random_seed``. This breaks the guarantee, and the
         report states it: for tests and public data. The noise of scores is always secret.
-    model : pm.Model or callable, optional
+    model : pm.Model, optional
         The model; by default that of the plan or step, or the one on the context stack. With ``data=records``
-        (:class:`~pymc_dp.Records`, which need not fit into memory, or :class:`~pymc_dp.Shards`) the function of a block that builds it.
+        (:class:`~pymc_dp.Records`, which need not fit into memory, or :class:`~pymc_dp.Shards`) its ``pm.Data`` are columns.
     **kwargs
         With `epsilon`: further arguments of :func:`~pymc_dp.plan` (``data``, ``ledger``, ``adjacency``, ``accountant``,
         ``records``, ``public``, ``temperature``, ``n_records``, ...). In any case: arguments of ``pm.sample``
@@ -156,9 +154,6 @@ def sample(
     planning |= {name: kwargs.pop(name) for name in _BUDGET | _PLANNING if name in kwargs}
     _check_source(plan, step, epsilon, delta, planning)
     numbers = {n: as_integer(n, x, 1) for n, x in _given(draws=draws, chains=chains).items()}
-    if "data" in planning and "simulator" not in planning:
-        options = {name: planning.pop(name) for name in _OF_SIMULATOR & planning.keys()}
-        planning["simulator"], model = Simulator(model, **options), None
     model = _model(plan, step, planning.get("simulator"), model)
     check_host_arguments(kwargs, _NAMES, model)
     is_shown = bool(kwargs.get("progressbar", True)) and not kwargs.get("quiet", False)

@@ -22,8 +22,6 @@ from pymc_dp.data.several_sites import COUNT_STEPS, Sites
 from pymc_dp.model.block_model import BlockModel
 from pymc_dp.model.block_terms import of_shard
 from pymc_dp.model.data_keys import KeyedDigest
-from pymc_dp.model.made_up_block import example_block, model_of
-from pymc_dp.model.rows_alone import check_rows_alone
 from pymc_dp.model.terms import ClippedChange, ClippedScores, ScoreNorms, ScoreProducts, Term
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits
 from pymc_dp.privacy.randomness.rounded_gaussian import rounded_gaussian
@@ -44,9 +42,9 @@ class Site:
 
     Parameters
     ----------
-    function : callable
-        Builds the model of a block, from arguments with the names of the columns. The same at all sites and at the
-        coordinator.
+    model : pm.Model
+        The same at all sites and at the coordinator. Columns are ``pm.Data`` with their names, as in
+        :class:`~pymc_dp.model.BlockedLikelihood`.
     records : Records
         Those of this site.
     peers : mapping of int to connection
@@ -55,8 +53,6 @@ class Site:
         Of this site: different for all, and none of `peers`.
     public : sequence of str or array
         Arrays of the model that hold no data of records. The same at all sites.
-    example : mapping of str to array, optional
-        Made-up columns with which the model is compiled, if it does not allow the usual ones. The same at all sites.
     compile_kwargs : dict, optional
         Arguments for ``pytensor.function``; Numba by default. The same at all sites.
     adds_noise : bool
@@ -96,13 +92,12 @@ class Site:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        model: pm.Model,
         records: Records,
         peers: Mapping[int, Connection],
         *,
         number: int,
         public: Sequence[Any] = (),
-        example: Mapping[str, Any] | None = None,
         compile_kwargs: dict[str, Any] | None = None,
         adds_noise: bool = False,
         least_noise: float = 1.0,
@@ -112,10 +107,7 @@ class Site:
             raise ValueError(
                 f"Site {number} must have peers with other numbers than its own, got {sorted(peers)}."
             )
-        block = example_block(records.layout, example)
-        self.model: pm.Model = model_of(function, block)
-        check_rows_alone(function, self.model, block, public)
-        self._block = BlockModel(self.model, block, public, compile_kwargs)
+        self._block = BlockModel(model, records.layout, public, compile_kwargs)
         self._records, self._timeout, self._adds_noise = records, timeout, adds_noise
         # Each pair of sites in the same order: none waits for one that waits for it.
         self._peers = sorted(peers.items())

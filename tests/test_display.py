@@ -98,7 +98,7 @@ def _is_never_held(cls):
 def _normal(y):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 3, shape=2)
-        pm.Normal("y", mu.sum(), 1, observed=y)
+        pm.Normal("y", mu.sum(), 1, observed=pm.Data("data", y))
     return model
 
 
@@ -160,7 +160,7 @@ def compiled(quick_scores):
     scores = plan.release()
     ranges = dp.Ranges(x=(0, 1))
     stand_in = dp.private_stand_in({"x": y}, ranges, budget=dp.PrivacyBudget(1.0, 1e-6, chains=1))
-    records = dp.model.BlockedLikelihood(_normal, dp.Records({"y": y}))
+    records = dp.model.BlockedLikelihood(_normal(np.zeros(1)), dp.Records({"data": y}))
     own = {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2), "model": model, "likelihood": simulator.likelihood}  # fmt: skip
     bounds = {"clip_bound": 3.0, "proposal": dp.RandomWalk(0.02)}
     chain = dp.DPScore(scores, simulator=simulator)
@@ -177,7 +177,7 @@ def compiled(quick_scores):
         augmented = dp.PrivatizedRecords([rows])
     with test_sites.served(dp.Records(test_sites.COLUMNS).split(2)) as connections:
         sites = dp.sites.Sites(connections)
-        site = dp.sites.Site(test_sites.model, dp.Records(test_sites.COLUMNS), {1: connections[0]}, number=0)  # fmt: skip
+        site = dp.sites.Site(test_sites.MODEL, dp.Records(test_sites.COLUMNS), {1: connections[0]}, number=0)  # fmt: skip
     with Client(processes=False, dashboard_address=":0") as client:
         shards = dp.Shards(dp.Records({"y": y}).split(3), client=client)
     last = dp.DPBarker(**bounds | own | {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2)})

@@ -18,7 +18,7 @@ import pymc_dp
 
 MODULES = sorted(m.name for m in pkgutil.walk_packages(pymc_dp.__path__, "pymc_dp."))
 
-PLACES = [pymc_dp, *(getattr(pymc_dp, n) for n in ("checks", "comparison", "errors", "model", "planning", "plots", "privacy", "privatized", "queries", "scores", "sites", "steps"))]  # fmt: skip
+PLACES = [pymc_dp, *(getattr(pymc_dp, n) for n in ("checks", "comparison", "data", "errors", "model", "planning", "plots", "privacy", "privatized", "queries", "scores", "sites", "steps"))]  # fmt: skip
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda m: m.__name__)

@@ -26,12 +26,14 @@ from pymc_dp.model.data_keys import KeyedDigest
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.sites import Site
-from tests.data.mixed_columns import columns, model
+from tests.data.mixed_columns import columns, fed
+from tests.data.mixed_columns import model as function
 from tests.terms import clipped_grad_steps, norm_counts
 
 N, D, N_SITES = 203, 2, 4
 MODE = {"mode": Mode("py", "fast_compile")}
 COLUMNS = columns(N, D)
+MODEL = fed(function, COLUMNS)
 
 
 class Tapped:
@@ -49,16 +51,15 @@ class Tapped:
 
 
 @contextmanager
-def served(parts, function=model, **options):
+def served(parts, model=MODEL, **options):
     """Connections of a coordinator to sites, each in a thread, which have ended afterwards."""
     numbers = range(len(parts))
     between = {(i, j): multiprocessing.Pipe() for i in numbers for j in numbers if i < j}
     coordinator, threads = [], []
     for k in numbers:
         peers = {j: between[min(j, k), max(j, k)][j < k] for j in numbers if j != k}
-        site = Site(
-            function, parts[k], peers, number=k, compile_kwargs=MODE, timeout=600.0, **options
-        )
+        how = {"compile_kwargs": MODE, "timeout": 600.0} | options
+        site = Site(model, parts[k], peers, number=k, **how)
         ours, theirs = multiprocessing.Pipe()
         coordinator.append(Tapped(ours))
         threads.append(threading.Thread(target=site.serve, args=(theirs,)))
@@ -80,7 +81,7 @@ def connections():
 
 @pytest.fixture(scope="module")
 def likelihood(connections):
-    return BlockedLikelihood(model, Sites(connections, timeout=600.0), compile_kwargs=MODE)
+    return BlockedLikelihood(MODEL, Sites(connections, timeout=600.0), compile_kwargs=MODE)
 
 
 def shares(connections, sites, n=150):
@@ -131,7 +132,7 @@ def test_shares_that_are_not_random_are_found(connections, likelihood, monkeypat
 @pytest.fixture(scope="module")
 def noisy_likelihood():
     with served(Records(COLUMNS, block_rows=64).split(N_SITES), adds_noise=True) as found:
-        yield BlockedLikelihood(model, Sites(found, timeout=600.0), compile_kwargs=MODE)
+        yield BlockedLikelihood(MODEL, Sites(found, timeout=600.0), compile_kwargs=MODE)
 
 
 QUESTIONS = {
@@ -256,11 +257,11 @@ def test_columns_that_differ(connections):
     with pytest.raises(ValueError, match="two sites or more"):
         Sites(connections[:1])
     with pytest.raises(ValueError, match="peers with other numbers"):
-        Site(model, narrow, {2: connections[0]}, number=2)
+        Site(MODEL, narrow, {2: connections[0]}, number=2)
 
 
 def test_the_same_data_are_known_again(connections, likelihood):
-    again = BlockedLikelihood(model, Sites(connections), compile_kwargs=MODE)
+    again = BlockedLikelihood(MODEL, Sites(connections), compile_kwargs=MODE)
     assert again.row_keys == likelihood.row_keys
     assert again.n_records == N and f"{N} records at {N_SITES} sites" in repr(again)
 
@@ -300,7 +301,7 @@ def test_a_copy_is_not_taken_for_records(likelihood, tmp_path, quick_scores):
         with pytest.raises(RuntimeError, match="copy"):
             ask()
     data = {"data": likelihood.records, "covariates": stand_in(), "compile_kwargs": MODE}
-    simulator = dp.Simulator(model, **data)
+    simulator = dp.Simulator(MODEL, **data)
     simulator.likelihood = copied
     budget = dp.PrivacyBudget(1.0, 1e-5, chains=1, ledger=tmp_path / "a.ledger")
     plan = dp.plan(budget=budget, simulator=simulator)
@@ -313,7 +314,7 @@ def test_a_copy_is_not_taken_for_records(likelihood, tmp_path, quick_scores):
 def stand_in():
     with pm.Model() as found:
         x = np.random.default_rng(4).normal(size=(500, D))
-        model(x, np.arange(500) % 2, np.arange(500) % 3 % 2)
+        function(x, np.arange(500) % 2, np.arange(500) % 3 % 2)
     return found
 
 
@@ -330,9 +331,9 @@ def test_chains_in_other_processes_are_refused_before_they_pay(likelihood):
 
 @pytest.mark.slow
 def test_plans_have_noise_that_sites_can_add(noisy_likelihood):
-    plan = dp.plan(epsilon=1, delta=1e-5, model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+    plan = dp.plan(epsilon=1, delta=1e-5, model=MODEL, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
     assert "Gaussian" in str(plan) and "l2 noise" not in str(plan)
     with pytest.raises(ValueError, match="add Gaussian noise"):
-        dp.plan(epsilon=1, delta=1e-5, noise="l2", model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+        dp.plan(epsilon=1, delta=1e-5, noise="l2", model=MODEL, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
     with pytest.raises(ValueError, match=r"at least 1 times.*Nothing was accessed"):
-        dp.sample(epsilon=1000.0, delta=1e-5, model=model, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip
+        dp.sample(epsilon=1000.0, delta=1e-5, model=MODEL, data=noisy_likelihood.records, covariates=stand_in())  # fmt: skip

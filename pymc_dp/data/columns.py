@@ -1,4 +1,4 @@
-"""Names, types and shapes of columns, and the arguments that they are laid out as."""
+"""Columns of numbers, and the arguments that they are laid out as."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-#: Type and trailing shape of columns.
-Kinds = dict[str, tuple[np.dtype, tuple[int, ...]]]
+from pymc_dp.data.source import Kinds
 
 #: Columns that are shown in one line.
 _SHOWN = 8
@@ -20,46 +19,44 @@ _SHOWN = 8
 _BLOCK_BYTES = 2**21
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise ValueError if a name occurs twice or there is none."""
+def used_columns(arguments: Any, names: Sequence[str]) -> list[str]:
+    """Names of the columns that arguments stand for, of all columns; raises for names that are wrong."""
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise ValueError(
             f"Several columns have the name {twice[0]!r}: rename them, so that each name occurs once."
         )
     if not names:
         raise ValueError("There are no columns: give one at least.")
+    if arguments is None:
+        return list(names)
+    lists = [*map(_listed, arguments.values())] if isinstance(arguments, Mapping) else []
+    if not lists or not all(lists):
+        raise TypeError(  # without what was given: it may be data
+            "arguments must map each name to a column or a list of columns, such as {'X': ['x1', 'x2'], 'y': 'y'}."
+        )
+    used = list(dict.fromkeys(itertools.chain(*lists)))
+    if unknown := [name for name in used if name not in names]:
+        raise ValueError(
+            f"arguments has the column {unknown[0]!r}, but the columns are {', '.join(names)}."
+        )
+    return used
 
 
 class Arguments:
-    """Arguments of a function of records, by name: each is one column, or a list of columns side by side (`parts`).
+    """Arguments of a model, by name: each is one column, or a list of columns side by side.
 
-    `used` lists the columns to be read. `layout` has the dtype and trailing shape of each argument; :meth:`lay_out`
-    sets it.
+    `kinds` has the columns, of type and trailing shape, and `layout` the arguments. ValueError for a list with a matrix.
     """
 
-    def __init__(self, given: Any, names: Sequence[str], single_precision: bool = False) -> None:
-        check_names(names)
-        self.single_precision = single_precision
-        given = {name: name for name in names} if given is None else given
-        lists = [_listed(part) for part in given.values()] if isinstance(given, Mapping) else []
-        if not lists or not all(lists):
-            raise TypeError(  # without what was given: it may be data
-                "arguments must map each name to a column or a list of columns, such as {'X': ['x1', 'x2'], 'y': 'y'}."
-            )
-        self.parts: dict[str, Any] = {str(name): part for name, part in given.items()}
-        self.used = list(dict.fromkeys(itertools.chain(*lists)))
-        if unknown := [name for name in self.used if name not in names]:
-            raise ValueError(
-                f"arguments has the column {unknown[0]!r}, but the columns are {', '.join(names)}."
-            )
+    def __init__(self, given: Any, kinds: Kinds, single_precision: bool = False) -> None:
+        used = used_columns(given, [*kinds])
+        given = {name: name for name in used} if given is None else given
+        self._parts: dict[str, Any] = {str(name): part for name, part in given.items()}
         self.layout: Kinds = {}
-
-    def lay_out(self, kinds: Kinds) -> None:
-        """Set the layout, from the type and trailing shape of each column; ValueError for a list with a matrix."""
-        for name, part in self.parts.items():
+        for name, part in self._parts.items():
             if isinstance(part, str):
                 dtype, shape = kinds[part]
-                rounds = self.single_precision and dtype == np.float64
+                rounds = single_precision and dtype == np.float64
                 self.layout[name] = np.dtype(np.float32) if rounds else dtype, shape
                 continue
             if wide := [column for column in part if kinds[column][1]]:
@@ -67,7 +64,7 @@ class Arguments:
                     f"Column {wide[0]!r} has rows of shape {kinds[wide[0]][1]}, and cannot be one of several in the "
                     f"argument {name!r}: make it an argument of its own."
                 )
-            single = self.single_precision or all(kinds[c][0] == np.float32 for c in part)
+            single = single_precision or all(kinds[c][0] == np.float32 for c in part)
             self.layout[name] = np.dtype(np.float32 if single else np.float64), (len(part),)
 
     @property
@@ -79,10 +76,9 @@ class Arguments:
     def of(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Arguments from columns; views where a single column is contiguous."""
         block = {}
-        with np.errstate(
-            over="ignore"
-        ):  # of rounding to float32: a warning would depend on the data
-            for name, part in self.parts.items():
+        # Of rounding to float32: a warning would depend on the data.
+        with np.errstate(over="ignore"):
+            for name, part in self._parts.items():
                 dtype, shape = self.layout[name]
                 if isinstance(part, str):
                     block[name] = np.ascontiguousarray(columns[part], dtype)
@@ -117,52 +113,25 @@ def rows_of(columns: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(columns.values())))
 
 
-def as_column(name: str, column: Any) -> np.ndarray:
-    """A NumPy, pandas, Polars or Arrow column as an array of numbers with a row per record; ValueError if impossible."""
-    dtype, nulls = getattr(column, "dtype", None), getattr(column, "null_count", None)
-    if isinstance(column, np.ma.MaskedArray):
-        if np.ma.is_masked(column):
-            raise missing(name)
-        column = column.data
-    elif isinstance(nulls, int):  # Arrow
-        number_type(name, arrow_type(column.type), str(column.type))
-        if nulls:
-            raise missing(name)
-        column = column.to_numpy(zero_copy_only=False)
-    elif callable(nulls):  # Polars; the class, as an Enum shows its categories
-        empty = column[:0].to_numpy()
-        number_type(name, empty.dtype if empty.ndim == 1 else None, type(dtype).__name__)
-        if nulls():
-            raise missing(name)
-        column = column.to_numpy()
-    elif hasattr(column, "isna") and not isinstance(dtype, np.dtype):  # an extension of pandas
-        numbers = number_type(name, getattr(dtype, "numpy_dtype", None), type(dtype).__name__)
-        if column.isna().any():
-            raise missing(name)
-        column = column.to_numpy(numbers)
+def arrow_values(name: str, column: Any) -> np.ndarray:
+    """Values of an Arrow column; ValueError if it has missing ones."""
+    if column.null_count:
+        raise missing(name)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def arrow_type(name: str, kind: Any) -> np.dtype:
+    """NumPy's dtype of an Arrow type; ValueError unless it is numeric."""
     try:
-        array = np.asanyarray(column)  # a memmap stays one
-    except (TypeError, ValueError):
-        raise ValueError(f"Column {name!r} is not an array: make it one.") from None
-    number_type(name, array.dtype, array.dtype.type.__name__)
-    if array.ndim == 0 or 0 in array.shape[1:]:
-        raise ValueError(
-            f"Column {name!r} has the shape {array.shape}: give one number, or more, per record."
-        )
-    return array
+        dtype = np.dtype(kind.to_pandas_dtype())
+    except (NotImplementedError, TypeError):
+        dtype = None
+    return number_type(name, dtype, str(kind))
 
 
-def arrow_type(kind: Any) -> np.dtype | None:
-    """NumPy's dtype of an Arrow type; None if there is none."""
-    try:
-        return np.dtype(kind.to_pandas_dtype())
-    except NotImplementedError:
-        return None
-
-
-def number_type(name: str, dtype: Any, described: str) -> np.dtype:
+def number_type(name: str, dtype: np.dtype | None, described: str) -> np.dtype:
     """The dtype in native byte order; ValueError unless it is numeric."""
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf" or dtype.itemsize > 8:
+    if dtype is None or dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise ValueError(
             f"Column {name!r} must hold numbers, not the type {described}: give categories as codes of a public list, "
             "such as pandas.Categorical(column, categories=[...]).codes, and dates as numbers; or leave the "

@@ -5,26 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_dp.data.columns import (
-    Arguments,
-    Kinds,
-    arrow_type,
-    check_names,
-    missing,
-    number_type,
-    rows_of,
-)
+from pymc_dp.data.columns import arrow_type, arrow_values, rows_of, used_columns
+from pymc_dp.data.source import Kinds
 
-#: Bytes of a column that are read at once: a row group may be larger than memory.
+#: Bytes of a column that are read at once: a row group may be larger than memory (`pyarrow.dataset` holds whole ones).
 _BUFFER = 2**18
+#: Rows that are read at once where rows are asked for by number.
+_ROWS = 2**14
 
 
 class _Group(NamedTuple):
@@ -40,65 +34,57 @@ class _Group(NamedTuple):
     def size(self) -> int:
         return self.end - self.begin
 
+    def part(self, begin: int, end: int) -> _Group:
+        """Some of these rows, counted from the first of them."""
+        return self._replace(begin=self.begin + begin, end=self.begin + end)
+
 
 class Parquet:
     """Rows of row groups, with the paths of their files."""
 
-    def __init__(self, groups: Sequence[_Group], kinds: Kinds) -> None:
-        self.groups, self.kinds = groups, kinds
+    def __init__(self, groups: Sequence[_Group], layout: Kinds) -> None:
+        self._groups, self.layout = groups, layout
         self._starts = [0, *itertools.accumulate(group.size for group in groups)]
-        self.n_rows = self._starts[-1]
+        self.n_records = self._starts[-1]
 
-    @property
-    def description(self) -> str:
-        """Text for one line."""
-        n_files = len({group.path for group in self.groups})
+    def __str__(self) -> str:
+        n_files = len({group.path for group in self._groups})
         return f"Parquet, {n_files} file{'s' if n_files > 1 else ''}"
 
-    def batches(self, n_rows: int) -> Generator[dict[str, np.ndarray]]:
-        """Successive rows, at most `n_rows` at a time."""
-        for _, columns in self._read(n_rows, zip(self._starts, self.groups, strict=False)):
-            yield columns
+    def blocks(self, n_rows: int) -> Iterator[dict[str, np.ndarray]]:
+        """Successive rows, at most `n_rows` of one row group at a time."""
+        return (columns for _, columns in self._read(n_rows, zip(self._starts, self._groups)))
 
-    def cuts(self, n: int) -> list[int]:
-        """Row numbers that divide the rows into `n` ranges, between row groups if there are enough."""
-        even = [k * self.n_rows // n for k in range(n + 1)]
-        n_groups, starts, cuts = len(self.groups), np.array(self._starts), [0]
-        if n > n_groups:
-            return even
-        for k in range(1, n):
-            nearest = int(np.abs(starts - even[k]).argmin())
-            cuts.append(min(max(nearest, cuts[-1] + 1), n_groups - n + k))
-        return [self._starts[cut] for cut in (*cuts, n_groups)]
+    def split(self, n: int) -> list[Parquet]:
+        """Whole row groups, as many in each up to one; halves of the largest ones if there are too few."""
+        groups = list(self._groups)
+        while len(groups) < n:
+            k = max(range(len(groups)), key=lambda k: groups[k].size)
+            size = groups[k].size
+            groups[k : k + 1] = groups[k].part(0, size // 2), groups[k].part(size // 2, size)
+        cuts = itertools.pairwise(k * len(groups) // n for k in range(n + 1))
+        return [Parquet(groups[i:j], self.layout) for i, j in cuts]
 
-    def part(self, begin: int, end: int) -> Parquet:
-        """Rows of a range."""
-        low, high = bisect_right(self._starts, begin) - 1, bisect_left(self._starts, end)
-        return Parquet([self._cut(k, begin, end) for k in range(low, high)], self.kinds)
-
-    def _cut(self, k: int, begin: int, end: int) -> _Group:
-        """Rows of group `k` that are in a range."""
-        group, start = self.groups[k], self._starts[k]
-        first, last = max(begin - start, 0), min(end - start, group.size)
-        return group._replace(begin=group.begin + first, end=group.begin + last)
-
-    def take(self, index: np.ndarray, n_rows: int) -> dict[str, np.ndarray]:
-        """Rows by number; only the row groups that hold them are read, `n_rows` at a time."""
+    def take(self, index: np.ndarray) -> dict[str, np.ndarray]:
+        """Rows by number; of a row group those from the first to the last that is asked for are read."""
         order = np.argsort(index)
         ascending = index[order]
         bounds = np.searchsorted(ascending, self._starts)
         wanted = []
-        for k in np.flatnonzero(np.diff(bounds)):
+        for k in map(int, np.flatnonzero(np.diff(bounds))):
             begin, end = int(ascending[bounds[k]]), int(ascending[bounds[k + 1] - 1]) + 1
-            wanted.append((begin, self._cut(int(k), begin, end)))
-        taken = {name: np.empty(len(index), dtype) for name, (dtype, _) in self.kinds.items()}
-        for start, columns in self._read(n_rows, wanted):
+            start = self._starts[k]
+            wanted.append((begin, self._groups[k].part(begin - start, end - start)))
+        taken = {name: np.empty(len(index), dtype) for name, (dtype, _) in self.layout.items()}
+        for start, columns in self._read(_ROWS, wanted):
             low, high = np.searchsorted(ascending, [start, start + rows_of(columns)])
             for name, column in columns.items():
                 taken[name][order[low:high]] = column[ascending[low:high] - start]
         return taken
 
-    def _read(self, n_rows: int, groups: Any) -> Generator[tuple[int, dict[str, np.ndarray]]]:
+    def _read(
+        self, n_rows: int, groups: Iterable[tuple[int, _Group]]
+    ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Successive rows of groups, each with the number of its first row."""
         for path, together in itertools.groupby(groups, lambda item: item[1].path):
             with _opened(path) as file:
@@ -107,58 +93,47 @@ class Parquet:
                         raise RuntimeError(
                             f"{path} has changed since it was opened: make the Records again."
                         )
-                    yield from self._group(file, group, start, n_rows)
-
-    def _group(
-        self, file: Any, group: _Group, start: int, n_rows: int
-    ) -> Generator[tuple[int, dict[str, np.ndarray]]]:
-        """Rows of one group."""
-        at = -group.begin  # of a batch, in the range
-        for batch in file.iter_batches(
-            n_rows, row_groups=[group.number], columns=list(self.kinds), use_threads=False
-        ):
-            first, last = max(-at, 0), min(group.size - at, batch.num_rows)
-            if first < last:
-                rows = batch.slice(first, last - first)
-                yield start + at + first, {name: _values(name, rows) for name in self.kinds}
-            at += batch.num_rows
-            if at >= group.size:
-                return
+                    at = -group.begin  # of a batch, in the range
+                    for batch in file.iter_batches(
+                        n_rows, row_groups=[group.number], columns=list(self.layout), use_threads=False
+                    ):  # fmt: skip
+                        first, last = max(-at, 0), min(group.size - at, batch.num_rows)
+                        if first < last:
+                            rows = batch.slice(first, last - first)
+                            yield start + at + first, {n: arrow_values(n, rows.column(n)) for n in self.layout}  # fmt: skip
+                        at += batch.num_rows
+                        if at >= group.size:
+                            break
 
 
-def open_parquet(path: Any, given: Any, single_precision: bool) -> tuple[Parquet, Arguments]:
-    """Rows of a file, of files or of a folder, and the arguments of their columns; no values are read."""
+def open_parquet(path: Any, given: Any) -> Parquet:
+    """Rows of a file, of files or of a folder, with the columns that arguments stand for; no values are read."""
     groups: list[_Group] = []
     paths = _paths(path)
     with _opened(paths[0]) as file:
         schema = file.schema_arrow
-    arguments = Arguments(given, schema.names, single_precision)
-    kinds: Kinds = {}
-    for name in arguments.used:
-        kind = schema.field(name).type
-        kinds[name] = number_type(name, arrow_type(kind), str(kind)), ()
-    arguments.lay_out(kinds)
-    types = _types(schema, given, kinds)
+    used = used_columns(given, schema.names)
+    layout: Kinds = {n: (arrow_type(n, schema.field(n).type), ()) for n in used}
+    types = _types(schema, given, layout)
     for file_path in paths:
         with _opened(file_path) as file:
-            stamp = _stamp(file_path)
-            check_names(file.schema_arrow.names)
-            found = _types(file.schema_arrow, given, kinds)
+            stamp, metadata = _stamp(file_path), file.metadata
+            used_columns(None, file.schema_arrow.names)
+            found = _types(file.schema_arrow, given, layout)
             if differ := [n for n in {**types, **found} if types.get(n) != found.get(n)]:
                 name = differ[0]
                 raise ValueError(
                     f"{file_path} and {paths[0]} have different columns: {name!r} is of type "
                     f"{found.get(name, 'none')} and {types.get(name, 'none')}. Write them with one schema."
                 )
-            _check_statistics(file.metadata, kinds)
-            sizes = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
+            sizes = [metadata.row_group(k).num_rows for k in range(metadata.num_row_groups)]
             groups += [_Group(file_path, stamp, k, 0, n) for k, n in enumerate(sizes) if n]
     if not groups:
         raise ValueError(f"{paths[0]} has no rows: give one record at least.")
-    return Parquet(groups, kinds), arguments
+    return Parquet(groups, layout)
 
 
-def _types(schema: Any, given: Any, used: Kinds) -> dict[str, str]:
+def _types(schema: Any, given: Any, used: Collection[str]) -> dict[str, str]:
     """Types of the columns that must agree between files: the used ones, by default all."""
     return {field.name: str(field.type) for field in schema if given is None or field.name in used}
 
@@ -179,7 +154,7 @@ def _paths(path: Any) -> list[str]:
 
 
 @contextmanager
-def _opened(path: str) -> Generator[Any]:
+def _opened(path: str) -> Iterator[Any]:
     """Open a Parquet file. The text of pyarrow's errors is withheld: nothing shows that it has no values."""
     try:
         import pyarrow as pa
@@ -204,21 +179,3 @@ def _stamp(path: str) -> tuple[int, int]:
     """Size and modification time."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns
-
-
-def _check_statistics(metadata: Any, used: Kinds) -> None:
-    """Raise ValueError if the file's statistics count missing values; without statistics, reading finds them."""
-    names = [metadata.schema.column(j).path for j in range(metadata.num_columns)]
-    for k in range(metadata.num_row_groups):
-        group = metadata.row_group(k)
-        for j in (j for j, name in enumerate(names) if name in used):
-            statistics = group.column(j).statistics
-            if statistics is not None and statistics.null_count:
-                raise missing(names[j])
-
-
-def _values(name: str, rows: Any) -> np.ndarray:
-    column = rows.column(name)
-    if column.null_count:
-        raise missing(name)
-    return column.to_numpy(zero_copy_only=False)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pymc_dp.arguments import as_integer
-from pymc_dp.data.columns import Arguments, in_words, rows_of, width_of
+from pymc_dp.data.columns import Arguments, in_words, rows_of, used_columns
 from pymc_dp.data.in_memory import InMemory, table_of
-from pymc_dp.data.parquet import Parquet, open_parquet
-from pymc_dp.data.read_ahead import read_ahead
+from pymc_dp.data.parquet import open_parquet
+from pymc_dp.data.source import RecordSource
 
 
 class Records:
@@ -26,15 +26,16 @@ class Records:
 
     Parameters
     ----------
-    columns : mapping of str to array, DataFrame, or pyarrow.Table or RecordBatch
+    columns : mapping of str to array, DataFrame, table with an Arrow stream, or RecordSource
         Columns in memory, of shape ``(n_records,)`` or ``(n_records, ...)``: arrays of NumPy, also those that are
-        mapped from files (``numpy.memmap``), or a table of pandas, Polars or Arrow. They are not copied, except for
-        columns of Arrow in several chunks. For files see :meth:`from_parquet`.
+        mapped from files (``numpy.memmap``), a data frame of pandas, or any table with ``__arrow_c_stream__`` (of
+        Polars, Arrow, DuckDB, ...), which is read once. Columns are not copied, except for those of Arrow in several
+        chunks. For Parquet files see :meth:`from_parquet`, for all else :class:`~pymc_dp.data.RecordSource`.
     arguments : mapping of str to str or list of str, optional
-        Names of a function's arguments to the columns that they stand for, such as
+        Names of the model's ``pm.Data`` to the columns that they stand for, such as
         ``{"X": ["x1", "x2"], "y": "y"}``. A list of columns is a matrix of shape ``(n_records, len(list))`` of
         float64, or of float32 if all of its columns are; integers above 2**53 are rounded in it. Other columns are
-        not read. By default each column is an argument of its own name.
+        not read. By default each column is one of its own name.
     block_rows : int, optional
         Largest number of rows of a block; by default about 2**21 bytes, in multiples of 64.
     single_precision : bool
@@ -87,9 +88,6 @@ class Records:
     [2, 3]
     """
 
-    n_records: int
-    block_rows: int
-
     def __init__(
         self,
         columns: Any,
@@ -98,12 +96,16 @@ class Records:
         block_rows: int | None = None,
         single_precision: bool = False,
     ) -> None:
-        names, keys = table_of(columns)
-        laid_out = Arguments(arguments, names, single_precision)
-        key_of = dict(zip(names, keys, strict=True))
-        source = InMemory({name: columns[key_of[name]] for name in laid_out.used})
-        laid_out.lay_out(source.kinds)
-        self._set_up(source, laid_out, block_rows)
+        source = columns
+        if not isinstance(source, RecordSource):
+            table = table_of(columns)
+            used = used_columns(arguments, [name for name, _ in table])
+            source = InMemory({name: dict(table)[name] for name in used})
+        self._source, self.n_records = source, source.n_records
+        self._arguments = Arguments(arguments, source.layout, single_precision)
+        if block_rows is None:
+            block_rows = self._arguments.block_rows
+        self.block_rows = as_integer("block_rows", block_rows, 1)
 
     @classmethod
     def from_parquet(
@@ -121,13 +123,8 @@ class Records:
         path : path or sequence of paths
             A local file, several, or a folder of files, which are read in the order of their names. Files of a
             folder whose names begin with a dot or an underscore are left out. Files must have the same columns.
-        arguments : mapping of str to str or list of str, optional
-            Names of a function's arguments to the columns that they stand for; a list of columns is a matrix. By
-            default each column is an argument of its own name.
-        block_rows : int, optional
-            Largest number of rows of a block; by default about 2**21 bytes.
-        single_precision : bool
-            Whether floats, and matrices, are rounded to float32 as they are read; False by default.
+        arguments, block_rows, single_precision
+            Columns of each name of the model, rows of a block, and whether floats are rounded: see :class:`Records`.
 
         Returns
         -------
@@ -142,56 +139,47 @@ class Records:
         OSError
             If a file cannot be read.
         ValueError
-            As of :class:`Records`, and if files have different columns. Missing values are found here if the files
-            have statistics, else while reading.
+            As of :class:`Records`, and if files have different columns. Missing values are found while reading: a
+            likelihood reads all columns once, before anything is spent.
         """
-        records = cls.__new__(cls)
-        records._set_up(*open_parquet(path, arguments, single_precision), block_rows)
-        return records
-
-    def _set_up(
-        self, source: InMemory | Parquet, arguments: Arguments, block_rows: int | None
-    ) -> None:
-        self._source, self._arguments = source, arguments
-        self.n_records = source.n_rows
-        if block_rows is None:
-            block_rows = arguments.block_rows
-        self.block_rows = as_integer("block_rows", block_rows, 1)
+        options: dict[str, Any] = {"block_rows": block_rows, "single_precision": single_precision}
+        return cls(open_parquet(path, arguments), arguments=arguments, **options)
 
     @property
     def layout(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Names of arguments to ``(dtype, trailing shape)``."""
         return dict(self._arguments.layout)
 
-    @property
-    def width(self) -> int:
-        """Number of numbers of a record."""
-        return width_of(self.layout)
-
     def __repr__(self) -> str:
-        source = f"blocks of {self.block_rows} rows, {self._source.description}"
+        source = f"blocks of {self.block_rows} rows, {self._source}"
         return f"Records({self.n_records} records; {in_words(self.layout)}; {source})"
 
     def blocks(self) -> Generator[dict[str, np.ndarray]]:
         """Successive blocks of all records, in their order.
 
-        From files a thread reads up to two blocks ahead. It ends with the iterator: after the last block, an error,
-        or ``close()``.
+        A thread reads one block ahead. It ends with the iterator: after the last block, an error, or ``close()``.
 
         Yields
         ------
         dict of str to array
-            For each argument a contiguous array of shape ``(block_rows, ...)``, the last one shorter. It may be a
-            view of a column in memory: do not write to it.
+            For each argument a contiguous array of shape ``(n, ...)``, `n` at most ``block_rows``, and fewer at the
+            end of files and row groups. It may be a view of a column in memory: do not write to it.
 
         Raises
         ------
         OSError, RuntimeError, ValueError
             If a file cannot be read, has changed, or has missing values.
         """
-        if isinstance(self._source, InMemory):
-            return self._views(self._source)
-        return read_ahead(self._filled())
+        blocks = map(self._arguments.of, self._source.blocks(self.block_rows))
+        if self.n_records <= self.block_rows:
+            yield from blocks
+            return
+        # No thread may live on: a process with threads cannot be forked safely.
+        with ThreadPoolExecutor(1, "pymc_dp records") as reader:
+            ahead = reader.submit(next, blocks, None)
+            while (block := ahead.result()) is not None:
+                ahead = reader.submit(next, blocks, None)
+                yield block
 
     def split(self, n: int) -> list[Records]:
         """Pieces that have all records together, in their order, such as for several processes.
@@ -201,8 +189,8 @@ class Records:
         Parameters
         ----------
         n : int
-            Number of pieces. They are of equal length, up to one row, in memory. Those of Parquet files are whole
-            row groups; with more pieces than row groups they are of equal length, and each reads, and skips, the
+            Number of pieces. In memory they are of equal length, up to one row. Those of Parquet files are whole
+            row groups; with more pieces than row groups they are parts of these, and each reads, and skips, the
             rows before its own in a row group.
 
         Returns
@@ -219,18 +207,17 @@ class Records:
             raise ValueError(
                 f"{self.n_records} records cannot be split into {n} pieces: ask for fewer."
             )
-        cuts = self._source.cuts(n)
         pieces = []
-        for begin, end in itertools.pairwise(cuts):
+        for source in self._source.split(n):
             piece = copy.copy(self)
-            piece._source, piece.n_records = self._source.part(begin, end), end - begin
+            piece._source, piece.n_records = source, source.n_records
             pieces.append(piece)
         return pieces
 
     def take(self, index: npt.ArrayLike) -> dict[str, np.ndarray]:
         """Records by number.
 
-        From Parquet files, the row groups that have one are read, block by block.
+        From Parquet files, the row groups that have one are read.
 
         Parameters
         ----------
@@ -260,7 +247,7 @@ class Records:
             raise IndexError(
                 f"index must be a vector of whole numbers from 0 to {self.n_records - 1}."
             )
-        return self._arguments.of(self._source.take(numbers.astype(np.int64), self.block_rows))
+        return self._arguments.of(self._source.take(numbers.astype(np.int64)))
 
     def load(self) -> Records:
         """The same records with their arguments in memory: each pass reads them from there.
@@ -269,7 +256,7 @@ class Records:
         -------
         Records
         """
-        columns = self._empty(self.n_records)
+        columns = {n: np.empty((self.n_records, *s), d) for n, (d, s) in self.layout.items()}
         at = 0
         for block in self.blocks():
             for name, array in block.items():
@@ -299,25 +286,3 @@ class Records:
             for name, array in block.items():
                 hashes[name].update(array.data.cast("B"))
         return {name: digest.digest() for name, digest in hashes.items()}
-
-    def _views(self, source: InMemory) -> Generator[dict[str, np.ndarray]]:
-        for columns in source.batches(self.block_rows):
-            yield self._arguments.of(columns)
-
-    def _filled(self) -> Generator[dict[str, np.ndarray]]:
-        """Blocks of equal length from batches that end with row groups and files."""
-        left, at, block = self.n_records, 0, self._empty(min(self.block_rows, self.n_records))
-        for columns in self._source.batches(self.block_rows):
-            batch = self._arguments.of(columns)
-            while n_rows := rows_of(batch):
-                fit = min(n_rows, rows_of(block) - at)
-                for name, array in batch.items():
-                    block[name][at : at + fit] = array[:fit]
-                    batch[name] = array[fit:]
-                at, left = at + fit, left - fit
-                if at == rows_of(block):
-                    yield block
-                    at, block = 0, self._empty(min(self.block_rows, left))
-
-    def _empty(self, n_rows: int) -> dict[str, np.ndarray]:
-        return {n: np.empty((n_rows, *shape), dtype) for n, (dtype, shape) in self.layout.items()}

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.data.columns import Kinds, in_words, width_of
+from pymc_dp.data.columns import in_words
 from pymc_dp.data.messages import Connection, receive, send
+from pymc_dp.data.source import Kinds
 from pymc_dp.errors import ModelError
 
 #: Steps of a count to which sites add noise: their rounding must be fine, as the noise on counts may be small.
@@ -44,8 +45,6 @@ class Sites:
         Whether the sites add the noise of releases (``Site(adds_noise=True)``).
     layout : dict
         Names of arguments to ``(dtype, trailing shape)``, the same at all sites.
-    width : int
-        Number of numbers of a record.
     block_rows : int
         Largest number of rows that a site reads at once.
 
@@ -60,14 +59,7 @@ class Sites:
 
     Notes
     -----
-    *What is protected.* Coordinator and sites follow the protocol, and connections are private to their two ends.
-    Then the coordinator learns the sums over all sites, their number of records, and the names and types of columns; no
-    sum of fewer sites. If some sites pass on what they see, the sum over the others is learned, and no more: with all
-    sites but one, that of a single one. By default the coordinator adds noise to the sums: the guarantee holds towards
-    all who see results, not towards the coordinator. Where sites add it, the coordinator sees noisy sums only, and the
-    guarantee of substitution holds towards the coordinator, too (that of add/remove does not: the number of records is
-    told). If *m* of *k* sites pass on their noise, ``(k - m) / k`` of its
-    variance is left. The coordinator keeps the budget.
+    Who learns what, with and without noise of the sites, is in :doc:`/many_machines`. The coordinator keeps the budget.
 
     Not available: batches (:class:`~pymc_dp.DPFastMH`, :class:`~pymc_dp.DPSGHMC`), which ask single sites, public
     covariates (pass a stand-in model) and runs without clipping.
@@ -98,11 +90,6 @@ class Sites:
         self._least_noise: float = described[0].get("least_noise", 0.0)
         self._scale: float | None = None
         self.n_records = int(self.total("n_records")[0])
-
-    @property
-    def width(self) -> int:
-        """Number of numbers of a record."""
-        return width_of(self.layout)
 
     def __repr__(self) -> str:
         return f"Sites({self.n_records} records at {len(self._connections)} sites; {in_words(self.layout)})"

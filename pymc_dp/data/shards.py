@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pymc_dp.data.columns import Kinds, in_words, width_of
+from pymc_dp.data.columns import in_words
 from pymc_dp.data.records import Records
+from pymc_dp.data.source import Kinds
 
 
 class Shards:
@@ -44,8 +45,6 @@ class Shards:
         Number of rows of all shards.
     layout : dict
         Names of arguments to ``(dtype, trailing shape)``.
-    width : int
-        Number of numbers of a record.
     block_rows : int
         Largest number of rows of a block of any shard.
     client : distributed.Client
@@ -95,11 +94,6 @@ class Shards:
             )
         self._starts = np.array([0, *accumulate(lengths)])
         self.n_records, self.block_rows = int(self._starts[-1]), max(block_rows)
-
-    @property
-    def width(self) -> int:
-        """Number of numbers of a record."""
-        return width_of(self.layout)
 
     def __repr__(self) -> str:
         return f"Shards({self.n_records} records in {len(self._shards)} shards; {in_words(self.layout)})"
@@ -154,7 +148,8 @@ class Shards:
     def take(self, index: npt.ArrayLike) -> dict[str, np.ndarray]:
         """Records by number, as of :class:`~pymc_dp.Records`."""
         index = np.asarray(index, dtype=np.int64)
-        parts, places = self.map(_taken, index=index), self.places(index)
+        parts = self.map(lambda records, rows: records.take(rows), index=index)
+        places = self.places(index)
         return {
             name: np.concatenate([part[name] for part in parts])[places] for name in self.layout
         }
@@ -171,7 +166,7 @@ class Shards:
 
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
         """A digest of each argument, from those of the shards in their order: it depends on the division into shards."""
-        found = self.map(_digests, new)
+        found = self.map(lambda records, _: records.digests(new))
         return {
             name: hashlib.blake2b(b"".join(part[name] for part in found)).digest()
             for name in self.layout
@@ -248,11 +243,3 @@ def _itself(what: Any) -> Any:
 
 def _described(records: Records | None, _: None) -> tuple[dict, int, int] | None:
     return None if records is None else (records.layout, records.n_records, records.block_rows)
-
-
-def _taken(records: Records, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return records.take(rows)
-
-
-def _digests(records: Records, _: None, new: Callable[[str], Any]) -> dict[str, bytes]:
-    return records.digests(new)

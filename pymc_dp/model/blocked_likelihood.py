@@ -1,7 +1,7 @@
 """Likelihood of records in blocks, which are read one after the other: on disk, or too many for copies.
 
-The model is a function of a block. It is built and compiled once, on made-up columns; then the columns of each
-block are put in their place. Each term is summed in whole numbers, so that sums do not depend on the blocks.
+The model is compiled once, with made-up columns in its ``pm.Data``; then the columns of each block are put in their
+place. Each term is summed in whole numbers, so that sums do not depend on the blocks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import copy
 import math
 import os
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,18 +21,22 @@ import pymc as pm
 
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.model.base_likelihood import Likelihood
-from pymc_dp.model.block_model import BlockModel
+from pymc_dp.model.block_model import BlockModel, holding, made_up
 from pymc_dp.model.block_terms import LogLikelihoods, of_blocks, of_shard
+from pymc_dp.model.compiled_model import CompiledModel
 from pymc_dp.model.data_keys import new_digest
-from pymc_dp.model.made_up_block import example_block, made_up_block, model_of
-from pymc_dp.model.rows_alone import check_rows_alone
 from pymc_dp.model.sums.batch_likelihood import checked_index
 from pymc_dp.model.terms import Term
 
+#: Parameters, prior and description are those of the model of a block.
+_OF_THE_BLOCK = (
+    "_names", "_layout", "_slices", "_start", "_log_prior", "_gradients", "n_dim", "is_binary", "shapes", "fingerprint",
+    "public", "model_token",
+)  # fmt: skip
 _NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
 
 
-class BlockedLikelihood(Likelihood):
+class BlockedLikelihood(CompiledModel, Likelihood):
     """Likelihood of records that are read in blocks, and the prior of their model.
 
     Nothing is held in memory but a block, those that are read ahead, and what is computed from one block. No
@@ -38,18 +44,14 @@ class BlockedLikelihood(Likelihood):
 
     Parameters
     ----------
-    function : callable
-        Builds the model of a block: its arguments have the names of the columns, and it returns a ``pm.Model``, or
-        builds variables in the model on the context stack. The same as for an ordinary model holds; in addition,
-        each array with rows is a column of the data, or one column of a matrix: what is computed from columns is
-        computed with ``pm.math``.
+    model : pm.Model
+        Each column that it needs is a ``pm.Data`` with the name of the column: any number of rows of the same shape,
+        such as ``pm.Data("x", np.zeros((1, 3)))``, whose values are not used. All other ``pm.Data`` are declared by
+        `public`. What is computed from columns is computed with ``pm.math``, row by row. The model is not changed.
     records : Records, Shards or Sites
         The columns; each row is a record.
     public : sequence of str or array, optional
         Arrays of the model that do not hold data of records, see :class:`~pymc_dp.model.RecordLikelihood`.
-    example : mapping of str to array, optional
-        Made-up columns, of 64 rows or more, for models that do not allow floats between 0.05 and 0.95 and integers
-        0 and 1; public.
     private : bool
         Whether the text of errors raised on the data is withheld. True by default.
     compile_kwargs : dict, optional
@@ -58,34 +60,26 @@ class BlockedLikelihood(Likelihood):
     Attributes
     ----------
     model : pm.Model
-        Of the made-up block: it has the parameters, and no data.
+        That of the argument, which never holds data of the records.
     records : Records, Shards or Sites
         Those of the argument.
-    n_records : int
-        Number of records, which is public.
-    n_dim : int
-        Length of ``theta``: all parameters on the unconstrained scale.
-    slices : mapping of str to slice
-        Position of each value variable in ``theta``.
-    public : tuple of str
-        Descriptions of the declared public arrays, without values.
-    row_keys : dict of str to tuple of bytes
-        Keyed hashes of the columns of each observed variable.
+    n_records, n_dim : int
+        Numbers of records, which is public, and of parameters.
+    slices, public, row_keys
+        Places of parameters, declared arrays, and keyed hashes of columns: see :class:`~pymc_dp.model.RecordLikelihood`.
 
     Raises
     ------
     UnsupportedModel
         If the model cannot be sampled privately as written, or depends on more than the columns of a block.
-    ValueError
-        If `example` does not fit the columns.
     ModelError
         If the model raises on the data.
 
     Examples
     --------
-    >>> def model(y):
-    ...     mu = pm.Normal("mu", 0, 10)
-    ...     pm.Normal("y", mu, 1.0, observed=y)
+    >>> with pm.Model() as model:
+    ...     y = pm.Data("y", np.zeros(1))  # its values are not used
+    ...     _ = pm.Normal("height", pm.Normal("mu", 0, 10), 1.0, observed=y)
     >>> records = dp.Records({"y": np.zeros(100)}, block_rows=40)
     >>> likelihood = dp.model.BlockedLikelihood(model, records)
     >>> likelihood.clipped_grad(np.array([1.0]), bound=0.5).round(6)
@@ -94,24 +88,18 @@ class BlockedLikelihood(Likelihood):
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        model: pm.Model,
         records: Records | Shards | Sites,
         *,
         public: Sequence[Any] = (),
-        example: Mapping[str, Any] | None = None,
         private: bool = True,
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        block = example_block(records.layout, example)
-        self._function, self._made_up, self.model = function, block, model_of(function, block)
-        check_rows_alone(function, self.model, block, public)
-        self._block = BlockModel(self.model, block, public, compile_kwargs)
+        self.model = model
+        self._block = BlockModel(model, records.layout, public, compile_kwargs, records.n_records)
         self.records, self.n_records, self._private = records, records.n_records, private
-        self.n_dim, self.is_binary = self._block.n_dim, self._block.is_binary
-        self.shapes, self.fingerprint = self._block.shapes, self._block.fingerprint
-        self.by_position = self._block.by_position
+        self.__dict__ |= {name: vars(self._block)[name] for name in _OF_THE_BLOCK}
         self.is_remote, self._process = not isinstance(records, Records), os.getpid()
-        self.public, self.model_token = self._block.public, self._block.model_token
         if isinstance(records, Shards):
             self._on_workers = records.hold(self._block)
         if isinstance(records, Sites):
@@ -120,8 +108,8 @@ class BlockedLikelihood(Likelihood):
         digests = records.digests(new_digest)
         self.containers = (records,)
         self.row_keys = {
-            rv.name: tuple(digests[take.name] + repr(take).encode() for take in takes)
-            for rv, takes in zip(self.model.observed_RVs, self._block.observed, strict=True)
+            rv.name: tuple(digests[name] for name in names)
+            for rv, names in zip(model.observed_RVs, self._block.observed, strict=True)
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -130,46 +118,16 @@ class BlockedLikelihood(Likelihood):
     def __repr__(self) -> str:
         return f"BlockedLikelihood({self.records!r}, parameters={list(self.slices)})"
 
-    @property
-    def slices(self) -> Mapping[str, slice]:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.slices
-
-    def log_prior(self, theta: np.ndarray) -> float:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.log_prior(theta)
-
-    def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.grad_log_prior(theta)
-
-    def ravel(self, point: Mapping[str, np.ndarray]) -> np.ndarray:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.ravel(point)
-
-    def unravel(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        """As of :class:`~pymc_dp.model.RecordLikelihood`."""
-        return self._block.unravel(theta)
-
-    def model_of_rows(self, n_rows: int, rng: np.random.Generator, *, public: bool) -> pm.Model:
-        """The model of other rows: those of some records, or made-up ones.
-
-        Parameters
-        ----------
-        n_rows : int
-            At most.
-        rng : numpy.random.Generator
-            Chooses the records.
-        public : bool
-            Whether covariates are public, and those of records are read. What is observed is made up.
-        """
+    @contextmanager
+    def some_rows(self, n_rows: int, rng: np.random.Generator, *, public: bool) -> Iterator[None]:
+        """Within this context the model holds made-up rows, `n_rows` at most; of public covariates those of random records."""
         n_rows = min(n_rows, self.n_records)
-        rows = made_up_block(self.records.layout, n_rows)
+        rows = made_up(self._block.layout, n_rows)
         if public:
             read = self.records.take(np.sort(rng.choice(self.n_records, n_rows, replace=False)))
-            observed = {take.name for takes in self._block.observed for take in takes}
-            rows |= {name: read[name] for name in rows.keys() - observed}
-        return model_of(self._function, rows)
+            rows |= {name: read[name] for name in rows.keys() - {*chain(*self._block.observed)}}
+        with holding(self.model, rows):
+            yield
 
     def noisy(self, term: Term, law: Any, bits: Any) -> np.ndarray:
         """See :class:`~pymc_dp.model.Likelihood`; sites may add the noise themselves."""
@@ -197,8 +155,7 @@ class BlockedLikelihood(Likelihood):
         """The same with made-up records, as many as in a block: to compile, no private record is read."""
         other = copy.copy(self)
         n_rows = min(self.records.block_rows, self.n_records)
-        rows = {name: np.resize(c, (n_rows, *c.shape[1:])) for name, c in self._made_up.items()}
-        other.records, other.n_records = Records(rows), n_rows
+        other.records, other.n_records = Records(made_up(self._block.layout, n_rows)), n_rows
         return other
 
     def forget(self, but: np.ndarray | None = None) -> None:
@@ -217,9 +174,6 @@ class BlockedLikelihood(Likelihood):
             if isinstance(self.records, Shards):
                 found = found[:, self.records.places(index)]
         return found if np.ndim(theta) == 2 else found[0]
-
-    def _checked(self, theta: np.ndarray) -> np.ndarray:
-        return self._block._checked(theta)
 
     def map(
         self, term: Term | LogLikelihoods, index: np.ndarray | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pymc as pm
 
 from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records, Shards, Sites
+from pymc_dp.data.columns import width_of
 from pymc_dp.data_versions import check_data_are_those, note_data
 from pymc_dp.display import Shown, in_short
 from pymc_dp.host_arguments import as_model, initial_point
@@ -49,12 +51,11 @@ class Simulator(Shown):
 
     Parameters
     ----------
-    model : pm.Model or callable, optional
-        The model; by default the one on the context stack. With `data`, the function of a block that builds it.
+    model : pm.Model, optional
+        The model; by default the one on the context stack.
     data : Records, Shards or Sites, optional
-        Records that are read in blocks, here, on a cluster or at several sites, see :class:`~pymc_dp.model.BlockedLikelihood`.
-    example : mapping of str to array, optional
-        With `data`: made-up columns.
+        Records that are read in blocks, here, on a cluster or at several sites: columns of the model's ``pm.Data``, by
+        name, see :class:`~pymc_dp.model.BlockedLikelihood`.
     covariates : "public", pm.Model or Ranges, optional
         How records are simulated if the model has covariates (arrays with a row per record that
         are not observed variables), or `records` is given. ``"public"``: the model's own
@@ -82,7 +83,7 @@ class Simulator(Shown):
     Attributes
     ----------
     model : pm.Model
-        The model that was compiled; with `data`, that of a made-up block.
+        The model that was compiled.
     covariates, public, temperature
         Values of the arguments with these names.
     likelihood : RecordLikelihood or BlockedLikelihood
@@ -115,10 +116,9 @@ class Simulator(Shown):
 
     def __init__(
         self,
-        model: pm.Model | Callable[..., Any] | None = None,
+        model: pm.Model | None = None,
         *,
         data: Records | Shards | Sites | None = None,
-        example: Mapping[str, Any] | None = None,
         covariates: str | pm.Model | Ranges | None = None,
         records: Any = None,
         stand_in_records: Any = None,
@@ -142,14 +142,17 @@ class Simulator(Shown):
         self._latest: Simulator | None = None
         self.likelihood: Likelihood
         note("compiling the likelihood of the records")
+        self.model = as_model(model)
+        some_rows: Any = nullcontext()
         if data is not None:
-            function = _function_of_block(model, records, self.ranges)
-            self.likelihood = BlockedLikelihood(
-                function, data, public=public, example=example, compile_kwargs=compile_kwargs
+            _check_blocks(records, self.ranges)
+            self.likelihood = blocks = BlockedLikelihood(
+                self.model, data, public=public, compile_kwargs=compile_kwargs
             )
-            self.model = self.likelihood.model
+            most = min(max(_LEAST_ROWS, _MOST_NUMBERS // width_of(data.layout)), _MOST_ROWS)
+            is_public = isinstance(covariates, str)
+            some_rows = blocks.some_rows(most, np.random.default_rng(0), public=is_public)
         else:
-            self.model = as_model(model)
             if self.ranges is not None:
                 self.places = _places(self.model, self.ranges, records)
             self.likelihood = RecordLikelihood(
@@ -166,15 +169,11 @@ class Simulator(Shown):
                 covariates, records=stand_in_records, public_covariates=True, public_data=True
             )
         else:
-            self.covariates, is_public, rows = covariates, covariates == "public", self.model
-            if isinstance(self.likelihood, BlockedLikelihood):
-                most = max(_LEAST_ROWS, _MOST_NUMBERS // self.likelihood.records.width)
-                most = min(most, _MOST_ROWS)
-                rng = np.random.default_rng(0)
-                rows = self.likelihood.model_of_rows(most, rng, public=is_public)
-            self.simulated = SimulatedRecords(
-                rows, records=records, public=public, public_covariates=is_public
-            )
+            self.covariates, is_public = covariates, covariates == "public"
+            with some_rows:
+                self.simulated = SimulatedRecords(
+                    self.model, records=records, public=public, public_covariates=is_public
+                )
         #: With all simulated records, if this one keeps some, which released moments have chosen.
         self.whole: Simulator = self
         #: What was last computed with all of them: releases, moments, and a simulator with rows that have these.
@@ -346,13 +345,8 @@ def _check_covariates(covariates: Any) -> None:
         )
 
 
-def _function_of_block(model: Any, records: Any, ranges: Ranges | None) -> Callable[..., Any]:
-    """The model as a function of a block; raises for arguments that blocks of records do not support."""
-    if not callable(model) or isinstance(model, pm.Model):
-        raise TypeError(
-            "With data=, model must be a function of its columns that builds the model of a block, such as def model(X, y): ..., got a "
-            f"{type(model).__name__}."
-        )
+def _check_blocks(records: Any, ranges: Ranges | None) -> None:
+    """Raise ValueError for arguments that blocks of records do not support."""
     if records is not None:
         raise ValueError(
             "With data=, each row is a record: leave out records=, and give each person one row."
@@ -362,7 +356,6 @@ def _function_of_block(model: Any, records: Any, ranges: Ranges | None) -> Calla
             "covariates=Ranges(...) needs a model with pm.Data in memory. With data=, make a stand-in by private_stand_in() from a "
             'sample, and pass covariates=stand_in_model, or covariates="public".'
         )
-    return model
 
 
 def _places(model: pm.Model, ranges: Ranges, records: Any) -> np.ndarray:

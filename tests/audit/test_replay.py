@@ -30,6 +30,7 @@ from tests import (
 from tests.audit import audited_samplers as samplers
 from tests.audit.audited_samplers import EXTREMES, SAMPLERS, expanded
 from tests.audit.replay import Leak, check_equal, recorded, replayed
+from tests.data.mixed_columns import fed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
@@ -64,7 +65,7 @@ def regression(x, y):
     a, b = pm.Normal("a", 0, 2), pm.Normal("b", 0, 2)
     pm.Deterministic("fitted", a + b * x)
     pm.Deterministic("ratio", pm.math.exp(b))
-    pm.Normal("y", a + b * x, 1.0, observed=y)
+    pm.Normal("z", a + b * x, 1.0, observed=y)
 
 
 def mean(y):
@@ -159,13 +160,15 @@ def sample_source(source, y, folder):
     data = source(y, folder)
     print(data)
     return saved(
-        dp.sample(model=regression, data=data, covariates=model_of(regression, Z, W), **TERMS, **RUN), folder
+        dp.sample(model=fed(regression, {"x": X, "y": Y}), data=data, covariates=model_of(regression, Z, W), **TERMS, **RUN), folder
     )  # fmt: skip
 
 
 def sample_sites(adds_noise, y, folder):
     parts = dp.Records({"x": X, "y": y}).split(2)
-    with test_sites.served(parts, regression, adds_noise=adds_noise) as connections:
+    with test_sites.served(
+        parts, fed(regression, {"x": X, "y": Y}), adds_noise=adds_noise
+    ) as connections:
         return sample_source(lambda y, folder: Sites(connections, timeout=600.0), y, folder)
 
 

@@ -1,4 +1,4 @@
-"""Columns of several types, and a model of them, for tests of records in several places."""
+"""Columns of several types, and models of them, for tests of records in several places."""
 
 import numpy as np
 import pymc as pm
@@ -18,4 +18,12 @@ def model(x, group, y):
     """Logistic regression with two levels."""
     slope = pm.Normal("slope", 0, 1, shape=x.shape[1])
     level = pm.Normal("level", 0, 1, shape=2)
-    pm.Bernoulli("y", logit_p=level[group] + x @ slope, observed=y)
+    pm.Bernoulli("outcome", logit_p=level[group] + x @ slope, observed=y)
+
+
+def fed(function, columns):
+    """The model that a function builds of ``pm.Data`` with the names of some columns, and none of their values."""
+    with pm.Model() as found:
+        data = {n: pm.Data(n, np.zeros((1, *c.shape[1:]), c.dtype)) for n, c in columns.items()}
+        function(**data)
+    return found

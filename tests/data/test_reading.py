@@ -5,15 +5,13 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
-import weakref
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from pymc_dp import Records
-from pymc_dp.data.read_ahead import read_ahead
+from pymc_dp.data.in_memory import InMemory
 from tests.data.record_tables import columns_of, write_files
 
 
@@ -25,7 +23,7 @@ def no_thread_stays():
 
 
 def our_threads():
-    return [thread for thread in threading.enumerate() if thread.name == "pymc_dp records"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("pymc_dp records")]
 
 
 @pytest.fixture
@@ -54,79 +52,23 @@ def test_the_thread_ends(records):
     assert not our_threads()
 
 
-@pytest.mark.parametrize("at", [0, 1, 5])
-def test_an_error_while_reading_arrives_in_its_place(at):
-    closed = []
-
-    def items():
-        try:
-            yield from range(at)
-            raise OSError("lost")
-        finally:
-            closed.append(True)
-
-    found = []
-    with pytest.raises(OSError, match="lost"):
-        found.extend(read_ahead(items()))
-    assert closed and not our_threads()
-
-
-def test_what_was_opened_is_closed_at_once():
-    closed = []
-
-    def items():
-        try:
-            yield from range(100)
-        finally:
-            closed.append(True)
-
-    kept = items()  # so that it is not closed by the garbage collector
-    ahead = read_ahead(kept)
-    next(ahead)
-    ahead.close()
-    assert closed
-
-
-def test_at_most_two_blocks_wait():
-    made = []
-
-    def items():
-        for k in range(9):
-            made.append(k)
-            yield k
-
-    ahead = read_ahead(items())
-    for k in ahead:
-        deadline = time.monotonic() + 5
-        while len(made) < min(k + 3, 9) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(0.005)
-        assert len(made) == min(k + 3, 9)
-
-
-def test_items_are_let_go():
-    class Block:
-        pass
-
-    made = weakref.WeakSet()
-
-    def items():
-        for _ in range(20):
-            made.add(block := Block())
-            yield block
-            del block
-
-    most = 0
-    for _ in read_ahead(items()):
-        time.sleep(0.002)
-        most = max(most, len(made))
-    assert most <= 4
-
-
-def test_no_thread_for_arrays_and_rows_by_number(records, monkeypatch):
+def test_no_thread_for_one_block_and_rows_by_number(records, monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", lambda self: pytest.fail("a thread"))
-    list(Records(columns_of(50), block_rows=7).blocks())
+    list(Records(columns_of(50)).blocks())
     records.take([3, 700])
+
+
+def test_one_block_is_read_ahead(monkeypatch):
+    made, real = [], InMemory.blocks
+
+    def blocks(self, n_rows):
+        for block in real(self, n_rows):
+            made.append(block)
+            yield block
+
+    monkeypatch.setattr(InMemory, "blocks", blocks)
+    for k, _ in enumerate(Records({"y": np.arange(9)}, block_rows=1).blocks()):
+        assert len(made) in (k + 1, min(k + 2, 9))
 
 
 def test_a_program_may_end_within_a_loop(tmp_path):
@@ -137,18 +79,15 @@ def test_a_program_may_end_within_a_loop(tmp_path):
     assert done.returncode == 0
 
 
-def test_missing_values_without_statistics_are_found_while_reading(tmp_path):
+def test_missing_values_are_found_while_reading(tmp_path):
     columns = columns_of(100)
-    write_files(tmp_path, columns, write_statistics=False)
-    mask = np.arange(100) == 73
-    late = {**columns, "a": pa.array(columns["a"], mask=mask)}
-    write_files(tmp_path, late, write_statistics=False)
-    records = Records.from_parquet(tmp_path, block_rows=10)
-    seen = 0
+    late = {**columns, "a": pa.array(columns["a"], mask=np.arange(100) == 73)}
+    records = Records.from_parquet(write_files(tmp_path, late), block_rows=10)
+    blocks = records.blocks()
+    assert len([next(blocks) for _ in range(7)]) == 7
     with pytest.raises(ValueError, match="'a' has missing values"):
-        for _ in records.blocks():
-            seen += 1
-    assert seen <= 7 and not our_threads()
+        next(blocks)
+    assert not our_threads()
     with pytest.raises(ValueError, match="'a' has missing values"):
         records.take([73])
     records.split(2)[0].take([0])

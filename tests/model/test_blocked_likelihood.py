@@ -7,6 +7,7 @@ import functools
 import cloudpickle
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
@@ -16,8 +17,8 @@ from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.blocked_likelihood import BlockedLikelihood
 from pymc_dp.model.graphs.data_variables import observed_arrays
-from pymc_dp.model.made_up_block import made_up_block
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood
+from tests.data.mixed_columns import fed
 from tests.terms import clipped_grad_steps, norm_counts, product_steps
 
 N, D = 1003, 4
@@ -37,11 +38,15 @@ def columns():
     }
 
 
+def xy():
+    return {name: columns()[name] for name in ("x", "y")}
+
+
 def regression(x, group, y, weight):
     slope, level = pm.Normal("slope", 0, 1, shape=D), pm.Normal("level", 0, 1, shape=3)
     scale = pm.HalfNormal("scale", 1)
-    pm.Bernoulli("y", logit_p=level[group] + x @ slope + 0.1 * pm.math.sqr(x[:, 0]), observed=y)
-    pm.Gamma("weight", 2.0, scale + 0.1 * pm.math.exp(x[:, 1]), observed=weight)
+    pm.Bernoulli("event", logit_p=level[group] + x @ slope + 0.1 * pm.math.sqr(x[:, 0]), observed=y)
+    pm.Gamma("size", 2.0, scale + 0.1 * pm.math.exp(x[:, 1]), observed=weight)
 
 
 @functools.cache
@@ -85,7 +90,7 @@ def test_blocks_give_the_same_whole_numbers(tmp_path):
     """In blocks of several lengths, mapped from a file, and from a pickle."""
     np.save(tmp_path / "x.npy", columns()["x"])
     mapped = columns() | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}
-    likelihood = BlockedLikelihood(regression, Records(columns(), block_rows=1003))
+    likelihood = BlockedLikelihood(fed(regression, columns()), Records(columns(), block_rows=1003))
     expected = reduced(likelihood)
     # In one piece, what depends on data alone is computed once, by NumPy: its last bits may differ.
     for a, b in zip(reduced(whole())[0], expected[0], strict=True):
@@ -101,7 +106,8 @@ def test_blocks_give_the_same_whole_numbers(tmp_path):
 
 
 def build(function, data=None, **options):
-    return BlockedLikelihood(function, Records(data or columns()), compile_kwargs=MODE, **options)
+    model, data = fed(function, data or columns()), Records(data or columns())
+    return BlockedLikelihood(model, data, compile_kwargs=MODE, **options)
 
 
 @pytest.mark.slow
@@ -109,42 +115,98 @@ def test_data_are_those_of_the_blocks():
     """Keys of the columns; parameters and prior are those of the model."""
     likelihood = build(regression)
     other = build(logistic, {"x": columns()["x"] + 1, "y": columns()["y"]})
-    assert other.row_keys["y"] == likelihood.row_keys["y"] != likelihood.row_keys["weight"]
+    assert other.row_keys["event"] == likelihood.row_keys["event"] != likelihood.row_keys["size"]
     assert likelihood.slices == whole().slices and likelihood.n_records == N
     point = likelihood.unravel(np.arange(8.0))
     assert np.array_equal(likelihood.ravel(point), np.arange(8.0))
     assert likelihood.n_dim == 8 and "1003 records" in repr(likelihood)
 
 
+@pytest.mark.slow
+def test_the_model_keeps_what_it_holds():
+    """Arrays of the user; what was compiled has the rows of others, also where NumPy draws."""
+    model = fed(regression, columns())
+    before = {v: v.get_value(borrow=True) for v in model.data_vars}
+    found = dp.Simulator(model, data=Records(columns()), covariates="public", compile_kwargs=MODE)
+    assert all(v.get_value(borrow=True) is a and not a.any() for v, a in before.items())
+    with model:
+        pm.set_data({"y": np.ones(7, int)})
+    drawn = found.simulated.draw(np.zeros(8), np.random.default_rng(1))
+    assert [len(y) for y in drawn] == [N, N]
+
+
 OUTSIDE = np.random.default_rng(3).normal(size=500)
-
-
-ON_ROWS = "number of rows of a block, or on their order"
+ON_ROWS = "depends on the number of rows of a block, or on their positions"
 #: Outcomes are Bernoulli with this log-odds.
 NO_FUNCTIONS = {
-    "centred in NumPy": (lambda x, y: (x - np.asarray(x).mean(axis=0)) @ pm.Normal("b", shape=D), ON_ROWS),
-    "squared in NumPy": (lambda x, y: x[:, 0] ** 2 * pm.Normal("b"), "none of the columns of the data"),
-    "from outside": (lambda x, y: OUTSIDE[: len(y)] * pm.Normal("b"), ON_ROWS),
-    "counted": (lambda x, y: np.arange(len(y)) * pm.Normal("b"), f"none of the columns|{ON_ROWS}"),
-    "with the number": (lambda x, y: x[:, 0] * pm.Normal("b") / len(y), ON_ROWS),
-    "prior with the number": (lambda x, y: x[:, 0] * pm.Normal("b", 0, len(y)), ON_ROWS),
-    "a parameter for each": (lambda x, y: x[:, 0] + pm.Normal("b", shape=len(y)), "depend on the number of rows|has an entry for each record"),
-    # These would stay the arrays of the made-up block, and compiled code would read beyond them.
-    "with zeros": (lambda x, y: x[:, 0] * pm.Normal("b") + pm.math.exp(np.zeros(len(y))), "as many rows as the block|none of the columns"),
-    "declared public": (lambda x, y: pm.Data("named", x[:, 0]) * pm.Normal("b"), "as many rows as the block|none of the columns"),
+    "centred": (lambda x, y: (x - x.mean(axis=0)) @ pm.Normal("b", shape=D), "depends on all of the array 'x'"),
+    "from outside": (lambda x, y: OUTSIDE * pm.Normal("b"), "raised ValueError with 192 made-up rows in each of x, y"),
+    "as long as what stands there": (lambda x, y: x[:, 0] + pm.Normal("b", shape=2), "raised ValueError with 192 made-up"),
+    "counted": (lambda x, y: pm.math.abs(pt.arange(x.shape[0])) * pm.Normal("b"), ON_ROWS),
+    "with the number": (lambda x, y: x[:, 0] * pm.Normal("b") / x.shape[0], ON_ROWS),
+    "prior with the number": (lambda x, y: x[:, 0] * pm.Normal("b", 0, x.shape[0]), ON_ROWS),
+    "a parameter for each": (lambda x, y: x[:, 0] + pm.Normal("b", shape=x.shape[0]), "has an entry for each record"),
+    "an index of parameters": (lambda x, y: pm.Normal("b", shape=N)[y], "has an entry for each record"),
+    "no column": (lambda x, y: pm.Data("z", [0.0]) * pm.Normal("b"), r"pm.Data\('z'\) is no column of the data, x, y"),
+    "as long as a block": (lambda x, y: OUTSIDE[:192] * pm.Normal("b"), "with 193 made-up rows"),
+    # PyTensor would compute it once, and compiled code would read beyond it.
+    "ones": (lambda x, y: pt.ones_like(x) @ pm.Normal("b", shape=D), "with as many rows as a block"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NO_FUNCTIONS)
-def test_what_is_no_function_of_a_block_is_refused(name):
-    data = {"x": columns()["x"], "y": columns()["y"]}
+def test_what_is_no_function_of_a_row_is_refused(name):
+    data = xy()
     log_odds, message = NO_FUNCTIONS[name]
 
     def model(x, y):
-        pm.Bernoulli("y", logit_p=log_odds(x, y), observed=y)
+        pm.Bernoulli("event", logit_p=log_odds(x, y), observed=y)
 
     with pytest.raises(UnsupportedModel, match=message):
-        build(model, data, public=["named"] if name == "declared public" else [])
+        build(model, data)
+
+
+@pytest.mark.parametrize(
+    "held, error, message",
+    [
+        ({"y": np.zeros((1, 2))}, UnsupportedModel, r"rows of float64 \(2,\), .*int8 \(\): write pm.Data\('y', np.zeros\(\(1,\), 'int8'\)\)"),
+        ({"x": np.zeros((1, D), int)}, UnsupportedModel, r"np.zeros\(\(1, 4\), 'float64'\)"),
+        ({"x": np.float64(1)}, UnsupportedModel, "rows of float64"),
+        ({"public": ["x"]}, ValueError, "public= has 'x', a column of the data"),
+        ({"observed": np.zeros(1)}, UnsupportedModel, "'event' is not observed as a column of the data"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_the_columns(held, error, message):
+    public, observed = held.pop("public", []), held.pop("observed", None)
+    with pm.Model() as model:
+        x, y = (
+            pm.Data(n, held.get(n, a))
+            for n, a in (("x", np.zeros((1, D))), ("y", np.zeros(1, int)))
+        )
+        mean = pm.Normal("b") * x.sum(axis=-1)
+        pm.Normal("event", mean, 1.0, observed=y if observed is None else observed)
+    data = Records(xy())
+    with pytest.raises(error, match=message):
+        BlockedLikelihood(model, data, public=public)
+
+
+def test_public_arrays_and_many_groups():
+    """What is public may have any number of rows, and parameters more than a made-up block by default."""
+    knots, n = np.random.default_rng(2).normal(size=192), 300
+    data = {"k": np.arange(N) % n, "y": columns()["weight"]}
+
+    def model(k, y):
+        mean = pm.Normal("level", shape=n)[k] + pm.math.exp(-((y[:, None] - knots) ** 2)).sum(
+            axis=1
+        )
+        pm.Normal("height", mean, 1.0, observed=y)
+
+    likelihood = build(model, data, public=[knots])
+    with pm.Model() as direct:
+        model(data["k"], data["y"])
+    theta = np.linspace(-1, 1, n)
+    wanted = RecordLikelihood(direct, public=[knots], compile_kwargs=MODE).clipped_grad(theta, 1.0)
+    np.testing.assert_allclose(likelihood.clipped_grad(theta, 1.0), wanted, atol=1e-6)
 
 
 def test_rows_that_change_in_a_longer_block(monkeypatch):
@@ -157,46 +219,24 @@ def test_rows_that_change_in_a_longer_block(monkeypatch):
 
     monkeypatch.setattr(BatchLikelihood, "load", load)
     with pytest.raises(UnsupportedModel, match="number of rows of a block"):
-        build(logistic, {"x": columns()["x"], "y": columns()["y"]})
+        build(logistic, xy())
 
 
 @pytest.mark.slow
 def test_other_shapes_of_columns():
-    """A transposed matrix, a column as a matrix, other types, and a model that is returned."""
+    """A transposed matrix, a column as a matrix, and other types."""
     data = {"x": columns()["x"].astype(np.float32), "y": columns()["weight"]}
 
     def model(x, y):
-        with pm.Model() as found:
-            b = pm.Normal("b", 0, 1, shape=D)
-            mu = pm.math.dot(b, x.T)[:, None]
-            pm.Normal("y", mu, 1.0, observed=y[:, None])
-        return found
+        mu = pm.math.dot(pm.Normal("b", 0, 1, shape=D), x.T)[:, None]
+        pm.Normal("height", mu, 1.0, observed=y[:, None])
 
     with pm.Model() as direct:
-        b = pm.Normal("b", 0, 1, shape=D)
-        pm.Normal("y", pm.math.dot(b, data["x"].T)[:, None], 1.0, observed=data["y"][:, None])
+        model(**data)
     theta = np.linspace(-0.3, 0.5, D)
-    found = BlockedLikelihood(model, Records(data, block_rows=128))
+    found = BlockedLikelihood(fed(model, data), Records(data, block_rows=128))
     expected = clipped_grad_steps(RecordLikelihood(direct), theta, 1.0)[0]
     assert np.array_equal(clipped_grad_steps(found, theta, 1.0)[0], expected)
-
-
-def test_columns_that_look_the_same_need_an_example():
-    """A float that the model turns into an integer is 0 in each made-up row."""
-    data = {"a": np.arange(200.0) % 3, "b": np.arange(200.0) % 2, "y": columns()["weight"][:200]}
-
-    def model(a, b, y):
-        level = pm.Normal("level", 0, 1, shape=3)
-        pm.Normal("y", level[a.astype(int)] + level[b.astype(int)], 1.0, observed=y)
-
-    with pytest.raises(UnsupportedModel, match="pass example="):
-        build(model, data)
-    example = {name: column[:100] for name, column in data.items()}
-    with pytest.raises(ValueError, match="at least 64 made-up rows"):
-        build(model, data, example={name: column[:10] for name, column in data.items()})
-    with pytest.raises(ValueError, match="example must have the columns"):
-        build(model, data, example={"a": data["a"]})
-    assert build(model, data, example=example).n_dim == 3
 
 
 def test_an_index_out_of_range_counts_as_the_nearest_one():
@@ -210,25 +250,14 @@ def test_an_index_out_of_range_counts_as_the_nearest_one():
     assert np.array_equal(*terms)
 
 
-def test_made_up_columns():
-    layout = {"x": (np.dtype("f4"), (3,)), "k": (np.dtype("i2"), ()), "b": (np.dtype("?"), ())}
-    block = made_up_block(layout, 192)
-    assert {n: (c.dtype, c.shape) for n, c in block.items()} == {
-        "x": (np.dtype("f4"), (192, 3)), "k": (np.dtype("i2"), (192,)), "b": (np.dtype("?"), (192,)),
-    }  # fmt: skip
-    assert set(block["k"].tolist()) == {0, 1} and 0.05 <= block["x"].min() < block["x"].max() <= 0.95  # fmt: skip
-
-
 def logistic(x, y):
-    pm.Bernoulli("y", logit_p=x @ pm.Normal("slope", 0, 1, shape=D), observed=y)
+    pm.Bernoulli("event", logit_p=x @ pm.Normal("slope", 0, 1, shape=D), observed=y)
 
 
 @functools.cache
 def simulator():
-    data = {"x": columns()["x"], "y": columns()["y"]}
-    return dp.Simulator(
-        logistic, data=Records(data, block_rows=300), covariates="public", compile_kwargs=MODE
-    )
+    data = Records(xy(), block_rows=300)
+    return dp.Simulator(fed(logistic, xy()), data=data, covariates="public", compile_kwargs=MODE)  # fmt: skip
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -237,12 +266,12 @@ def test_the_model_of_some_rows_has_no_observed_value(public):
     data = {"x": columns()["x"], "y": np.full(N, 7.5)}
 
     def model(x, y):
-        pm.Normal("y", pm.Data("x", x) @ pm.Normal("slope", 0, 1, shape=D), 1.0, observed=y)
+        pm.Normal("height", x @ pm.Normal("slope", 0, 1, shape=D), 1.0, observed=y)
 
-    found = build(model, data).model_of_rows(100, np.random.default_rng(1), public=public)
-    (observed,) = observed_arrays(found)
+    found = build(model, data)
+    with found.some_rows(100, np.random.default_rng(1), public=public):
+        (observed,), rows = observed_arrays(found.model), found.model["x"].get_value()
     assert len(observed) == 100 and observed.max() < 1
-    rows = found["x"].get_value()
     places = [np.flatnonzero((data["x"] == row).all(axis=1)).tolist() for row in rows]
     if public:
         assert np.concatenate(places).tolist() == sorted({place for (place,) in places})
@@ -296,7 +325,7 @@ def test_parallel_chains_read_for_themselves(tmp_path):
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=300)
     arguments = {"x": [f"x{k}" for k in range(D)], "y": "y"}
     data = Records.from_parquet(tmp_path / "a.parquet", arguments=arguments, block_rows=100)
-    found = dp.Simulator(logistic, data=data, covariates="public")
+    found = dp.Simulator(fed(logistic, xy()), data=data, covariates="public")
     step = dp.DPPenalty(
         budget=dp.PrivacyBudget(80.0, 1e-5, chains=2), clip_bound=2.0, proposal=dp.RandomWalk(0.05),
         likelihood=found.likelihood, model=found.model,
@@ -326,15 +355,18 @@ def test_steps_on_blocks(kind, options):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ({"model": pm.Model()}, TypeError, "must be a function of its columns"),
-        ({"model": lambda x, y: 3}, TypeError, "returned a int"),
+        ({"model": lambda x, y: 3}, TypeError, "must be a pm.Model, got a function"),
         ({"records": np.arange(N)}, ValueError, "each row is a record"),
         ({"covariates": dp.Ranges(x=(0, 1))}, ValueError, "private_stand_in"),
         ({"covariates": None}, ValueError, "covariates"),
     ],
 )
 def test_what_does_not_go_with_blocks(arguments, error, message):
-    data = Records({"x": columns()["x"], "y": columns()["y"]})
-    arguments = {"model": logistic, "covariates": "public", "compile_kwargs": MODE} | arguments
+    data = Records(xy())
+    arguments = {
+        "model": fed(logistic, xy()),
+        "covariates": "public",
+        "compile_kwargs": MODE,
+    } | arguments
     with pytest.raises(error, match=message):
         dp.Simulator(arguments.pop("model"), data=data, **arguments)

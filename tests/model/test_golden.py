@@ -20,6 +20,7 @@ from pymc_dp.model.predictive_densities import Differences, PredictiveDensities
 from pymc_dp.model.record_function import Ball, Bins, Box, RecordFunction
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.privacy.randomness.bits import SeededBits
+from tests.data.mixed_columns import fed
 from tests.seeded_bits import seeded_for
 from tests.terms import clipped_grad_steps, norm_counts, product_steps
 from tests.test_sites import served
@@ -36,12 +37,12 @@ def columns():
 
 def regression(x, y, z):
     b = pm.Normal("b", 0, 1, shape=D)
-    pm.Normal("y", pm.math.dot(x, b), 1.0, observed=y)
+    pm.Normal("level", pm.math.dot(x, b), 1.0, observed=y)
 
 
 def logistic(x, y, z):
     b = pm.Normal("b", 0, 1, shape=D)
-    pm.Bernoulli("z", logit_p=pm.math.dot(x, b), observed=z)
+    pm.Bernoulli("event", logit_p=pm.math.dot(x, b), observed=z)
 
 
 def in_memory(function):
@@ -138,15 +139,14 @@ def golden():
 def test_in_memory_and_in_blocks(golden, function):
     name = function.__name__
     assert sums(in_memory(function), name) == golden[name]
-    blocked = BlockedLikelihood(function, Records(columns(), block_rows=64))
+    blocked = BlockedLikelihood(fed(function, columns()), Records(columns(), block_rows=64))
     assert sums(blocked, name) == golden[name]
 
 
 def test_with_noise(golden):
     assert noisy(in_memory(regression)) == golden["noisy"]
-    assert (
-        noisy(BlockedLikelihood(regression, Records(columns(), block_rows=50))) == golden["noisy"]
-    )
+    blocked = BlockedLikelihood(fed(regression, columns()), Records(columns(), block_rows=50))
+    assert noisy(blocked) == golden["noisy"]
 
 
 def test_functions_and_differences(golden):
@@ -167,15 +167,18 @@ def test_parquet_and_shards(golden, tmp_path):
     pq.write_table(pa.table(table), tmp_path / "a.parquet", row_group_size=60)
     arguments = {"x": [f"x{k}" for k in range(D)], "y": "y", "z": "z"}
     on_disk = Records.from_parquet(tmp_path / "a.parquet", arguments=arguments, block_rows=50)
-    assert sums(BlockedLikelihood(regression, on_disk), "regression") == golden["regression"]
+    blocked = BlockedLikelihood(fed(regression, columns()), on_disk)
+    assert sums(blocked, "regression") == golden["regression"]
     with distributed.Client(processes=False, n_workers=2, dashboard_address=":0") as client:
-        sharded = BlockedLikelihood(logistic, Shards(on_disk.split(3), client=client))
+        model, shards = fed(logistic, columns()), Shards(on_disk.split(3), client=client)
+        sharded = BlockedLikelihood(model, shards)
         assert sums(sharded, "logistic") == golden["logistic"]
 
 
 def test_sites(golden):
-    with served(Records(columns(), block_rows=64).split(3), function=logistic) as connections:
-        likelihood = BlockedLikelihood(logistic, Sites(connections, timeout=600.0))
+    model, parts = fed(logistic, columns()), Records(columns(), block_rows=64).split(3)
+    with served(parts, model) as connections:
+        likelihood = BlockedLikelihood(model, Sites(connections, timeout=600.0))
         expected = {k: v for k, v in golden["logistic"].items() if k != "scores of some"}
         assert sums(likelihood, "logistic") == expected
 

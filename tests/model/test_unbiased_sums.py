@@ -10,6 +10,7 @@ from pymc_dp.data import Records
 from pymc_dp.model import BlockedLikelihood, RecordLikelihood
 from pymc_dp.model.sums import gradients
 from pymc_dp.model.sums.clipped_vectors import norm_ratios
+from tests.data.mixed_columns import fed
 from tests.terms import clipped_grad_steps
 
 N, D = 203, 3
@@ -22,7 +23,7 @@ BOUND = 0.6
 
 
 def regression(x, y):
-    pm.Bernoulli("y", logit_p=x @ pm.Normal("b", 0, 1, shape=D), observed=y)
+    pm.Bernoulli("z", logit_p=x @ pm.Normal("b", 0, 1, shape=D), observed=y)
 
 
 def likelihood_of(x=X, y=Y, **options):
@@ -89,7 +90,8 @@ def test_extreme_positions():
 
 def test_sums_over_blocks_and_parts_are_the_same(monkeypatch):
     whole = likelihood_of()
-    blocked = BlockedLikelihood(regression, Records({"x": X, "y": Y}, block_rows=64), compile_kwargs=MODE)  # fmt: skip
+    data = {"x": X, "y": Y}
+    blocked = BlockedLikelihood(fed(regression, data), Records(data, block_rows=64), compile_kwargs=MODE)  # fmt: skip
     assert blocked.is_binary and blocked.rehearsal.is_binary
     order = np.random.default_rng(4).permutation(N)
     parts = [sums(whole, index=part) for part in np.split(order, [1, 8, 70])]

@@ -67,7 +67,12 @@ def test_line_11_data_priors_and_names_do_not_count():
     ):  # fmt: skip
         assert of(model) == wanted
     assert of(regression(), public=["x"]) == of(regression(constant=True), public=[X]) == wanted
-    blocks = dp.Simulator(lambda x, y: regression(x=x, y=y), data=dp.Records({"x": X, "y": Y}), covariates="public")  # fmt: skip
+    with pm.Model() as blocks:
+        beta, outcome = pm.Normal("beta", shape=2), pm.Data("outcome", np.zeros(1, int))
+        pm.Bernoulli(
+            "y", p=pm.math.sigmoid(pm.Data("x", np.zeros((1, 2))) @ beta), observed=outcome
+        )
+    blocks = dp.Simulator(blocks, data=dp.Records({"x": X, "outcome": Y}), covariates="public")
     assert blocks.likelihood.fingerprint == wanted
     one, two = (of(of_mean(lambda a, b: a + b[GROUP], scale)) for scale in (1.0, 2.0))
     assert one == two

@@ -11,14 +11,16 @@ import pytensor.tensor.random.basic as ptr
 
 from pymc.pytensorf import collect_default_updates, find_rng_nodes
 from pytensor.compile.mode import Mode
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
+from pytensor.graph.traversal import ancestors
 from pytensor.link.vm import VMLinker
 from scipy.special import ndtri
 
 from pymc_dp.model.graphs.compiling import NumbaFunction, freeze, with_constants
-from pymc_dp.model.graphs.data_variables import rebuilt
+from pymc_dp.model.graphs.data_variables import is_array_root, rebuilt, stored
 
 FEW = (
     30  # up to this number of categories, one comparison for each is written out: it compiles fast
@@ -81,6 +83,12 @@ class Drawing:
             self._function: Callable = NumbaFunction([*drawn, *inputs], freeze(graphs))
         else:
             self._standard = []
+            # Other variables with the same arrays: the model may get others, by pm.set_data.
+            arrays = [
+                v for v in ancestors(outputs) if isinstance(v, SharedVariable) and is_array_root(v)
+            ]
+            own = {v: pytensor.shared(stored(v), shape=v.type.shape, borrow=True) for v in arrays}
+            outputs = graph_replace(outputs, own, strict=False)
             shared = find_rng_nodes(outputs)
             generators = [pt.random.type.random_generator_type() for _ in shared]
             self._n_generators = len(generators)

@@ -54,8 +54,8 @@ class Exposed:
     """Log-likelihoods in which the arrays of a model are shared variables.
 
     `graphs` has the elementwise log-likelihood of each observed variable, at its value in `values`. `private` has all
-    arrays in the graphs except those declared public and patterns made without data, and `names` their descriptions,
-    for messages. `by_number` lists factors that depend on the number of rows. Axes whose length is in `unknown` have no
+    arrays in the graphs except those declared public and patterns made without data, `names` their descriptions, for
+    messages, and `origin` the model's own variables. `by_number` lists factors that depend on the number of rows. Axes whose length is in `unknown` have no
     static length, so that it does not become a number in the graphs.
     """
 
@@ -63,6 +63,7 @@ class Exposed:
     values: list[Variable] = field(default_factory=list)
     private: list[SharedVariable] = field(default_factory=list)
     names: dict[Variable, str] = field(default_factory=dict, repr=False)
+    origin: dict[Variable, Variable] = field(default_factory=dict, repr=False)
     by_number: list[str] = field(default_factory=list)
     unknown: Set[int] = frozenset()
 
@@ -77,7 +78,7 @@ class Exposed:
         own = pytensor.shared(data, shape=shape, name=variable.name, borrow=True)
         if variable not in public:
             self.private.append(own)
-            self.names[own] = array_name(variable)
+            self.names[own], self.origin[own] = array_name(variable), variable
         return own
 
     def in_place_of(
