@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import numpy as np
