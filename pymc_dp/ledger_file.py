@@ -313,8 +313,13 @@ def _row(budget: dict[str, Any], is_gaussian: bool) -> tuple[str, str, str, str]
 
 
 def whole_of(budget: str) -> str:
-    """Id under which a budget claims: its groups of records (``id:label``) share one claim, as each record is in one group."""
-    return budget.partition(":")[0]
+    """Id under which a budget claims: its groups of records share one claim, as each record is in one group of a division."""
+    return budget.partition("/")[0]
+
+
+def division_of(budget: str) -> str:
+    """Division among groups that an id (``id/division:label``) is of; empty for all records."""
+    return budget.partition("/")[2].partition(":")[0]
 
 
 def now() -> str:

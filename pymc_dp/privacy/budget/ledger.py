@@ -30,6 +30,7 @@ from pymc_dp.ledger_file import (
     Account,
     BudgetClaim,
     LedgerFile,
+    division_of,
     in_words,
     now,
     remove,
@@ -203,6 +204,7 @@ class Ledger(LedgerFile):
         with self._transaction("IMMEDIATE") as db:
             if self._is_new(db, new):
                 _insert(db, "budgets", *astuple(new))
+            self._check_division(db, terms.id)
             claimed = Claims(terms, self._claims(db, terms.id))
             claimed.check_chains(step, 1, limit, draws)
             at_once = claimed.grant(step, accesses, plan, draws)
@@ -211,6 +213,17 @@ class Ledger(LedgerFile):
             _insert(
                 db, "claims", None, terms.id, step, dumps(accesses), words, new.created, new.process, fixed, bool(at_once)
             )  # fmt: skip
+
+    def _check_division(self, db: sqlite3.Connection, budget: str) -> None:
+        """Raise if copies of a budget, in other processes, are divided otherwise: a record would be in groups of both."""
+        used = (b for (b,) in db.execute("SELECT DISTINCT budget FROM claims"))
+        if any(
+            whole_of(b) == whole_of(budget) and division_of(b) != division_of(budget) for b in used
+        ):
+            raise PrivacyBudgetExhausted(
+                "Another copy of this budget has been spent undivided, or was divided by split_by() among other groups: they share one claim "
+                "on the account. Divide it once, before it is copied. Nothing was accessed."
+            )
 
     def record(
         self,

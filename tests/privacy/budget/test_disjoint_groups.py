@@ -146,6 +146,16 @@ class TestUse:
         with pytest.raises(ValueError, match="groups must be distinct labels"):
             budget_of().split_by(labels)
 
+    def test_copies_are_divided_alike(self):
+        """A copy that is spent undivided, or divided among other groups, would have a record pay twice for one claim."""
+        whole = budget_of()
+        copies = [pickle.loads(pickle.dumps(whole)) for _ in range(4)]
+        copies[0].split_by(["a", "b"])["a"].spend("sum", [(Gaussian(20.0), 1)])
+        copies[1].split_by(["b", "a"])["b"].spend("sum", [(Gaussian(20.0), 1)])
+        for other in (copies[2].split_by(["a", "c"])["a"], copies[3]):
+            with pytest.raises(PrivacyBudgetExhausted, match="Another copy of this budget"):
+                other.spend("sum", [(Gaussian(20.0), 1)])
+
     def test_identity(self):
         """A group is the same budget in whichever process the records are divided."""
         whole = budget_of()
