@@ -65,9 +65,7 @@ def _checked_copies(term: Any, *names: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Term(Shown, ABC):
-    """What is asked of private records: whole numbers of each record, whose sum over records is exact.
-
-    Subclasses are frozen dataclasses of public values, which can be sent to workers and sites.
+    """What is asked of private records: whole numbers of each record, whose sum is exact. Subclasses are frozen dataclasses.
 
     Examples
     --------
