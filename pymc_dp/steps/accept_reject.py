@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Unpack
 
 import numpy as np
@@ -260,9 +260,9 @@ class ProposalStep(AcceptRejectStep):
 
     def typical_distances(self) -> tuple[float, ...]:
         """Distances of proposals, drawn from their public law: to plan with, never to charge."""
-        if isinstance(self.proposal, Hashable):
-            return _distances(self.proposal, len(self.part))
-        return _distances.__wrapped__(self.proposal, len(self.part))
+        walk, rng = copy.copy(self._walk), np.random.default_rng(0)
+        origin = np.zeros(len(self.part))
+        return tuple(walk.propose(origin, rng)[1] for _ in range(PLANNING_DRAWS))
 
     def _reset_chain(self) -> None:
         super()._reset_chain()
@@ -294,12 +294,6 @@ class ProposalStep(AcceptRejectStep):
         """Compile in this process what would otherwise be compiled in every worker."""
         theta = np.zeros(self.likelihood.n_dim)
         self.likelihood.rehearsal.logp_at(theta, np.zeros(1, dtype=int))
-
-
-@lru_cache(maxsize=32)  # a plan makes many steps with each proposal
-def _distances(proposal: Proposal, n_dim: int) -> tuple[float, ...]:
-    walk, rng, origin = proposal.start(n_dim), np.random.default_rng(0), np.zeros(n_dim)
-    return tuple(walk.propose(origin, rng)[1] for _ in range(PLANNING_DRAWS))
 
 
 class BatchStep(ProposalStep):

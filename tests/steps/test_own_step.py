@@ -40,8 +40,10 @@ class MyBarker(AcceptRejectStep):
     @classmethod
     def plan(cls, problem):
         """What dp.plan() tries on simulated records, with clip bounds for each."""
-        sd = np.sqrt(np.linalg.eigvalsh(problem.covariance)[0] / len(problem.covariance))
-        return {"scale": [length * sd for length in problem.lengths], "laziness": (0.2, 0.5, 1.0)}
+        variances = np.linalg.eigvalsh(problem.covariance)
+        sd = np.sqrt(variances[0] / len(variances))
+        scales = [length * sd for length in problem.lengths]
+        return {"scale": scales, "laziness": (0.2, 0.5, 1.0)}
 
     def transition(self, theta):
         """Propose, charge, decide."""
