@@ -75,8 +75,8 @@ class FeatureLaw(Shown):
         self._features, self._points, self._given_rows, self.by_row = features, points, given_rows, by_row  # fmt: skip
         values = features.of_pooled(points)
         self._values = values.reshape(n_sets, -1, values.shape[1])
-        #: Number of rows that each row stands for, and factor for variances within rows.
-        self._counts, self._correction = np.ones(self._values.shape[1]), 1.0
+        #: Number of rows that each row stands for.
+        self._counts = np.ones(self._values.shape[1])
 
     def _log_weights(self, theta: np.ndarray) -> np.ndarray:
         """Unnormalised log-weights of points at a position, shape ``(n_sets, n_rows)``; may move the points."""
@@ -99,7 +99,7 @@ class FeatureLaw(Shown):
         if self._given_rows:
             centres = np.einsum("kr,krw->rw", weights / shares, values)
         errors = (values - centres).reshape(-1, len(mean))
-        covariance = self._correction * (errors * weights.reshape(-1, 1)).T @ errors
+        covariance = (errors * weights.reshape(-1, 1)).T @ errors
         return FeatureMoments(weights, errors.reshape(values.shape), mean, covariance)
 
     def derivative(
@@ -107,7 +107,7 @@ class FeatureLaw(Shown):
     ) -> np.ndarray:
         """Derivative of ``mean @ m`` and of the sum of the entries of ``covariance * V``, shape ``(n_dim,)``."""
         terms = at.errors @ mean
-        terms += self._correction * np.einsum("krw,krw->kr", at.errors @ covariance, at.errors)
+        terms += np.einsum("krw,krw->kr", at.errors @ covariance, at.errors)
         return (self._scores(theta, at.weights).T @ self._centred(at.weights, terms).ravel())  # fmt: skip
 
     def slope(self, theta: np.ndarray, at: FeatureMoments) -> np.ndarray:
@@ -179,7 +179,6 @@ class FixedNumbers(FeatureLaw):
         sets = (simulated.draw_from(centre, z) for z in numbers)
         points = simulated.pooled((data, simulated.rows) for data in sets)
         super().__init__(features, points, n_sets, given_rows)
-        self._correction = n_sets / (n_sets - 1) if given_rows else 1.0
 
     def _log_weights(self, theta: np.ndarray) -> np.ndarray:
         sets = [self._simulated.draw_from(theta, z) for z in self._numbers]

@@ -30,7 +30,7 @@ SETTINGS = {
     "bernoulli, Gaussian": ("bernoulli", 100, [("gaussian", 0.3, [0.4], 0.5)], 0.02),
     "poisson, l2": ("poisson", 20, [("l2", 0.5, [0.8], 0.6)], 0.05),
     "mean, Gaussian": ("mean", 40, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
-    "mean, two releases": ("mean", 40, [("gaussian", 0.2, [0.2], 0.3), ("gaussian", 0.2, [0.5], 0.5)], 0.05),
+    "mean, two releases": ("mean", 20, [("gaussian", 0.2, [0.2], 0.3), ("gaussian", 0.2, [0.5], 0.5)], 0.05),
 }  # fmt: skip
 
 
