@@ -113,6 +113,8 @@ class DPStep(PyMCStep):
         "exhausted": (bool, []),
         TOKEN: (np.int64, []),
     }
+    #: Class method: for each argument the values that :func:`~pymc_dp.plan` tries; None for a class without a planner.
+    plan: ClassVar[Any] = None
     #: Public attributes that the charge rests on: all that were set before :meth:`register`.
     _frozen: frozenset[str] = frozenset()
 

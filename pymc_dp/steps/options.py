@@ -103,7 +103,7 @@ def check_nothing_is_missing(step: type, given: Mapping[str, Any]) -> None:
     if not missing:
         return
     hints = [_SOURCES[name] for name in missing if name in _SOURCES]
-    if hasattr(step, "plan") and not _SOURCES.keys() >= set(missing):
+    if step.plan and not _SOURCES.keys() >= set(missing):
         hints.append(_PLANS.format(step.__name__))
     raise TypeError("; ".join([f"{step.__name__} needs {', '.join(missing)}", *hints]) + ".")
 
