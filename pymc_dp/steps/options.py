@@ -95,9 +95,9 @@ def _entries(doc: str) -> dict[str, str]:
     return {name: entry for entry in found for name in re.split(" : |\n", entry)[0].split(", ")}
 
 
-def check_nothing_is_missing(step: type, given: Mapping[str, Any]) -> None:
+def check_nothing_is_missing(step: Any, given: Mapping[str, Any]) -> None:
     """Raise TypeError with the names of all missing arguments and where to get them."""
-    parameters = inspect.signature(step.__init__).parameters.values()  # type: ignore[misc]
+    parameters = inspect.signature(step.__init__).parameters.values()
     needed = [p.name for p in parameters if (p.kind, p.default) == (p.KEYWORD_ONLY, p.empty)]
     missing = [name for name in dict.fromkeys([*needed, "budget"]) if name not in given]
     if not missing:
