@@ -37,14 +37,15 @@ from pymc_dp.scores.score_features import ScoreFeatures
 
 #: Points at each position: of enumerated outcomes, of outcomes that move (unless a row needs more), and of all others.
 _MOST_ENUMERATED, _MOVING, _MOST_SIMULATED = 20_000, 3_000, 10_000
-#: Points of a row: least of those with fixed numbers, whose error is 10**-1.5 standard deviations of the sum, and most.
-_LEAST_SETS, _MOST_SETS = 10, 100
+#: Points of a row: least of those with fixed numbers; number from which their error, of 10**-1.5 standard deviations of the
+#: sum, needs no correction; and most.
+_LEAST_SETS, _ACCURATE, _MOST_SETS = 3, 10, 100
 #: Anchors of a mixture, from which weights of each row are accurate.
 _MIXTURE = 32
 
 
 class FeatureMoments(NamedTuple):
-    """Moments at a position; weights ``(n_sets, n_rows)``, and features less their mean in the row, or of all."""
+    """Moments at a position: weights ``(n_sets, n_rows)``; features less their mean in the row, or of all, a row for each point."""
 
     weights: np.ndarray
     errors: np.ndarray
@@ -75,56 +76,63 @@ class FeatureLaw(Shown):
         self._features, self._points, self._given_rows, self.by_row = features, points, given_rows, by_row  # fmt: skip
         values = features.of_pooled(points)
         self._values = values.reshape(n_sets, -1, values.shape[1])
+        #: Whether the mean needs no correction at the centre.
+        self.is_exact = False
         #: Number of rows that each row stands for.
         self._counts = np.ones(self._values.shape[1])
 
-    def _log_weights(self, theta: np.ndarray) -> np.ndarray:
-        """Unnormalised log-weights of points at a position, shape ``(n_sets, n_rows)``; may move the points."""
+    def _log_weights(self, theta: np.ndarray) -> np.ndarray | None:
+        """Unnormalised log-weights of points, shape ``(n_sets, n_rows)``, None if all are equal; may move the points."""
         return self._points.logp(theta).reshape(self._values.shape[:2])
 
     def at(self, theta: np.ndarray) -> FeatureMoments | None:
         """Moments at a position; None where points have no density."""
         with np.errstate(all="ignore"):
             logs = self._log_weights(theta)
-        logs = np.where(np.isnan(logs), -np.inf, logs)
-        axis, values = 0 if self.by_row else None, self._values
-        highest = logs.max(axis=axis)
-        if not np.isfinite(highest).all():
-            return None
-        weights = np.exp(logs - highest)
-        shares = self._counts / self._counts.sum() if self.by_row else 1.0
-        weights *= shares / weights.sum(axis=axis)
-        mean = np.einsum("kr,krw->w", weights, values)
-        centres = mean[None]
+        values, (n_sets, n_rows, width) = self._values, self._values.shape
+        if logs is None:
+            weights = np.full((n_sets, n_rows), 1 / (n_sets * n_rows))
+        else:
+            axis = 0 if self.by_row else None
+            logs = np.where(np.isnan(logs), -np.inf, logs)
+            highest = logs.max(axis=axis)
+            if not np.isfinite(highest).all():
+                return None
+            weights = np.exp(logs - highest)
+            shares = self._counts / self._counts.sum() if self.by_row else 1.0
+            weights *= shares / weights.sum(axis=axis)
+        flat = weights.reshape(-1, 1)
+        centres = mean = flat[:, 0] @ values.reshape(-1, width)
         if self._given_rows:
-            centres = np.einsum("kr,krw->rw", weights / shares, values)
-        errors = (values - centres).reshape(-1, len(mean))
-        covariance = (errors * weights.reshape(-1, 1)).T @ errors
-        return FeatureMoments(weights, errors.reshape(values.shape), mean, covariance)
+            centres = (weights[..., None] * values).sum(axis=0) / weights.sum(axis=0)[:, None]
+        errors = (values - centres).reshape(-1, width)
+        return FeatureMoments(weights, errors, mean, (errors * flat).T @ errors)
 
     def derivative(
         self, theta: np.ndarray, at: FeatureMoments, mean: np.ndarray, covariance: np.ndarray
     ) -> np.ndarray:
         """Derivative of ``mean @ m`` and of the sum of the entries of ``covariance * V``, shape ``(n_dim,)``."""
-        terms = at.errors @ mean
-        terms += np.einsum("krw,krw->kr", at.errors @ covariance, at.errors)
-        return (self._scores(theta, at.weights).T @ self._centred(at.weights, terms).ravel())  # fmt: skip
+        terms = ((at.errors @ covariance + mean) * at.errors).sum(axis=1, keepdims=True)
+        return self._centred(at.weights, terms)[:, 0] @ self._scores(theta, at.weights)
 
     def slope(self, theta: np.ndarray, at: FeatureMoments) -> np.ndarray:
         """Jacobian of the mean, shape ``(width, n_dim)``."""
-        terms = self._centred(at.weights[..., None], at.errors)
-        return terms.reshape(-1, len(at.mean)).T @ self._scores(theta, at.weights)
+        return self._centred(at.weights, at.errors).T @ self._scores(theta, at.weights)
 
     def _centred(self, weights: np.ndarray, terms: np.ndarray) -> np.ndarray:
         """Weighted terms, less their mean where weights have a fixed sum: in each row, or among all."""
-        axis = 0 if self.by_row else (0, 1)
-        total = weights.sum(axis=axis, keepdims=True)
-        return weights * (terms - (weights * terms).sum(axis=axis, keepdims=True) / total)
+        axis, by_row = (0 if self.by_row else (0, 1)), weights[..., None]
+        weighted = by_row * terms.reshape(*weights.shape, -1)
+        means = weighted.sum(axis=axis, keepdims=True) / by_row.sum(axis=axis, keepdims=True)
+        return (weighted - by_row * means).reshape(terms.shape)
 
     def _scores(self, theta: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Scores of the points that count, at the position of the last moments."""
         with np.errstate(all="ignore"):
             scores = self._points.gradients(theta)
+            is_finite = np.isfinite(scores.sum())
+        if is_finite:
+            return scores
         return np.where(weights.reshape(-1, 1) > 0, np.nan_to_num(scores, posinf=0.0, neginf=0.0), 0.0)  # fmt: skip
 
 
@@ -138,14 +146,12 @@ class Enumerated(FeatureLaw):
         self._every = simulated.pooled((data, simulated.rows) for data in sets)
         rows, counts = _distinct(self._every, len(sets), [r.term.theta for r in features.releases] + [*positions[:2]])  # fmt: skip
         most = max(1, _MOST_ENUMERATED // len(sets))
-        #: Whether all rows are points.
-        self.is_exact = len(rows) <= most
-        if not self.is_exact:
+        if not (is_exact := len(rows) <= most):
             rows = simulated.some(most, rng)
             counts = np.ones(len(rows))
         points = simulated.pooled((data, rows) for data in sets)
         super().__init__(features, points, len(sets), given_rows)
-        self._counts = counts
+        self._counts, self.is_exact = counts, is_exact
 
     def mean_of_all(self, theta: np.ndarray) -> np.ndarray:
         """Mean over all rows, also those that are no points."""
@@ -179,12 +185,12 @@ class FixedNumbers(FeatureLaw):
         sets = (simulated.draw_from(centre, z) for z in numbers)
         points = simulated.pooled((data, simulated.rows) for data in sets)
         super().__init__(features, points, n_sets, given_rows)
+        self.is_exact = n_sets >= _ACCURATE
 
-    def _log_weights(self, theta: np.ndarray) -> np.ndarray:
+    def _log_weights(self, theta: np.ndarray) -> None:
         sets = [self._simulated.draw_from(theta, z) for z in self._numbers]
         self._points = self._points.with_outcomes([np.concatenate(y) for y in zip(*sets, strict=True)])  # fmt: skip
         self._values = self._features.of_pooled(self._points).reshape(self._values.shape)
-        return np.zeros(self._values.shape[:2])
 
 
 class Reweighted(FeatureLaw):
@@ -216,8 +222,7 @@ def feature_law(
     """The law with the best points that the outcomes allow; `positions` span the posterior, beginning with its centre."""
     if (sets := simulated.outcomes(positions)) is not None:
         return Enumerated(features, simulated, sets, positions, given_rows, rng)
-    n_sets = min(max(_MOVING // simulated.n_records, _LEAST_SETS), _MOST_SETS)
-    is_short = n_sets * simulated.n_records <= _MOST_SIMULATED
-    if is_short and (numbers := simulated.standard_numbers(n_sets, rng)) is not None:
+    n_sets = min(_MOVING // simulated.n_records, _MOST_SETS)
+    if n_sets >= _LEAST_SETS and (numbers := simulated.standard_numbers(n_sets, rng)) is not None:
         return FixedNumbers(features, simulated, numbers, positions[0], given_rows)
     return Reweighted(features, simulated, positions, given_rows, rng)

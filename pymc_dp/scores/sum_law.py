@@ -34,7 +34,7 @@ from scipy.optimize import minimize
 from pymc_dp.display import Shown, one_line
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.simulation import SimulatedRecords, differences
-from pymc_dp.scores.feature_law import Enumerated, FeatureMoments, Reweighted, feature_law
+from pymc_dp.scores.feature_law import Enumerated, FeatureMoments, feature_law
 from pymc_dp.scores.moments import simulated_moments
 from pymc_dp.scores.score_features import ScoreFeatures
 
@@ -133,9 +133,9 @@ class NormalSums(Shown):
         if found is None:
             raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
         self._shift, self._constant = np.zeros(len(found.mean)), np.zeros_like(found.covariance)
-        if isinstance(self._law, Enumerated) and not self._law.is_exact:
+        if isinstance(self._law, Enumerated):
             self._shift = self._law.mean_of_all(centre) - found.mean
-        elif isinstance(self._law, Reweighted):
+        elif not self._law.is_exact:
             n = max(_PER_RECORD * self._n, min(_PER_ROW * simulated.n_records, _SOME))
             n_sets = -(-min(n, most) // simulated.n_records)
             moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
