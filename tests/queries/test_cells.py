@@ -265,7 +265,7 @@ def test_the_posterior_has_the_error():
     )
     stand_in = StandIn(ranges, (shares,), np.eye(1), n, 0, shares, noise_sd)
     scores = PrivateScores((release,), {"b": ()}, n, "substitute", (), None, stand_in)
-    step = DPScore(scores, simulator=Simulator(model, covariates=ranges), method="normal")
+    step = DPScore(scores, simulator=Simulator(model, covariates=ranges))
     error = n**2 * b**2 * g2 @ cell_covariance(shares, [3], [False], noise_sd) @ g2
     # Given the rows, g y has variance g^2; the normal law takes rows as drawn.
     spread = shares @ g2 + b**2 * (shares @ g2**2 - (shares @ g2) ** 2)
