@@ -37,8 +37,8 @@ from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered
 from pymc_dp.model.sums.gradients import Block, RecordGradients
 from pymc_dp.model.withheld import evaluate, no_log_of_rewrites
 
-#: Most outcomes that are enumerated, and the probability of those that are left out.
-_MOST_OUTCOMES, _REST = 100, 1e-9
+#: Most outcomes that are enumerated, the probability of those that are left out, and the rows for which it is computed.
+_MOST_OUTCOMES, _REST, _N_ROWS = 100, 1e-9, 1000
 
 
 class SimulatedRecords(CompiledModel):
@@ -205,12 +205,15 @@ class SimulatedRecords(CompiledModel):
             return None
         drawn = [self.draw(theta, np.random.default_rng(0))[0] for theta in positions]
         first, last = min(int(y.min()) for y in drawn), max(int(y.max()) for y in drawn)
+        # Some rows, and those with the most extreme outcomes.
+        extreme = [f(y) for y in drawn for f in (np.argmin, np.argmax)]
+        some = np.unique(np.append(self.some(_N_ROWS, np.random.default_rng(0)), extreme))
         possible: dict[int, list[np.ndarray]] = {}
 
         def probability(k: int, theta: np.ndarray) -> np.ndarray:
-            data = [np.full(self._n_all, k, variable.dtype)]
+            data = [np.broadcast_to(np.asarray(k, variable.dtype), self._n_all)]
             with np.errstate(all="ignore"):
-                found = np.exp(np.nan_to_num(self.logp(theta, data), nan=-np.inf))
+                found = np.exp(np.nan_to_num(self.logp(theta, data, some), nan=-np.inf))
             if found.any():
                 possible[k] = data
             return found

@@ -37,6 +37,8 @@ from pymc_dp.scores.score_features import ScoreFeatures
 
 #: Points at each position: of enumerated outcomes, of outcomes that move (unless a row needs more), and of all others.
 _MOST_ENUMERATED, _MOVING, _MOST_SIMULATED = 20_000, 3_000, 10_000
+#: Enumerated points among which equal rows are looked for.
+_MOST_COMPARED = 200_000
 #: Points of a row: least of those with fixed numbers; number from which their error, of 10**-1.5 standard deviations of the
 #: sum, needs no correction; and most.
 _LEAST_SETS, _ACCURATE, _MOST_SETS = 3, 10, 100
@@ -143,9 +145,12 @@ class Enumerated(FeatureLaw):
         self, features: ScoreFeatures, simulated: SimulatedRecords, sets: list[list[np.ndarray]],
         positions: Sequence[np.ndarray], given_rows: bool, rng: np.random.Generator,
     ) -> None:  # fmt: skip
-        self._every = simulated.pooled((data, simulated.rows) for data in sets)
-        rows, counts = _distinct(self._every, len(sets), [r.term.theta for r in features.releases] + [*positions[:2]])  # fmt: skip
-        most = max(1, _MOST_ENUMERATED // len(sets))
+        self._sets, self._simulated = sets, simulated
+        most, rows, counts = max(1, _MOST_ENUMERATED // len(sets)), simulated.rows, np.ones(0)
+        if len(rows) * len(sets) <= _MOST_COMPARED:
+            every = simulated.pooled((data, rows) for data in sets)
+            places = [*(r.term.theta for r in features.releases), *positions[:2]]
+            rows, counts = _distinct(every, len(sets), places)
         if not (is_exact := len(rows) <= most):
             rows = simulated.some(most, rng)
             counts = np.ones(len(rows))
@@ -155,10 +160,12 @@ class Enumerated(FeatureLaw):
 
     def mean_of_all(self, theta: np.ndarray) -> np.ndarray:
         """Mean over all rows, also those that are no points."""
-        law = FeatureLaw(self._features, self._every, len(self._values), False)
-        found = law.at(theta)
-        assert found is not None
-        return found.mean
+        with np.errstate(all="ignore"):
+            logs = np.stack([self._simulated.logp(theta, data) for data in self._sets])
+        weights = np.exp(np.nan_to_num(logs, nan=-np.inf, neginf=-np.inf))
+        weights /= weights.sum(axis=0) * logs.shape[1]
+        pairs = zip(weights, self._sets, strict=True)
+        return np.sum([w @ self._features.of(data) for w, data in pairs], axis=0)
 
 
 def _distinct(

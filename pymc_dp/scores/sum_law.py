@@ -134,8 +134,9 @@ class NormalSums(Shown):
             raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
         self._shift, self._constant = np.zeros(len(found.mean)), np.zeros_like(found.covariance)
         if isinstance(self._law, Enumerated):
-            self._shift = self._law.mean_of_all(centre) - found.mean
-        elif not self._law.is_exact:
+            if not self._law.is_exact:
+                self._shift = self._law.mean_of_all(centre) - found.mean
+        elif not self._law.is_exact or self._n > simulated.n_records:
             n = max(_PER_RECORD * self._n, min(_PER_ROW * simulated.n_records, _SOME))
             n_sets = -(-min(n, most) // simulated.n_records)
             moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
