@@ -35,14 +35,14 @@ from pymc_dp.display import Shown
 from pymc_dp.model.simulation import PooledRecords, SimulatedRecords
 from pymc_dp.scores.score_features import ScoreFeatures
 
-#: Points at each position: of enumerated outcomes, of outcomes that move (unless a row needs more), and of all others.
+#: Points at each position: of enumerated outcomes, of outcomes that move, and of all others.
 _MOST_ENUMERATED, _MOVING, _MOST_SIMULATED = 20_000, 3_000, 10_000
 #: Enumerated points among which equal rows are looked for.
 _MOST_COMPARED = 200_000
 #: Points of a row: least of those with fixed numbers; number from which their error, of 10**-1.5 standard deviations of the
 #: sum, needs no correction; and most.
 _LEAST_SETS, _ACCURATE, _MOST_SETS = 3, 10, 100
-#: Anchors of a mixture, from which weights of each row are accurate.
+#: Points of a row from which its own weights are accurate.
 _MIXTURE = 32
 
 
@@ -208,12 +208,17 @@ class Reweighted(FeatureLaw):
         rng: np.random.Generator,
     ) -> None:  # fmt: skip
         n_sets = min(-(-_MOST_SIMULATED // simulated.n_records), _MOST_SETS)
-        anchors = [anchors[k % len(anchors)] for k in range(n_sets)]
+        n_sets -= (
+            n_sets % len(anchors) if n_sets > len(anchors) else 0
+        )  # as many sets of each anchor
+        anchors = anchors[:n_sets]
         rows = simulated.some(_MOST_SIMULATED, rng) if n_sets == 1 else np.arange(simulated.n_records)  # fmt: skip
-        points = simulated.pooled((simulated.draw(theta, rng), rows) for theta in anchors)
+        points = simulated.pooled(
+            (simulated.draw(anchors[k % len(anchors)], rng), rows) for k in range(n_sets)
+        )
         by_row = n_sets >= _MIXTURE
         super().__init__(features, points, n_sets, given_rows and by_row, by_row)
-        self._base = logsumexp([points.logp(theta) for theta in anchors[:_MIXTURE]], axis=0)
+        self._base = logsumexp([points.logp(theta) for theta in anchors], axis=0)
 
     def _log_weights(self, theta: np.ndarray) -> np.ndarray:
         return (self._points.logp(theta) - self._base).reshape(self._values.shape[:2])
