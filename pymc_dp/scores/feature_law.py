@@ -146,14 +146,15 @@ class Enumerated(FeatureLaw):
         positions: Sequence[np.ndarray], given_rows: bool, rng: np.random.Generator,
     ) -> None:  # fmt: skip
         self._sets, self._simulated = sets, simulated
-        most, rows, counts = max(1, _MOST_ENUMERATED // len(sets)), simulated.rows, np.ones(0)
-        if len(rows) * len(sets) <= _MOST_COMPARED:
-            every = simulated.pooled((data, rows) for data in sets)
-            places = [*(r.term.theta for r in features.releases), *positions[:2]]
-            rows, counts = _distinct(every, len(sets), places)
-        if not (is_exact := len(rows) <= most):
-            rows = simulated.some(most, rng)
-            counts = np.ones(len(rows))
+        most, some = _MOST_ENUMERATED // len(sets), simulated.some(_MOST_COMPARED // len(sets), rng)
+        every = simulated.pooled((data, some) for data in sets)
+        places = [*(r.term.theta for r in features.releases), *positions[:2]]
+        first, counts = _distinct(every, len(sets), places)
+        is_exact = len(first) <= most and len(some) == simulated.n_records
+        if len(first) > most:
+            first = np.sort(rng.permutation(len(some))[:most])
+            counts = np.ones(most)
+        rows = some[first]
         points = simulated.pooled((data, rows) for data in sets)
         super().__init__(features, points, len(sets), given_rows)
         self._counts, self.is_exact = counts, is_exact

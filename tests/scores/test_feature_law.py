@@ -138,7 +138,7 @@ def test_rows_that_are_no_points_count(monkeypatch):
     np.testing.assert_allclose(some.mean_of_all(CENTRE), whole.at(CENTRE).mean, atol=1e-12)
 
 
-def test_equal_rows_are_one():
+def test_equal_rows_are_one(monkeypatch):
     groups = np.arange(N) % 3
     with pm.Model() as model:
         b = pm.Normal("b", 0, 1, shape=3)
@@ -154,6 +154,11 @@ def test_equal_rows_are_one():
     mean = np.clip(np.arange(60)[:, None] - 1, -1, 1)  # of a group's score at the reference
     p = np.exp(np.arange(60)[:, None] * theta - np.exp(theta)) / np.cumprod(np.r_[1.0, 1:60])[:, None]  # fmt: skip
     np.testing.assert_allclose(found.mean, (p * mean).sum(axis=0) / 3, atol=1e-8)
+    # Of many rows some are compared.
+    monkeypatch.setattr(module, "_MOST_COMPARED", 60 * found.weights.shape[0])
+    few = feature_law(features, simulated, [theta, theta + 0.5], True, np.random.default_rng(0))
+    assert not few.is_exact and few.at(theta).weights.shape == found.weights.shape
+    np.testing.assert_allclose(few.mean_of_all(theta), found.mean, atol=1e-8)
 
 
 def test_outcomes_without_few_values_are_not_enumerated():
