@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor
-import pytensor.tensor as pt
 
 from pymc.distributions.censored import CensoredRV
 from pymc.logprob.utils import replace_rvs_by_values
@@ -21,7 +20,7 @@ from pytensor.graph.replace import graph_replace
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.compiled_model import CompiledModel
 from pymc_dp.model.graphs.captured import check_functions
-from pymc_dp.model.graphs.compiling import compile_frozen, freeze, quiet_compilers
+from pymc_dp.model.graphs.compiling import quiet_compilers
 from pymc_dp.model.graphs.data_variables import (
     evaluate_without_inputs,
     observed_arrays,
@@ -31,7 +30,6 @@ from pymc_dp.model.graphs.data_variables import (
 from pymc_dp.model.graphs.drawing import Drawing
 from pymc_dp.model.graphs.exposed import Exposed, expose
 from pymc_dp.model.graphs.public_arrays import PublicArrays
-from pymc_dp.model.privacy_unit import per_record
 from pymc_dp.model.stand_in_error import StandInError
 from pymc_dp.model.sums.batch_likelihood import BatchLikelihood, Gathered
 from pymc_dp.model.sums.gradients import Block, RecordGradients
@@ -106,8 +104,6 @@ class SimulatedRecords(CompiledModel):
         self.error: StandInError | None = None
         #: For each observed variable the record of each row.
         self.labels = labels
-        self._sum_graphs = derived.theta, rows, labels
-        self._sum: Callable | None = None
         with quiet_compilers():  # Numba compiles at the first call
             self._drawing: Drawing | None = Drawing([derived.theta], draws)
             self._load(self._first_draw())
@@ -268,26 +264,6 @@ class SimulatedRecords(CompiledModel):
             of_batch, of_gradients = zip(*chunk, strict=True)
             joined.append((self._batch.join(of_batch), self._gradients.join(of_gradients)))
         return PooledRecords(self._batch, self._gradients, joined, self._shared)
-
-    def weighted_sum(
-        self, theta: np.ndarray, data: Sequence[np.ndarray], weights: np.ndarray
-    ) -> tuple[float, np.ndarray]:
-        """Weighted sum of all records' log-likelihoods, and its gradient, shape ``(n_dim,)``; compiled at first use."""
-        self._load(data)
-        if self._kept is not None:
-            weights, few = np.zeros(self._n_all), weights
-            weights[self._kept] = few
-        if self._sum is None:
-            variable, rows, labels = self._sum_graphs
-            factors = pt.vector("weights", dtype="float64", shape=(self._n_all,))
-            logp = per_record(freeze(rows, self._shared), labels, self._n_all)
-            total = pt.sum(pt.switch(pt.neq(factors, 0), factors * logp, 0.0))
-            outputs = [total, pt.grad(total, variable, disconnected_inputs="ignore")]
-            with quiet_compilers():
-                self._sum = compile_frozen([variable, factors], outputs, {"mode": "NUMBA", "on_unused_input": "ignore"})  # fmt: skip
-                self._sum(self._start, weights)
-        value, gradient = self._sum(self._checked(theta), weights)
-        return float(value), gradient
 
     def curvature(self, theta: np.ndarray, data: Sequence[np.ndarray]) -> np.ndarray:
         """Minus the Hessian of the total log-likelihood, by differences of gradients, shape ``(n_dim, n_dim)``."""

@@ -247,7 +247,7 @@ class PlanningProblem:
 
         point = tuple(len(x) // 2 for x in choices.values())
         unit = np.eye(len(choices), dtype=int)
-        # Also two arguments at once: one makes draws cheaper, and the other one dearer.
+        # A step in two arguments: the cost of a draw falls by one and grows by the other.
         ways = np.concatenate([2 * unit, unit, unit - np.roll(unit, 1, axis=0)])
         for way in [*np.stack([ways, -ways], axis=1).reshape(-1, len(unit))] * _SWEEPS:
             while error(moved := tuple(np.add(point, way).tolist())) < error(point):

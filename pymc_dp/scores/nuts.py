@@ -39,7 +39,6 @@ class Nuts:
         mean: np.ndarray,
         root: np.ndarray,
         rng: np.random.Generator,
-        adapts_mass: bool = True,
     ) -> None:
         self._mean, self._root = mean, root
         self._inverse = np.linalg.inv(root)
@@ -50,9 +49,8 @@ class Nuts:
 
         n, (one, other) = len(mean), rng.spawn(2)
         potential = QuadPotentialDiagAdapt(
-            n, np.zeros(n), np.ones(n), _WEIGHT, dtype="float64", rng=one,
-            adaptation_window=101 if adapts_mass else 10**9,
-        )  # fmt: skip
+            n, np.zeros(n), np.ones(n), _WEIGHT, dtype="float64", rng=one, adaptation_window=101
+        )
         with pm.Model(model=None) as model:  # also inside of another model
             pm.Flat("z", shape=n)
         self._nuts = pm.NUTS(

@@ -99,9 +99,3 @@ class ScoreFeatures(Shown):
     def noise_variances(self) -> np.ndarray:
         """Variance of the noise on each column of the features."""
         return np.repeat(self.release_variances(), np.diff(self.ends))
-
-    def log_noise(self, residual: np.ndarray) -> float:
-        """Log-density of the noise, up to a constant."""
-        squares = np.add.reduceat(residual**2, self.ends[:-1])
-        gaussian = squares / (2 * self.scales**2)
-        return -float(np.where(self.is_gaussian, gaussian, np.sqrt(squares) / self.scales).sum())

@@ -14,7 +14,9 @@ prior is. The error is that of the central limit theorem, of order :math:`1 / \s
 
 l2 noise is a scale mixture of normals: its variance ``v`` is a further parameter, with
 :math:`v / s^2` twice a Gamma((d + 1) / 2) variable. Its logarithm has the log-density
-:math:`(d + 1) / 2 \log v - v / (2 s^2)`. So parameters and log-variances have one smooth density, and NUTS samples it.
+:math:`(d + 1) / 2 \log v - v / (2 s^2)`. So parameters and log-variances have one density, and NUTS samples it. Its force
+is the gradient, or, where points move, the expected one: NUTS accepts by the density alone, and leapfrog steps with any force
+that is a function of the position preserve volume and can be reversed, so the density is invariant in both cases.
 
 References
 ----------

@@ -122,6 +122,17 @@ def test_pooled_records(monkeypatch):
     model = BY_NAME["logistic"].build()
     simulated = SimulatedRecords(model, public_covariates=True)
     check_pooled(simulated, position(model), monkeypatch)
+    # Other outcomes in the same rows.
+    theta, rng = position(model), np.random.default_rng(SEED)
+    rows, (before, after) = simulated.rows, ([simulated.draw(theta, rng) for _ in range(3)] for _ in range(2))  # fmt: skip
+    for chunk in (1, 2**16):
+        monkeypatch.setattr("pymc_dp.model.sums.gradients.CHUNK", chunk)
+        moved = simulated.pooled((data, rows) for data in before).with_outcomes(
+            [np.concatenate(y) for y in zip(*after, strict=True)]
+        )
+        for found, of in ((moved.logp, simulated.logp), (moved.gradients, simulated.gradients)):
+            each = np.concatenate([of(theta, data) for data in after])
+            np.testing.assert_array_equal(found(theta), each)
 
 
 @pytest.mark.slow
@@ -146,6 +157,7 @@ def test_kinks_have_the_right_curvature():
 # ---------------------------------------------------------------- the law of what is drawn
 
 MANY = 20_000
+ONES = np.ones(2000)
 
 
 def law_model(n=MANY, change=0.0):
@@ -191,6 +203,32 @@ def test_law(law):
     with pytest.raises(AssertionError):
         wrong = law.gradients(THETA, [x, law.draw(THETA, np.random.default_rng(SEED + 1))[1]])
         assert np.abs(wrong.mean(axis=0)).max() < 0.01 and abs(np.mean(wrong[:, 2] ** 2)) < 1
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda t: pm.Laplace("y", t, 2.0, observed=ONES), stats.laplace(1, 2)),
+        (lambda t: pm.Logistic("y", t, 2.0, observed=ONES), stats.logistic(1, 2)),
+        (lambda t: pm.Gumbel("y", t, 2.0, observed=ONES), stats.gumbel_r(1, 2)),
+        (lambda t: pm.LogNormal("y", t, 2.0, observed=ONES), stats.lognorm(2, scale=np.e)),
+        (lambda t: pm.Weibull("y", 1.5, pm.math.exp(t), observed=ONES), stats.weibull_min(1.5, scale=np.e)),
+        (lambda t: pm.Exponential("y", scale=pm.math.exp(t), observed=ONES), stats.expon(scale=np.e)),
+    ],
+    ids=lambda x: getattr(getattr(x, "dist", None), "name", ""),
+)  # fmt: skip
+def test_laws_with_fixed_numbers(build, expected):
+    """Those of draws, and of numbers that are stratified: of four sets of a row, each is in another quarter of its law."""
+    with pm.Model() as model:
+        build(pm.Normal("t"))
+    simulated, theta = SimulatedRecords(model), np.array([1.0])
+    (y,) = simulated.draw(theta, np.random.default_rng(SEED))
+    assert stats.kstest(y, expected.cdf).pvalue > 1e-4
+    numbers = simulated.standard_numbers(4, np.random.default_rng(SEED))
+    places = np.array([expected.cdf(simulated.draw_from(theta, z)[0]) for z in numbers])
+    assert stats.kstest(places.ravel(), stats.uniform.cdf).pvalue > 1e-4
+    quarters = np.minimum(np.sort(places, axis=0) * 4, np.nextafter(4, 0)).astype(int)
+    np.testing.assert_array_equal(quarters, np.arange(4)[:, None] + np.zeros_like(quarters))
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import itertools
 import math
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import arviz as az
 import numpy as np
@@ -160,7 +160,9 @@ def public(case: Case, releases, n: int | None = None) -> PrivateScores:
     return PrivateScores(tuple(releases), case.shapes, n or case.n, "substitute", ())
 
 
-def template(case: Case, kind: str, k: float, theta: np.ndarray, fraction: float, n=None):
+def template(
+    case: Case, kind: str, k: float, theta: np.ndarray, fraction: float, n=None, **options
+):
     """A release with zeros as its sum: whitened coordinates, a bound that clips a fraction, noise sd `k` times root `n`."""
     rng = np.random.default_rng(0)
     theta = np.asarray(theta, dtype=float)
@@ -170,14 +172,18 @@ def template(case: Case, kind: str, k: float, theta: np.ndarray, fraction: float
     bound = float(np.quantile(np.linalg.norm(scores @ directions, axis=1), 1 - fraction))
     sd = k * math.sqrt(n or case.n)
     scale = sd if kind == "gaussian" else sd / math.sqrt(d + 1)
-    return score_release(theta, directions, bound, kind, scale, np.zeros(d))
+    return score_release(theta, directions, bound, kind, scale, np.zeros(d), **options)
 
 
 def features(case: Case, releases, y: np.ndarray) -> np.ndarray:
-    """Clipped scores, by hand, of all releases side by side."""
-    parts = [
-        clipped(case.score(r.term.theta, y) @ r.term.directions, r.term.bound) for r in releases
-    ]
+    """Clipped scores, by hand, of all releases side by side; or plus and minus half the difference of two."""
+    parts = []
+    for term in (r.term for r in releases):
+        scores = case.score(term.theta, y)
+        if term.clipping == "midpoint":
+            one, zero = (case.score(term.theta, np.full_like(y, k)) for k in (1, 0))
+            scores = np.where(y == 1, 1, -1)[:, None] * (one - zero) / 2
+        parts.append(clipped(scores @ term.directions, term.bound))
     return np.hstack(parts)
 
 
@@ -187,12 +193,7 @@ def released(case: Case, releases, theta: np.ndarray, rng: np.random.Generator, 
     found = []
     for r in releases:
         noise = noise_of(r.noise.kind, r.noise.scale, (1, len(r.total)), rng)[0]
-        total = features(case, [r], y).sum(axis=0) + noise
-        found.append(
-            score_release(
-                r.term.theta, r.term.directions, r.term.bound, r.noise.kind, r.noise.scale, total
-            )
-        )
+        found.append(replace(r, total=features(case, [r], y).sum(axis=0) + noise))
     return found
 
 

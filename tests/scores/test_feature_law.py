@@ -52,9 +52,10 @@ def features_of(build) -> ScoreFeatures:
     return ScoreFeatures(scores, simulated_of(build))
 
 
-def law_of(build, kind, given_rows=True):
+def law_of(build, kind, given_rows=True, n_anchors=32):
+    """Anchors have a spread of 0.9, about eight of the posterior's standard deviations."""
     rng = np.random.default_rng(0)
-    anchors = [CENTRE, *(CENTRE + 0.3 * rng.standard_normal((31, 3)))]
+    anchors = [CENTRE, *(CENTRE + 0.9 * rng.standard_normal((n_anchors - 1, 3)))]
     law = feature_law(features_of(build), simulated_of(build), anchors, given_rows, rng)
     assert type(law) is kind
     return law
@@ -92,20 +93,27 @@ def simulated_moments(build, theta, n_sets=60):
 
 @pytest.mark.parametrize(
     ("build", "kind", "largest"),
-    [(gaussian, FixedNumbers, 0.1), (heavy, Reweighted, 0.3), (gaussian, Reweighted, 0.3)],
+    [(gaussian, FixedNumbers, 0.1), (heavy, Reweighted, 0.5), (gaussian, Reweighted, 0.8)],
 )
 def test_simulated_moments_hold_far_from_the_centre(build, kind, largest, monkeypatch):
-    """In standard deviations of the sum of all records; anchors are 0.3 apart, which is about four of the posterior's."""
+    """Errors in standard deviations of the sum of all records.
+
+    With six seeds they were at most 0.16 (of which 0.15 is the error of the reference), 0.38 and 0.70; from records of one
+    position, 1.1 and 3.3.
+    """
     if kind is Reweighted:
         monkeypatch.setattr(SimulatedRecords, "standard_numbers", lambda *_: None)
     law = law_of(build, kind)
-    for shift in (np.array([0.3, 0.3, -0.2]), np.array([-0.4, 0.0, 0.3])):
+    one = law_of(build, kind, n_anchors=1) if kind is Reweighted else None
+    for shift in (np.array([1.2, 0.9, -0.6]), np.array([-1.0, 0.5, 0.9])):
         found = law.at(CENTRE + shift)
         mean, covariance, error = simulated_moments(build, CENTRE + shift)
         sd = np.sqrt(np.diag(covariance) / N)
         assert (np.abs(found.mean - mean) < 4 * error + largest * sd).all()
         scale = np.sqrt(np.outer(np.diag(covariance), np.diag(covariance)))
-        assert (np.abs(found.covariance - covariance) / scale).max() < 0.1
+        assert (np.abs(found.covariance - covariance) / scale).max() < 0.15
+        if build is gaussian and one is not None:  # a planted fault
+            assert (np.abs(one.at(CENTRE + shift).mean - mean) > 4 * error + largest * sd).any()
 
 
 @pytest.mark.parametrize(

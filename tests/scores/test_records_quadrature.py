@@ -28,6 +28,7 @@ from tests.scores.score_models import (
 SETTINGS = {
     "bernoulli, two releases": ("bernoulli", 30, [("l2", 0.5, [0.9], 0.6), ("gaussian", 0.7, [-1.0], 0.5)], 0.05),
     "bernoulli, Gaussian": ("bernoulli", 100, [("gaussian", 0.3, [0.4], 0.5)], 0.02),
+    "bernoulli, midpoint": ("bernoulli", 30, [("l2", 0.5, [2.0], 0.05, "midpoint")], 0.05),
     "poisson, l2": ("poisson", 20, [("l2", 0.5, [0.8], 0.6)], 0.05),
     "mean, Gaussian": ("mean", 40, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
     "mean, two releases": ("mean", 20, [("gaussian", 0.2, [0.2], 0.3), ("gaussian", 0.2, [0.5], 0.5)], 0.05),
@@ -38,7 +39,7 @@ def made(setting, seed=1):
     """Case, scores of simulated records, and the largest error."""
     name, n, wanted, most = SETTINGS[setting]
     case = replace(CASES[name], n=n)
-    releases = [template(case, *r) for r in wanted]
+    releases = [template(case, *r[:4], clipping=(*r, "norm")[4]) for r in wanted]
     rng = np.random.default_rng(seed)
     theta = case.prior[0] + 0.7 * case.prior[1] * rng.standard_normal(len(case.prior[0]))
     return case, released(case, releases, theta, rng), most
@@ -77,6 +78,17 @@ def test_the_law_of_few_records_is_nearly_exact(setting):
 def test_records_that_are_not_clipped_are_found(monkeypatch):
     monkeypatch.setattr(ClippedScores, "clipped", lambda self, vectors, logp: vectors)
     assert errors("mean, Gaussian") > 2
+
+
+def test_a_midpoint_that_is_not_subtracted_is_found(monkeypatch):
+    """The release is of midpoint features, and the posterior takes it for one of clipped scores."""
+    right = ClippedScores.clipped
+
+    def as_clipped(self, vectors, logp):
+        return right(replace(self, clipping="norm"), vectors, logp)
+
+    monkeypatch.setattr(ClippedScores, "clipped", as_clipped)
+    assert errors("bernoulli, midpoint") > 2
 
 
 def test_another_number_of_records_is_found():

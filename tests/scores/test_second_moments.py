@@ -201,10 +201,6 @@ def test_some_records_are_those_of_the_whole():
     )
     for found, expected in pairs:
         np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
-    weights = rng.random(len(rows))
-    value, gradient = some.weighted_sum(theta, data, weights)
-    assert value == pytest.approx(weights @ whole.logp(theta, data)[rows])
-    np.testing.assert_allclose(gradient, weights @ whole.gradients(theta, data)[rows])
     # Other data are loaded for both.
     before, other = whole.logp(theta, data), whole.draw(theta, rng)
     assert (some.logp(theta, other) != before[rows]).any()

@@ -8,7 +8,7 @@ import pytest
 
 from scipy import special
 
-from pymc_dp import PrivacyBudget, PrivateScores, Ranges, codec
+from pymc_dp import DPScore, PrivacyBudget, PrivateScores, Ranges, codec
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
@@ -105,6 +105,16 @@ def test_releases_with_private_covariates(monkeypatch):
             sums.append(np.ldexp(steps.astype(float), exponent))
         np.testing.assert_array_equal(release.total, sums[0])
         assert np.abs(sums[1] - sums[0]).max() > release.term.bound
+
+
+def test_midpoints_need_the_covariates_of_all_records():
+    """Their mean is that of the rows: with others, or those of a stand-in, the posterior would be wrong."""
+    simulator, scores = released("public")
+    assert DPScore(scores, simulator=simulator).scores is scores
+    (g, y), few = data(), slice(0, N // 2)
+    for model, covariates in [(model_of(g[few], y[few]), "public"), (model_of(g, y), model_of(g, y))]:  # fmt: skip
+        with pytest.raises(ValueError, match="centred with the covariates"):
+            DPScore(scores, model=model, covariates=covariates)
 
 
 def test_not_if_a_record_of_the_stand_in_is_two_outcomes():

@@ -9,6 +9,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytensor.tensor.random.basic as ptr
 
+from pymc.distributions.continuous import WeibullBetaRV
 from pymc.pytensorf import collect_default_updates, find_rng_nodes
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
@@ -49,7 +50,7 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
     ),
     ptr.LogisticRV: ("random", lambda u, mu, s: mu + s * pt.log(u / (1 - u))),
     ptr.GumbelRV: ("standard_exponential", lambda e, mu, beta: mu - beta * pt.log(e)),
-    ptr.WeibullRV: ("standard_exponential", lambda e, shape: e ** (1 / shape)),
+    WeibullBetaRV: ("standard_exponential", lambda e, alpha, beta: beta * e ** (1 / alpha)),
     ptr.BernoulliRV: ("random", lambda u, p: u < p),
     ptr.CategoricalRV: ("random", _category),
 }

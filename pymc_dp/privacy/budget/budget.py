@@ -243,18 +243,14 @@ class PrivacyBudget(Shown):
         self._check_undivided()
         if self.group or self.steps or self.ledger.claims(self.id):
             raise ValueError("This budget is in use already (it has steps or claims, or is that of a group): divide a new PrivacyBudget.")  # fmt: skip
-        division = blake2b("\0".join(sorted(labels)).encode(), digest_size=8).hexdigest()
+        division = blake2b(repr(sorted(labels)).encode(), digest_size=8).hexdigest()
         for label in labels:
             budget = self.groups[label] = PrivacyBudget(
                 self.epsilon, self.delta, chains=self.chains, adjacency=self.adjacency,
                 accountant=self.accountant, ledger=self.ledger,
             )  # fmt: skip
-            budget.id, budget.group, budget._used = (
-                f"{self.id}/{division}:{label}",
-                label,
-                self._used,
-            )
-            budget.terms = replace(self.terms, id=budget.id)
+            budget.terms = replace(self.terms, id=f"{self.id}/{division}:{label}")
+            budget.id, budget.group, budget._used = budget.terms.id, label, self._used
         return dict(self.groups)
 
     def _check_undivided(self) -> None:

@@ -204,10 +204,9 @@ class Claims(Shown):
             if run.epsilon(terms.delta, terms.accountant) <= terms.epsilon:
                 return True
         if of_releases:
-            best = run.epsilon(terms.delta, terms.accountant)
-            cost, by = (
-                run,
-                f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})",
+            best, cost = run.epsilon(terms.delta, terms.accountant), run
+            by = (
+                f"all that is planned (epsilon = {best:.4g} by the accountant {terms.accountant!r})"
             )
         self._check_fits(cost, by, draws)
         return None

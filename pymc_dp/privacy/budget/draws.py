@@ -111,10 +111,8 @@ class RunProgress:
             self._draws[draw.chain] += 1
             self._exhausted.discard(draw.chain)
             return
-        # The step returned its point unchanged, without an access to the data: not a draw.
-        if isinstance(
-            getattr(trace, "draw_idx", None), int
-        ):  # PyMC's in-memory trace; release() cuts others
+        # The step returned its point unchanged, without an access to the data: not a draw. Traces on disk are cut by release().
+        if isinstance(getattr(trace, "draw_idx", None), int):
             trace.draw_idx = max(trace.draw_idx - 1, 0)
             self._traces[draw.chain] = trace
         self._exhausted.add(draw.chain)
