@@ -128,14 +128,6 @@ class DPScore(Shown, BlockedStep):
         if simulator is None:
             simulator = simulator_of(modelcontext(model), covariates=covariates)
         simulator = corrected_by(simulator, scores)
-        if (
-            any(r.term.clipping == "midpoint" for r in scores.releases)
-            and not simulator.has_real_rows
-        ):
-            raise ValueError(
-                "These scores were centred with the covariates of the records, which are public: give the model with all of these, and "
-                'covariates="public".'
-            )
         model = simulator.model
         self.vars = list(model.value_vars)
         if vars is not None and set(get_value_vars_from_user_vars(vars, model)) != set(self.vars):

@@ -111,9 +111,15 @@ def corrected(
 def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
     """The simulator with the released stand-in and those rows of it whose scores have the released moments.
 
-    Raises ValueError if the scores belong to other parameters or to another likelihood.
+    Raises ValueError if the scores belong to other parameters, to another likelihood, or to other rows that they need.
     """
     scores.check_model(simulator.likelihood)
+    has_all = simulator.has_real_rows and simulator.n_records == scores.n_records
+    if not has_all and any(r.term.clipping == "midpoint" for r in scores.releases):
+        raise ValueError(
+            f"These scores were centred with the covariates of the {scores.n_records} records, which are public: give the model with all of "
+            'these, and covariates="public".'
+        )
     if scores.stand_in is not None:
         simulator = simulator.standing_in(scores.stand_in)
     if (moments := scores.moments) is None:

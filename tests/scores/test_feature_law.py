@@ -53,7 +53,6 @@ def features_of(build) -> ScoreFeatures:
 
 
 def law_of(build, kind, given_rows=True, n_anchors=32):
-    """Anchors have a spread of 0.9, about eight of the posterior's standard deviations."""
     rng = np.random.default_rng(0)
     anchors = [CENTRE, *(CENTRE + 0.9 * rng.standard_normal((n_anchors - 1, 3)))]
     law = feature_law(features_of(build), simulated_of(build), anchors, given_rows, rng)
@@ -96,7 +95,7 @@ def simulated_moments(build, theta, n_sets=60):
     [(gaussian, FixedNumbers, 0.1), (heavy, Reweighted, 0.5), (gaussian, Reweighted, 0.8)],
 )
 def test_simulated_moments_hold_far_from_the_centre(build, kind, largest, monkeypatch):
-    """Errors in standard deviations of the sum of all records.
+    """Errors in standard deviations of the sum of all records; anchors are about eight of the posterior's apart.
 
     With six seeds they were at most 0.16 (of which 0.15 is the error of the reference), 0.38 and 0.70; from records of one
     position, 1.1 and 3.3.

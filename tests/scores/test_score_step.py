@@ -97,17 +97,6 @@ def test_what_is_wrong_is_refused():
     step_of(vars=[model["sigma"], model["t"]])
 
 
-def test_covariates_must_be_public_or_invented():
-    with pm.Model() as model:
-        x = pm.Data("x", np.arange(4.0))
-        mu, sigma = pm.Normal("t"), pm.LogNormal("sigma")
-        pm.Normal("y", mu * x, sigma, observed=np.zeros(4))
-    with pytest.raises(ValueError, match="covariates"):
-        DPScore(scores(), model=model)
-    with pytest.raises(ValueError, match="covariates must be"):
-        DPScore(scores(), model=model, covariates="private")
-
-
 def test_two_models_are_refused():
     with pm.Model() as other:
         mu, sigma = pm.Normal("t"), pm.LogNormal("sigma", 0, 2)
