@@ -113,7 +113,7 @@ def test_line_11_scores_of_another_likelihood_are_refused(scores, tmp_path):
         ):  # fmt: skip
             with pytest.raises(ValueError, match="another log-likelihood"):
                 use(given)
-    stand_in = regression(x=RNG.normal(size=(300, 2)), y=Y[:300], prior=pm.StudentT, nu=4.0)
+    stand_in = regression(x=RNG.normal(size=(400, 2)), prior=pm.StudentT, nu=4.0)
     assert dp.DPScore(read, model=stand_in, covariates="public").scores is read
 
 
