@@ -104,6 +104,7 @@ class SimulatedRecords(CompiledModel):
         self.error: StandInError | None = None
         #: For each observed variable the record of each row.
         self.labels = labels
+        self._one_each = all(np.array_equal(each, np.arange(self._n_all)) for each in labels)
         with quiet_compilers():  # Numba compiles at the first call
             self._drawing: Drawing | None = Drawing([derived.theta], draws)
             self._load(self._first_draw())
@@ -180,8 +181,7 @@ class SimulatedRecords(CompiledModel):
 
     def standard_numbers(self, n: int, rng: np.random.Generator) -> list[list[np.ndarray]] | None:
         """Stratified random numbers of `n` data sets for :meth:`draw_from`; None unless outcomes are a smooth function of such numbers."""
-        one_each = all(np.array_equal(label, np.arange(self._n_all)) for label in self.labels)
-        if self._drawing is None or not one_each or any(v.dtype[0] != "f" for v in self._shared):
+        if self._drawing is None or not self._one_each or any(v.dtype[0] != "f" for v in self._shared):  # fmt: skip
             return None
         return self._drawing.numbers(n, rng)
 
@@ -195,11 +195,10 @@ class SimulatedRecords(CompiledModel):
 
         None unless a record is one whole number, and few values have all but a part of 1e-9 of the probability.
         """
-        labels, variable = self.labels[0], self._shared[0]
-        is_one = len(self._shared) == 1 and np.array_equal(labels, np.arange(self._n_all))
+        variable, is_one = self._shared[0], self._one_each and len(self._shared) == 1
         if self._drawing is None or not is_one or variable.ndim != 1 or variable.type.numpy_dtype.kind not in "biu":  # fmt: skip
             return None
-        drawn = [self.draw(theta, np.random.default_rng(0))[0] for theta in positions]
+        drawn = [self.draw(theta, np.random.default_rng(0))[0][self.rows] for theta in positions]
         first, last = min(int(y.min()) for y in drawn), max(int(y.max()) for y in drawn)
         # Some rows, and those with the most extreme outcomes.
         extreme = [f(y) for y in drawn for f in (np.argmin, np.argmax)]

@@ -191,13 +191,14 @@ class FixedNumbers(FeatureLaw):
     ) -> None:  # fmt: skip
         self._simulated, self._numbers, n_sets = simulated, numbers, len(numbers)
         sets = (simulated.draw_from(centre, z) for z in numbers)
-        points = simulated.pooled((data, simulated.rows) for data in sets)
+        points = simulated.pooled((data, np.arange(simulated.n_records)) for data in sets)
         super().__init__(features, points, n_sets, given_rows)
         self.is_exact = n_sets >= _ACCURATE
 
     def _log_weights(self, theta: np.ndarray) -> None:
         sets = [self._simulated.draw_from(theta, z) for z in self._numbers]
-        self._points = self._points.with_outcomes([np.concatenate(y) for y in zip(*sets, strict=True)])  # fmt: skip
+        rows = self._simulated.rows
+        self._points = self._points.with_outcomes([np.concatenate([y[rows] for y in each]) for each in zip(*sets, strict=True)])  # fmt: skip
         self._values = self._features.of_pooled(self._points).reshape(self._values.shape)
 
 

@@ -42,14 +42,14 @@ def simulated_of(build) -> SimulatedRecords:
     return Simulator(model, covariates="public").simulated
 
 
-def features_of(build) -> ScoreFeatures:
+def features_of(build, simulated=None) -> ScoreFeatures:
     """At two references, with different bounds."""
     releases = [
         score_release(CENTRE + shift, np.eye(3), bound, "gaussian", 1.0, np.zeros(3))
         for shift, bound in ((0.0, 0.4), (0.5, 0.8))
     ]
     scores = PrivateScores(tuple(releases), {"b": (2,), "s": ()}, N, "substitute", ())
-    return ScoreFeatures(scores, simulated_of(build))
+    return ScoreFeatures(scores, simulated or simulated_of(build))
 
 
 def law_of(build, kind, given_rows=True, n_anchors=32):
@@ -80,13 +80,14 @@ def test_enumerated_moments_are_exact(given_rows):
     np.testing.assert_allclose(found.covariance, second - subtracted, atol=1e-12)
 
 
-def simulated_moments(build, theta, n_sets=60):
+def simulated_moments(build, theta, n_sets=60, simulated=None):
     """Mean over rows, and covariance given the rows, by data sets at a position; standard errors of the mean."""
-    features, simulated = features_of(build), simulated_of(build)
+    simulated = simulated or simulated_of(build)
+    features = features_of(build, simulated)
     rng = np.random.default_rng(7)
     values = np.array([features.of(simulated.draw(theta, rng)) for _ in range(n_sets)])
     errors = (values - values.mean(axis=0)).reshape(-1, values.shape[2])
-    covariance = errors.T @ errors / (len(errors) - N)
+    covariance = errors.T @ errors / (len(errors) - values.shape[1])
     return values.mean(axis=(0, 1)), covariance, np.sqrt(np.diag(covariance) / len(errors))
 
 
@@ -113,6 +114,19 @@ def test_simulated_moments_hold_far_from_the_centre(build, kind, largest, monkey
         assert (np.abs(found.covariance - covariance) / scale).max() < 0.15
         if build is gaussian and one is not None:  # a planted fault
             assert (np.abs(one.at(CENTRE + shift).mean - mean) > 4 * error + largest * sd).any()
+
+
+@pytest.mark.parametrize(("build", "kind"), [(binary, Enumerated), (gaussian, FixedNumbers)])
+def test_rows_that_are_kept_have_the_same_law(build, kind):
+    """A stand-in that released moments correct; the planted fault is the law of all its rows."""
+    simulated, theta = simulated_of(build).keeping(np.argsort(X[:, 0])[30:]), CENTRE + 0.5
+    rng, positions = np.random.default_rng(0), [CENTRE, theta]
+    law = feature_law(features_of(build, simulated), simulated, positions, True, rng)
+    assert type(law) is kind
+    mean, covariance, error = simulated_moments(build, theta, 400, simulated)
+    most = 4 * error + 0.1 * np.sqrt(np.diag(covariance) / N)
+    assert (np.abs(law.at(theta).mean - mean) <= most).all()
+    assert (np.abs(law_of(build, kind).at(theta).mean - mean) > most).any()
 
 
 @pytest.mark.parametrize(
