@@ -1,6 +1,7 @@
 """Signs of life: what is shown where, how often, and that ``progressbar=False`` is silent."""
 
 import io
+import itertools
 import logging
 import re
 import threading
@@ -130,26 +131,25 @@ def test_plan_and_release_name_the_share_of_the_budget(simulator, lines, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("progressbar", [True, False])
-def test_starts_checks_and_comparisons_say_what_they_spend(simulator, lines, progressbar):
+def test_starts_checks_and_comparisons_say_what_they_spend(simulator, lines):
     quiet = {"progressbar": False, "random_seed": 1}
     terms = {"delta": 1e-6, "chains": 1, "ledger": dp.Ledger(epsilon=20.0, delta=1e-5)}
-    budgets = [dp.PrivacyBudget(epsilon=2.0, **terms) for _ in range(5)]
+    budgets = [dp.PrivacyBudget(epsilon=2.0, **terms) for _ in range(8)]
     plans = [dp.plan(simulator=simulator, budget=budget, **quiet) for budget in budgets[:2]]
     short = {"draws": 50, "compute_convergence_checks": False, "progressbar": False}
     released = [dp.sample(plan=plan, **short) for plan in plans]
     names = [dict(zip("ab", each, strict=True)) for each in (released, [simulator] * 2)]
-    quiet["progressbar"] = progressbar
     calls = {
-        "statistics": lambda b: dp.private_ppc(released[0], simulator=simulator, budget=b, statistics=["mean"], **quiet),
-        "the comparison": lambda b: dp.private_compare(*names, budget=b, **quiet),
-        "a private start": lambda b: dp.planning.private_start(simulator, budget=b, **quiet),
+        "statistics": lambda **options: dp.private_ppc(released[0], simulator=simulator, statistics=["mean"], **options),
+        "the comparison": lambda **options: dp.private_compare(*names, **options),
+        "a private start": lambda **options: dp.planning.private_start(simulator, **options),
     }  # fmt: skip
-    for budget, (label, call) in zip(budgets[2:], calls.items(), strict=True):
+    cases = itertools.product(calls.items(), (True, False))
+    for budget, ((label, call), shows) in zip(budgets[2:], cases, strict=True):
         n_before = len(lines())
-        call(budget)
+        call(budget=budget, **quiet | {"progressbar": shows})
         said = [line for line in lines()[n_before:] if line.endswith(f"epsilon = 2 on {label}")]
-        assert len(said) == progressbar
+        assert len(said) == shows
 
 
 @pytest.fixture

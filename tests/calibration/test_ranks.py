@@ -271,11 +271,11 @@ def short_warm_up(monkeypatch):
 )
 def test_ranks_given_scores_are_uniform(name):
     case = Case(name)
-    assert p_values(case.ranks(case.given_scores(), SETS // 2)).min() > 1e-4
+    assert p_values(case.ranks(case.given_scores(), 40)).min() > 1e-4
 
 
 @pytest.mark.usefixtures("short_warm_up")
 def test_more_noise_than_is_known_of_is_found():
     """Control."""
     case = Case("location_and_scale")
-    assert p_values(case.ranks(case.given_scores(louder=10), 40)).min() < 1e-4
+    assert p_values(case.ranks(case.given_scores(louder=10), 20)).min() < 1e-4

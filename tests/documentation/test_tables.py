@@ -87,6 +87,7 @@ def test_rows_that_are_computed_again_are_those_stored(script, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_table_of_batches():
     command = "-m tests.exactness.test_batch_bias"
     run = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, check=True, cwd=ROOT)  # fmt: skip
