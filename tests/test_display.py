@@ -133,7 +133,7 @@ def light(tmp_path_factory):
         budget, ledger, ledger.budget_claims()[0], budget.ledger.claims()[0], ledger.claimed(budget.terms), sums.report, kinds, ranges, ranges.columns[0], stand_in, law,
         budget.terms, budget.terms.adaptive, TailMisfit(),
         penalty, dp.Barker(), steps.Lazy(penalty, 0.5), steps.Metropolis(), share, privacy.GaussianShare(0.1),
-        privacy.RenyiFilter(share), privacy.GaussianFilter(privacy.GaussianShare(0.1)), decision, privacy.Gaussian(2.0),
+        privacy.Filter(share), privacy.Filter(privacy.GaussianShare(0.1)), decision, privacy.Gaussian(2.0),
         privacy.L2Laplace(1.0, n_dim=3), privacy.PureDP(1.0), privacy.ZeroConcentratedDP(0.1),
         privacy.SampledGaussian(2.0, 0.1, privacy.Sampling.POISSON, privacy.Adjacency.ADD_REMOVE), privacy.SampledDecision(penalty, 0.1, 0.05),
         privacy.PoissonMinibatchDecision(dp.Barker(), 0.1, 30.0, 3000), steps.PerProposalDecision(0.1, penalty, None, 1.0, (0.1,) * 999),

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.linalg import eigh, hadamard
 
 from pymc_dp.errors import UnsupportedModel
-from pymc_dp.model.simulation import differences
+from pymc_dp.model.simulation import PooledRecords, differences
 from pymc_dp.model.sums.clipped_vectors import clip_factors
 from pymc_dp.planning.simulator import Simulator
 
@@ -42,16 +42,16 @@ def metrics_agree(a: np.ndarray, b: np.ndarray, factor: float = _TRUST_FACTOR) -
 
 
 class LocalInformation(NamedTuple):
-    """Precision of the posterior at a position; scores, log-likelihoods and prior gradient from simulated records."""
+    """Precision of the posterior at a position; simulated records, their scores, and the gradient of the prior."""
 
     precision: np.ndarray
     gradients: np.ndarray
-    logp: np.ndarray
+    records: PooledRecords
     grad_log_prior: Gradient
 
 
 def local_information(
-    simulator: Simulator, theta: np.ndarray, rng: np.random.Generator
+    simulator: Simulator, theta: np.ndarray, rng: np.random.Generator, n_least: int | None = None
 ) -> LocalInformation:
     """Simulate records at a position; estimate the posterior's precision there.
 
@@ -65,21 +65,17 @@ def local_information(
     mass: the density is infinite where all groups are equal and their standard deviation is 0.
     """
     likelihood, simulated = simulator.likelihood, simulator.simulated
-    some = simulated.some(_N_SIMULATED, rng)
-    gradients, logp = [], []
-    information = np.zeros((simulated.n_dim, simulated.n_dim))
-    for _ in range(-(-_N_SIMULATED // len(some))):
-        with np.errstate(all="ignore"):
-            data = simulated.draw(theta, rng)
-        gradients.append(simulated.gradients(theta, data, some))
-        logp.append(simulated.logp(theta, data, some))
-        if not simulated.can_simulate:
-            information += simulated.curvature(theta, data) / simulated.n_records * len(some)
-    scores = np.concatenate(gradients)
-    if simulated.can_simulate:
-        information = scores.T @ scores
+    n_least = _N_SIMULATED if n_least is None else n_least
+    some = simulated.some(n_least, rng)
+    with np.errstate(all="ignore"):
+        sets = (simulated.draw(theta, rng) for _ in range(-(-n_least // len(some))))
+        records = simulated.pooled((data, some) for data in sets)
+    scores = records.gradients(theta)
+    information = scores.T @ scores / len(scores)
+    if not simulated.can_simulate:
+        information = simulated.curvature(theta, simulated.draw(theta, rng)) / simulated.n_records
     weight = simulator.temperature * simulator.n_records
-    information *= weight / len(scores)
+    information *= weight
     squares = weight * (scores**2).mean(axis=0)
 
     def precision_with(prior: Gradient) -> np.ndarray:
@@ -103,7 +99,7 @@ def local_information(
     if 0 < len(below) < len(theta):
         prior = _averaged(prior, below, np.linalg.inv(precision[np.ix_(below, below)]))
         precision = precision_with(prior)
-    return LocalInformation(precision, scores, np.concatenate(logp), prior)
+    return LocalInformation(precision, scores, records, prior)
 
 
 def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> Gradient:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from pytensor.compile.mode import Mode
+
 from pymc_dp.arguments import as_float, as_integer, check_labels
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.data.columns import width_of
@@ -280,22 +282,23 @@ class Simulator(Shown):
             For a draw from the prior.
         """
         if isinstance(guess, str):
-            guess = self._draw_from_prior(guess, random_seed)
-        theta = self.likelihood.ravel(initial_point(guess, self.model, what="guess"))
+            if guess != "prior":
+                raise ValueError(f"guess must be a dict of values by name of parameter, or 'prior', got {guess!r}.")  # fmt: skip
+            (theta,) = self.prior_draws(1, np.random.default_rng(random_seed))
+        else:
+            theta = self.likelihood.ravel(initial_point(guess, self.model, what="guess"))
         if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
             raise ValueError(f"guess is where the prior is zero: {self.likelihood.unravel(theta)}.")
         return theta
 
-    def _draw_from_prior(self, guess: str, random_seed: Any) -> dict[str, Any]:
-        if guess != "prior":
-            raise ValueError(
-                f"guess must be a dict of values by name of parameter, or 'prior', got {guess!r}."
-            )
-        rng = np.random.default_rng(random_seed)
+    def prior_draws(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Draws from the prior, on the unconstrained scale, shape ``(n, n_dim)``."""
+        transforms = self.model.rvs_to_transforms
+        values = [rv if transforms[rv] is None else transforms[rv].forward(rv, *rv.owner.inputs) for rv in self.model.free_RVs]  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # PyTensor warns if BLAS is missing
-            drawn = pm.draw(self.model.free_RVs, random_seed=int(rng.integers(2**30)))
-        return {v.name: x for v, x in zip(self.model.free_RVs, drawn, strict=True)}
+            drawn = pm.draw(values, n, random_seed=int(rng.integers(2**30)), mode=Mode("py", None))
+        return np.hstack([np.reshape(x, (n, -1)) for x in drawn]).astype(float)
 
 
 def check_is_simulator(simulator: Any) -> None:

@@ -5,12 +5,7 @@ The public names compute the cost of a sampler before it runs: a mechanism descr
 """
 
 from pymc_dp.privacy.accounting.calibration import calibrate, delta_of, epsilon_of, max_draws
-from pymc_dp.privacy.accounting.filters import (
-    GaussianFilter,
-    GaussianShare,
-    RenyiFilter,
-    RenyiShare,
-)
+from pymc_dp.privacy.accounting.filters import Filter, GaussianShare, RenyiShare
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Decision, Gaussian, Mechanism
@@ -21,14 +16,13 @@ from pymc_dp.privacy.mechanisms.subsampled import SampledDecision, SampledGaussi
 __all__ = [
     "Adjacency",
     "Decision",
+    "Filter",
     "Gaussian",
-    "GaussianFilter",
     "GaussianShare",
     "L2Laplace",
     "Mechanism",
     "PoissonMinibatchDecision",
     "PureDP",
-    "RenyiFilter",
     "RenyiShare",
     "SampledDecision",
     "SampledGaussian",

@@ -17,8 +17,9 @@ from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, design_check
 from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
 
-#: Candidates for the part of the budget that the start takes; large ones only if less cannot arrive, or with a
-#: stand-in.
+#: Candidates for the part of the budget that a first sum takes; and a start with a stand-in or a wide prior, large ones only if
+#: less cannot arrive, or with a stand-in.
+_FIRST_SHARES = (0.0, 0.02, 0.1, 0.2)
 _SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)
 #: If the prior allows distances beyond `NEAR`, noisy Newton steps come first, which double, then halve: at least so
 #: many. Two sums after them get the rest of the start's part of the budget.
@@ -122,10 +123,12 @@ def best_design(
     found: list[StartDesign] = []
     has_moments = simulated.has_moments and stand_in is None
     for moments in (0.0, *_MOMENT_SHARES) if has_moments else (0.0,):
-        for share in (*_SHARES, *_LARGE_SHARES):
-            if share in _LARGE_SHARES and not simulated.information_error:
-                if width <= NEAR or found[-1].reference_error < width**2:
-                    break
+        for share in _FIRST_SHARES if simulated.there else (*_SHARES, *_LARGE_SHARES):
+            is_large = share in _LARGE_SHARES and not (
+                simulated.information_error or simulated.there
+            )
+            if is_large and (width <= NEAR or found[-1].reference_error < width**2):
+                break
             if moments + share > _MOST_BEFORE:
                 break
             for numbers in starts if share else ((0, 0),):
@@ -154,7 +157,7 @@ def _start_design(
         part = _part(alone, shares[0], simulated.n_products)
         moments = simulated.moment_design(part, adjacency)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
-    design = simulated.design(factor * _part(alone, 1 - sum(shares), d).noise_sd)
+    design = simulated.forecast(factor * _part(alone, 1 - sum(shares), d).noise_sd, shares[1] > 0)
     share = shares[1] * (_STEPS_PART if all(numbers) else 1.0)
     steps, sums = (((_part(alone, share / n, d), n),) if n else () for n in numbers)
     error, length = simulated.prior_square, math.sqrt(d) * factor / n_records
@@ -162,7 +165,9 @@ def _start_design(
         for mechanism, number in (*steps, *sums):
             noise = (design.bound * length * mechanism.noise_sd) ** 2
             error = noise / max(1.0, _AVERAGED * number) + error * wrong ** (2 * number)
-    cost = design.cost + min(error, _LARGEST_ERROR) + wrong**2 * n_records * error / d
+    cost = design.cost + wrong**2 * n_records * error / d
+    if steps or sums or not simulated.there:  # else the forecast has the distance
+        cost += min(error, _LARGEST_ERROR)
     return StartDesign(moments, steps, sums, alone, None, design, error, cost)
 
 
@@ -183,18 +188,12 @@ def _calibrated(
             accountant=budget.accountant,
         )  # fmt: skip
     if fit_share:
-        main = _reduced(main, fit_share)
+        main = _part(main, 1 - fit_share, simulated.n_features)
         before = (*best.before, (main, 1))
         check = design_check(simulated.norms, budget, n_records, before, noise)
-    design = simulated.design(budget.adjacency.sensitivity_factor * main.noise_sd)
+    noise_sd = budget.adjacency.sensitivity_factor * main.noise_sd
+    design = simulated.forecast(noise_sd, bool(best.start))
     return replace(best, main=main, check=check, design=design)
-
-
-def _reduced(mechanism: Gaussian | L2Laplace, share: float) -> Gaussian | L2Laplace:
-    """The mechanism less a share of its epsilon (l2 noise) or of its squared ``mu``."""
-    if isinstance(mechanism, L2Laplace):
-        return replace(mechanism, epsilon=(1 - share) * mechanism.epsilon)
-    return Gaussian(mechanism.noise_multiplier / math.sqrt(1 - share))
 
 
 def _part(alone: Gaussian | L2Laplace, share: float, n_dim: int) -> Gaussian | L2Laplace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -198,8 +199,9 @@ def plan_scores(
     note("planning on simulated records")
     rng = np.random.default_rng(random_seed)
     theta = simulator.position(guess, rng)
+    law = partial(simulator.prior_draws, rng=rng) if guess is None else None
     try:
-        simulated = SimulatedScores(simulator, theta, rng)
+        simulated = SimulatedScores(simulator, theta, rng, law)
     except UnsupportedModel as error:
         if incomplete := simulator.incomplete_arrays():
             raise UnsupportedModel(f"{error} Not finite: {'; '.join(incomplete)}.") from None
@@ -216,7 +218,8 @@ def plan_scores(
     if isinstance(sites := getattr(simulator.likelihood, "records", None), Sites):
         least = min(m.noise_sd for m, _ in design.accesses)  # type: ignore[attr-defined]
         sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
-    return ScorePlan(budget, simulator, simulated, design, tuple(notes_on_position(guess)), rng)
+    notes = () if simulated.there else tuple(notes_on_position(guess))
+    return ScorePlan(budget, simulator, simulated, design, notes, rng)
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:

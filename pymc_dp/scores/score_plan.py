@@ -6,6 +6,7 @@ import math
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -244,7 +245,8 @@ class ScorePlan(Shown):
             found = normal_posterior(
                 simulator, features, simulated.theta, simulator.n_records, self.rng
             )
-            return SimulatedScores(simulator, found.mean, self.rng)
+            law = partial(self.rng.multivariate_normal, found.mean, found.covariance)
+            return SimulatedScores(simulator, found.mean, self.rng, law)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return simulated
 

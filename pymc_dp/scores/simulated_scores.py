@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -40,6 +42,9 @@ _MOST_PRODUCTS = 4096
 #: information is small).
 _AMPLIFIED = 1.6
 
+#: Draws of the parameters' law over which a release is designed, and records simulated at each: least, and for each parameter.
+_N_DRAWS, _LEAST_RECORDS, _RECORDS_EACH = 16, 2000, 20
+
 _UNKNOWN = TailMisfit()
 
 
@@ -53,13 +58,35 @@ class ScoreDesign(Shown):
     cost: float
 
 
-class SimulatedScores(Shown):
-    """Scores of records simulated at a position, in coordinates with a posterior precision of 1 per record."""
+class Law(NamedTuple):
+    """Records simulated at some parameters, of which a sum is released at a reference.
 
-    def __init__(self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator) -> None:
+    Scores at the parameters; vectors and log-likelihoods at the reference; the part of a feature that is not its mean given
+    the covariates; precision of the prior, and with all records.
+    """
+
+    scores: np.ndarray
+    vectors: np.ndarray
+    logp: np.ndarray
+    part: np.ndarray
+    prior: np.ndarray
+    whole: np.ndarray
+
+
+class SimulatedScores(Shown):
+    """Scores of records simulated at a position, in coordinates with a posterior precision of 1 per record.
+
+    A release at the position is designed for draws of `law`, that of the parameters, unless it is too wide or unknown; else for
+    the position itself.
+    """
+
+    def __init__(
+        self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator,
+        law: Callable[[int], np.ndarray] | None = None, n_least: int | None = None,
+    ) -> None:  # fmt: skip
         self.theta, self._n = theta, simulator.n_records
-        local = local_information(simulator, theta, rng)
-        self._scores = local.gradients
+        local = local_information(simulator, theta, rng, n_least)
+        self._scores, self._records = local.gradients, local.records
         part = np.flatnonzero((self._scores != 0).any(axis=0))
         if not len(part):
             raise UnsupportedModel(
@@ -69,7 +96,7 @@ class SimulatedScores(Shown):
         self.directions: np.ndarray = Coordinates(mass, part, len(theta)).directions  # type: ignore[assignment]
         self._vectors = self._scores @ self.directions
         self.norms = np.linalg.norm(self._vectors, axis=1)
-        self._logp = local.logp
+        self._logp = local.records.logp(theta)
         fisher = self._scores.T @ self._scores / len(self._scores)
         self._temperature = simulator.temperature
         #: Relative error of the information that is allowed for.
@@ -88,6 +115,21 @@ class SimulatedScores(Shown):
         self._prior = local.precision - self._temperature * self._n * fisher
         #: Squared distance of a draw of the prior from its mean, in total and in the widest direction.
         self.prior_square, self.prior_width = self._prior_distances(part, mass)
+        #: The same at draws of the parameters.
+        self.there: list[SimulatedScores] = []
+        if law is not None and not self.information_error and self.prior_width <= NEAR:
+            self.there += _possible(simulator, law, rng)
+        self._laws = [each._seen_from(self) for each in (self.there or [self])]
+
+    def _seen_from(self, reference: SimulatedScores) -> Law:
+        vectors, logp, part = self._vectors, self._logp, np.ones((len(self._logp), 1))
+        if self.clipping == "midpoint":  # y - p, over y - 1/2
+            part = 2 * (1 - np.exp(self._logp))[:, None]
+        if reference is not self:
+            with np.errstate(all="ignore"):
+                vectors = self._records.gradients(reference.theta) @ reference.directions
+                logp = self._records.logp(reference.theta)
+        return Law(self._scores, vectors, logp, part, self._prior, self._whole)
 
     def _prior_distances(self, part: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         root = np.linalg.inv(np.linalg.cholesky(mass))
@@ -139,8 +181,8 @@ class SimulatedScores(Shown):
         """Norms that the bound clips."""
         return self.norms if self.clipping == "norm" else self.norms * norm_ratios(self.clipping, self._logp)  # fmt: skip
 
-    def _clip(self, bound: float) -> tuple[np.ndarray, np.ndarray]:
-        """Clipped scores, and the mean length cut off in each coordinate.
+    def _cut_off(self, bound: float) -> np.ndarray:
+        """Mean length cut off in each coordinate.
 
         If factors do not depend on outcomes, the length follows from the probability ``p`` of the rarer outcome: if ``p`` is
         wrong by a fraction of itself, the mean score is wrong by this fraction of ``p |x|``, with ``x`` the difference of both
@@ -148,14 +190,14 @@ class SimulatedScores(Shown):
         """
         clipped = self.term(bound).clipped(self._vectors.copy(), self._logp)
         if self.clipping == "norm":
-            return clipped, np.abs(self._vectors - clipped).mean(axis=0)
+            return np.abs(self._vectors - clipped).mean(axis=0)
         own = np.exp(self._logp)[:, None]
         if self.clipping == "midpoint":
             differences = 2 * self._vectors * norm_ratios("midpoint", self._logp)[:, None]
             lengths = np.abs(differences - 2 * clipped) * np.minimum(own, 1 - own)
         else:
             lengths = np.abs(self._vectors - clipped) / 2 / np.maximum(own, 1 - own)
-        return clipped, lengths.mean(axis=0)
+        return lengths.mean(axis=0)
 
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """Clip bound with the least error from noise and misfit."""
@@ -167,24 +209,48 @@ class SimulatedScores(Shown):
         )
 
     def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
-        """Forecast for a clip bound."""
-        features, cut_off = self._clip(bound)
-        noise = (noise_sd * bound) ** 2 * np.eye(self.n_features)
-        information, pull = information_of(self._scores, features, noise, self._n)
-        covariance = np.linalg.inv(
-            floored(self._prior + self._temperature * information, self._whole)
-        )
-        without = np.diag(np.linalg.inv(self._whole))
-        # Shift of the posterior mean if the model is wrong about a part of what is cut off.
-        lost = misfit.beyond(bound) * cut_off
-        shift = np.abs(covariance @ pull) @ lost * self._n * self._temperature
-        squares = np.diag(covariance) / without
+        """Forecast for a clip bound: the median over the laws."""
+        term, noise = self.term(bound), (noise_sd * bound) ** 2 * np.eye(self.n_features)
+        lost, found = misfit.beyond(bound) * self._cut_off(bound), []
+        for law in self._laws:
+            features = law.part * term.clipped(law.vectors.copy(), law.logp)
+            information, pull = information_of(law.scores, features, noise, self._n)
+            precision = floored(law.prior + self._temperature * information, law.whole)
+            covariance, without = np.linalg.inv(precision), np.diag(np.linalg.inv(law.whole))
+            # Shift of the posterior mean if the model is wrong about a part of what is cut off.
+            shift = np.abs(covariance @ pull) @ lost * self._n * self._temperature
+            found.append((np.diag(covariance) / without, shift**2 / without))
+        squares, shifts = np.median(found, axis=0)
         return ScoreDesign(
             bound=bound,
             clipped=float(np.mean(self._clipped_norms > bound * (1 + _ROUNDING))),
             sd_ratios=np.sqrt(squares),
-            cost=float(np.mean(squares - 1 + shift**2 / without)),
+            cost=float(np.mean(squares - 1 + shifts)),
         )
+
+    def forecast(self, noise_sd: float, arrives: bool) -> ScoreDesign:
+        """Of a release here; or, after others, where the parameters are: the median over draws."""
+        if not (arrives and self.there):
+            return self.design(noise_sd)
+        found = [each.design(noise_sd) for each in self.there]
+        ratios = np.median([each.sd_ratios for each in found], axis=0)
+        middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
+        return replace(middle, sd_ratios=ratios)
+
+
+def _possible(
+    simulator: Simulator, law: Callable[[int], np.ndarray], rng: np.random.Generator
+) -> Iterator[SimulatedScores]:
+    """Simulated scores at draws of the parameters, where records can be simulated."""
+    try:
+        draws = law(_N_DRAWS)
+    except NotImplementedError:  # a pm.CustomDist without random
+        return
+    for theta in draws:
+        try:
+            yield SimulatedScores(simulator, theta, rng, None, max(_LEAST_RECORDS, _RECORDS_EACH * len(theta)))  # fmt: skip
+        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+            continue
 
 
 @dataclass(frozen=True)

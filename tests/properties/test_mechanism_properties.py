@@ -21,9 +21,9 @@ from pymc_dp import Barker, GuidedWalk, Ledger, OneComponent, Penalty, PrivacyBu
 from pymc_dp.errors import PymcDPError
 from pymc_dp.privacy import (
     Decision,
+    Filter,
     Gaussian,
     PoissonMinibatchDecision,
-    RenyiFilter,
     RenyiShare,
     SampledDecision,
     SampledGaussian,
@@ -155,7 +155,7 @@ CASES = {
     "PoissonMinibatch n_records": ("records", lambda v: PoissonMinibatchDecision(Barker(), 1e-3, 10.0, v), costs),
     "RenyiShare order": ("order", lambda v: RenyiShare(v, 1.0), costs),
     "RenyiShare rho": ("share|rho", lambda v: RenyiShare(4.0, v), costs),
-    "RenyiFilter count": ("count", lambda v: spending(v, lambda: RenyiFilter(RenyiShare(4.0, 1.0))), granted),
+    "Filter count": ("count", lambda v: spending(v, lambda: Filter(RenyiShare(4.0, 1.0))), granted),
     "renyi orders": ("order", lambda v: Gaussian(2.0).renyi(v), lambda r: epsilon(float(r))),
     "epsilon_of delta": ("delta", lambda v: epsilon_of(GAUSS, v), epsilon),
     "epsilon_of count": ("count", lambda v: epsilon_of([(Gaussian(9.0), v)], DELTA), epsilon),

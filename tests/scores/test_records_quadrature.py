@@ -72,7 +72,10 @@ def errors(setting, n=None, seed=1):
 
 @pytest.mark.parametrize(
     "setting",
-    [pytest.param(s, marks=[pytest.mark.slow] if s == "mean, two releases" else []) for s in SETTINGS],
+    [
+        pytest.param(s, marks=[pytest.mark.slow] if s == "mean, two releases" else [])
+        for s in SETTINGS
+    ],
 )
 def test_the_law_of_few_records_is_nearly_exact(setting):
     assert errors(setting) < 1

@@ -152,7 +152,7 @@ def test_what_is_cut_off_is_what_a_wrong_probability_makes_of_it():
     bound, part = 0.5 * root, 0.1 * np.minimum(p, 1 - p)
     factors = np.minimum(1, bound / np.maximum(np.maximum(p, 1 - p) * g * root, 1e-9))
     wanted = np.mean(part * g * root * (1 - factors))
-    assert 0.1 * found._clip(bound)[1][0] == pytest.approx(wanted, rel=0.03)
+    assert 0.1 * found._cut_off(bound)[0] == pytest.approx(wanted, rel=0.03)
 
 
 def test_the_plan_expects_what_comes_out():
@@ -174,3 +174,25 @@ def test_the_plan_expects_what_comes_out():
     whole = 1 + np.sum(p * (1 - p) * g**2)
     wanted = np.sqrt(whole / (1 + slope**2 / (square + noise)))
     assert plan.sd_ratios["b"][0] == pytest.approx(wanted, rel=0.03)
+
+
+@pytest.mark.parametrize("arrives", [False, True])
+def test_forecasts_are_medians_over_the_law_of_the_parameters(arrives):
+    """Of a midpoint sum at the guess, or where the parameters are, in closed form given the covariates."""
+    public, g, noise_sd = Simulator(model_of(*data()), covariates="public"), data()[0], 100.0
+    law, rng = lambda n: np.linspace(-1.5, 2.5, n)[:, None], np.random.default_rng(4)
+    found = SimulatedScores(public, np.zeros(1), rng, law)
+    wanted = []
+    for there in found.there:
+        reference = there if arrives else found
+        bound, root = reference.design(noise_sd).bound, reference.directions[0, 0]
+        factors = np.minimum(1, 2 * bound / np.maximum(g * root, 1e-9))
+        p = special.expit(LEVEL + there.theta[0] * g)
+        slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
+        whole = 1 + np.sum(p * (1 - p) * g**2)
+        wanted.append(np.sqrt(whole / (1 + slope**2 / (square + (noise_sd * bound) ** 2))))
+    forecast = found.forecast(noise_sd, arrives).sd_ratios[0]
+    assert forecast == pytest.approx(np.median(wanted), rel=0.02)
+    # A planted fault: at the guess alone.
+    alone = SimulatedScores(public, np.zeros(1), rng).forecast(noise_sd, arrives).sd_ratios[0]
+    assert alone != pytest.approx(np.median(wanted), rel=0.05)

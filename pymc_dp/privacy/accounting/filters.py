@@ -169,12 +169,26 @@ class GaussianShare(Share):
 
 
 class Filter(Shown):
-    r"""Spends a share: grants or refuses each access before it is made.
+    """Spends a share: grants or refuses each access before it is made.
 
-    The kind of share and its total are fixed in advance; the accesses may be chosen adaptively, with full
-    knowledge of earlier releases. If each access is made only after it was granted, all of them together stay
-    within the share. A refusal is final: later, cheaper accesses are refused too, so that the number of
-    accesses reveals nothing that was not paid for. Prices that were computed before may be given.
+    The kind of share and its total are fixed in advance: of a :class:`~pymc_dp.privacy.RenyiShare` the sum of Rényi
+    divergences at one order (Theorem 3.1 of Feldman, Zrnic 2021), of a :class:`~pymc_dp.privacy.GaussianShare` that of
+    squared ``mu``. The accesses may be chosen adaptively, with full knowledge of earlier releases. If each access is
+    made only after it was granted, all of them together stay within the share. A refusal is final: later, cheaper
+    accesses are refused too, so that the number of accesses reveals nothing that was not paid for.
+
+    Parameters
+    ----------
+    share : RenyiShare or GaussianShare
+        What may be spent.
+    prices : mapping of Mechanism to float, optional
+        Prices that were computed before; by default each is computed when it is first asked for.
+
+    Examples
+    --------
+    >>> spending = dp.privacy.Filter(dp.privacy.RenyiShare(order=8.0, rho=1.0))
+    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
+    [True, True, True, True, False]
     """
 
     def __init__(self, share: Share, prices: Mapping[Mechanism, float] = MappingProxyType({})):
@@ -201,45 +215,3 @@ class Filter(Shown):
         if not self.closed:
             self.spent += cost
         return not self.closed
-
-
-class RenyiFilter(Filter):
-    r"""Spends a :class:`~pymc_dp.privacy.RenyiShare`: the sum of Rényi divergences at one order stays within ``rho``.
-
-    The order is fixed in advance (Theorem 3.1 of Feldman, Zrnic 2021).
-
-    Parameters
-    ----------
-    share : RenyiShare
-        What may be spent.
-    prices : mapping of Mechanism to float, optional
-        Prices that were computed before; by default each is computed when it is first asked for.
-
-    Examples
-    --------
-    >>> spending = dp.privacy.RenyiFilter(dp.privacy.RenyiShare(order=8.0, rho=1.0))
-    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
-    [True, True, True, True, False]
-    """
-
-    share: RenyiShare
-
-
-class GaussianFilter(Filter):
-    r"""Spends a :class:`~pymc_dp.privacy.GaussianShare`: the sum of squared ``mu`` stays within that of the share.
-
-    Parameters
-    ----------
-    share : GaussianShare
-        What may be spent.
-    prices : mapping of Mechanism to float, optional
-        Prices that were computed before; by default each is computed when it is first asked for.
-
-    Examples
-    --------
-    >>> spending = dp.privacy.GaussianFilter(dp.privacy.GaussianShare(mu=0.5))
-    >>> [spending.grant([(dp.privacy.Gaussian(4.0), 1)]) for _ in range(5)]
-    [True, True, True, True, False]
-    """
-
-    share: GaussianShare

@@ -13,10 +13,7 @@ from pymc_dp.acceptance import Barker, Penalty
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budget
-from pymc_dp.privacy.accounting.filters import (
-    GaussianFilter,
-    GaussianShare,
-)
+from pymc_dp.privacy.accounting.filters import Filter, GaussianShare
 from pymc_dp.privacy.budget.allocation import allocate
 from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Gaussian
@@ -110,7 +107,7 @@ class TestFilters:
 
     def test_no_bound_no_grant(self):
         sampled = SampledGaussian(1.0, 0.01, "without_replacement", "substitute")
-        assert not GaussianFilter(GaussianShare(1e3)).grant([(sampled, 1)])
+        assert not Filter(GaussianShare(1e3)).grant([(sampled, 1)])
 
     def test_a_tiny_mu_has_a_cost(self):
         assert GaussianShare(1.0).price(Gaussian(1e200)) > 0

@@ -13,7 +13,7 @@ from pymc_dp.errors import LedgerError, PrivacyBudgetExhausted
 from pymc_dp.privacy import calibrate, delta_of, epsilon_of, max_draws
 from pymc_dp.privacy.accounting.adaptive import AdaptiveComposition
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost
-from pymc_dp.privacy.accounting.filters import GaussianShare, RenyiFilter, RenyiShare
+from pymc_dp.privacy.accounting.filters import Filter, GaussianShare, RenyiShare
 from pymc_dp.privacy.budget.allocation import allocate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
@@ -82,10 +82,10 @@ class TestEpsilonsAddUp:
             budget_of().spend("first", plan[:1], plan=(*plan, *l2(0.1)))
 
     def test_a_filter_of_infinite_order(self):
-        spending = RenyiFilter(RenyiShare(math.inf, 1.0))
+        spending = Filter(RenyiShare(math.inf, 1.0))
         granted = [spending.grant(l2(0.3)) for _ in range(4)]
         assert granted == [True, True, True, False]
-        assert not RenyiFilter(RenyiShare(math.inf, 1e9)).grant([(Gaussian(1e9), 1)])
+        assert not Filter(RenyiShare(math.inf, 1e9)).grant([(Gaussian(1e9), 1)])
 
     def test_draws_with_l2_noise(self):
         """A step whose draws have a pure epsilon gets a whole number of them, with what was claimed before."""
