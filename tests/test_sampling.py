@@ -97,9 +97,7 @@ class TestScores:
             "fit check",
             "scores",
         ]
-
-    def test_what_the_report_says(self, released):
-        text = str(dp.PrivacyReport.of(released[1]))
+        text = str(report)
         assert "Only the noisy sums are released" in text and "free, in any number" in text
         assert "The covariates of the model are public" in text
         assert "shared over" not in text and "accept/reject" not in text
@@ -168,7 +166,6 @@ class TestScores:
         assert caught.value.scores is None and caught.value.budget.spent() == 0
         assert len(ledger.claims()) == 1
 
-    @pytest.mark.slow
     def test_scores_of_two_budgets(self, released):
         """Their costs add up."""
         report = dp.PrivacyReport.of(released[1])

@@ -183,31 +183,6 @@ def test_a_stand_in_that_cannot_have_the_moments_keeps_some_rows():
     assert found.simulated.n_records >= 50
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_some_records_are_those_of_the_whole():
-    whole = simulator().simulated
-    rows = np.sort(np.random.default_rng(10).permutation(whole.n_records)[:700])
-    some = whole.keeping(rows).keeping(np.arange(0, 700, 2))
-    rows = rows[::2]
-    rng, theta = np.random.default_rng(11), np.array([0.2, -0.4, 0.7])
-    data = some.draw(theta, rng)
-    few = np.array([5, 0, 7])
-    # Up to rounding, which depends on the shape of a matrix product.
-    pairs = (
-        (some.logp(theta, data), whole.logp(theta, data)[rows]),
-        (some.logp(theta, data, few), whole.logp(theta, data, rows[few])),
-        (some.gradients(theta, data), whole.gradients(theta, data)[rows]),
-    )
-    for found, expected in pairs:
-        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-13)
-    # Other data are loaded for both.
-    before, other = whole.logp(theta, data), whole.draw(theta, rng)
-    assert (some.logp(theta, other) != before[rows]).any()
-    np.testing.assert_allclose(whole.logp(theta, data), before, rtol=1e-13)
-    assert all(label.max() < some.n_records for label in some.labels)
-
-
 def released(noise="auto", epsilon=2.0):
     budget = PrivacyBudget(epsilon, 1e-6, chains=1)
     plan = plan_scores(simulator(), budget, noise=noise, random_seed=1)
@@ -245,14 +220,6 @@ def test_a_plan_with_a_stand_in_releases_moments():
     worse = replace(scores, moments=quieter(moments, 1 / 2))
     assert (scores + worse).moments is moments and (worse + scores).moments is moments
     assert (replace(scores, moments=None) + worse).moments is worse.moments
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_no_moments_with_public_covariates():
-    budget = PrivacyBudget(1.0, 1e-6, chains=1)
-    plan = plan_scores(Simulator(model(), covariates="public"), budget, random_seed=1)
-    assert plan.design.moments is None
 
 
 @pytest.mark.parametrize("noise", ["l2", "gaussian"])

@@ -155,42 +155,40 @@ def test_what_is_cut_off_is_what_a_wrong_probability_makes_of_it():
     assert 0.1 * found._cut_off(bound)[0] == pytest.approx(wanted, rel=0.03)
 
 
+def closed_form(found, there, bound, noise_sd, g, larger):
+    """Forecast of a sum at one position of records that follow the model at another; `larger` makes ``g`` the norm that is clipped."""
+    root, p = found.directions[0, 0], special.expit(LEVEL + there.theta[0] * g)
+    factors = np.minimum(1, bound / np.maximum(larger * g * root, 1e-9))
+    slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
+    whole = 1 + np.sum(p * (1 - p) * g**2)
+    return np.sqrt(whole / (1 + slope**2 / (square + (noise_sd * bound) ** 2)))
+
+
 def test_the_plan_expects_what_comes_out():
     """Bound and information of the design are those of these vectors, in closed form at the plan's position."""
     simulator = Simulator(model_of(*data()), covariates=RANGES)
     budget = PrivacyBudget(0.1, 1e-6, chains=1)
     plan = plan_scores(simulator, budget, guess={"b": 0.0}, fit_share=0, random_seed=1)
-    g = simulator.covariates["g"].get_value()
-    root = plan.simulated.directions[0, 0]
-    p = special.expit(LEVEL + plan.simulated.theta[0] * g)
-    larger = np.maximum(p, 1 - p) * g * root
-    bound = plan.design.design.bound
-    assert (
-        0.2 < plan.design.design.clipped == pytest.approx(np.mean(larger > 1.001 * bound), abs=0.02)
-    )
-    factors = np.minimum(1, bound / np.maximum(larger, 1e-9))
-    slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
-    noise = (2 * bound * plan.design.main.noise_sd) ** 2
-    whole = 1 + np.sum(p * (1 - p) * g**2)
-    wanted = np.sqrt(whole / (1 + slope**2 / (square + noise)))
+    found, design, g = plan.simulated, plan.design.design, simulator.covariates["g"].get_value()
+    p = special.expit(LEVEL + found.theta[0] * g)
+    larger, noise_sd = np.maximum(p, 1 - p), 2 * plan.design.main.noise_sd
+    clipped = np.mean(larger * g * found.directions[0, 0] > 1.001 * design.bound)
+    assert 0.2 < design.clipped == pytest.approx(clipped, abs=0.02)
+    wanted = closed_form(found, found, design.bound, noise_sd, g, larger)
     assert plan.sd_ratios["b"][0] == pytest.approx(wanted, rel=0.03)
 
 
 @pytest.mark.parametrize("arrives", [False, True])
 def test_forecasts_are_medians_over_the_law_of_the_parameters(arrives):
     """Of a midpoint sum at the guess, or where the parameters are, in closed form given the covariates."""
-    public, g, noise_sd = Simulator(model_of(*data()), covariates="public"), data()[0], 100.0
+    public, noise_sd = Simulator(model_of(*data()), covariates="public"), 100.0
     law, rng = lambda n: np.linspace(-1.5, 2.5, n)[:, None], np.random.default_rng(4)
     found = SimulatedScores(public, np.zeros(1), rng, law)
     wanted = []
     for there in found.there:
         reference = there if arrives else found
-        bound, root = reference.design(noise_sd).bound, reference.directions[0, 0]
-        factors = np.minimum(1, 2 * bound / np.maximum(g * root, 1e-9))
-        p = special.expit(LEVEL + there.theta[0] * g)
-        slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
-        whole = 1 + np.sum(p * (1 - p) * g**2)
-        wanted.append(np.sqrt(whole / (1 + slope**2 / (square + (noise_sd * bound) ** 2))))
+        bound = reference.design(noise_sd).bound
+        wanted.append(closed_form(reference, there, bound, noise_sd, data()[0], 0.5))
     forecast = found.forecast(noise_sd, arrives).sd_ratios[0]
     assert forecast == pytest.approx(np.median(wanted), rel=0.02)
     # A planted fault: at the guess alone.
