@@ -1,21 +1,15 @@
 """Posteriors given a noisy release: `pymc_dp.PrivatizedRecords` beside the R package dapper.
 
-    python experiments/peers/dapper_comparison.py "table | dapper"    # an example and a method, or all
-    python experiments/peers/dapper_comparison.py --small    # one release, no R, nothing stored
-    python experiments/peers/dapper_comparison.py --print    # the stored results as a table
+Settings are ``"EXAMPLE | METHOD"``. All methods get the same releases, and all are the sampler of Ju, Gong, Awan and
+Rao (2022, arXiv:2206.00710). With dapper (version 1.1.0, https://github.com/mango-empire/dapper) a user writes four
+functions in R, among them an exact draw of the parameters given the records: `dapper_peer.R`. Here a user writes the
+model, and NUTS draws the parameters. Records need not be what the agency sees: "non-centred", the records of the
+regression have errors in place of outcomes, so that coefficients can move while records stay. dapper has no place for
+this, as a record's statistic is not a function of parameters.
 
-All methods get the
-same releases, and all are the sampler of Ju, Gong, Awan and Rao (2022, arXiv:2206.00710). With
-dapper (version 1.1.0, https://github.com/mango-empire/dapper) a user writes four functions in R,
-among them an exact draw of the parameters given the records: `dapper_peer.R`. Here a user writes
-the model, and NUTS draws the parameters. Records need not be what the agency sees: "non-centred",
-the records of the regression have errors in place of outcomes, so that coefficients can move while
-records stay. dapper has no place for this, as a record's statistic is not a function of parameters.
-
-Examples: the regression of section 5 of that paper, at two values of epsilon; a 2x2 table with
-discrete Gaussian noise; and randomized response in both columns of such a table, the example of
-dapper's vignette. The true parameters of each release are drawn from the prior, so that intervals
-of the exact posterior cover them at their nominal rate.
+Examples: the regression of section 5 of that paper, at two values of epsilon; a 2x2 table with discrete Gaussian noise;
+and randomized response in both columns of such a table, the example of dapper's vignette. The true parameters of each
+release are drawn from the prior, so that intervals of the exact posterior cover them at their nominal rate.
 
 `Rscript` must be on the PATH and find dapper, whose folder can be named in ``R_LIBS``::
 
@@ -23,11 +17,10 @@ of the exact posterior cover them at their nominal rate.
         r-cran-posterior r-cran-progressr
     git clone https://github.com/mango-empire/dapper && R CMD INSTALL --library=$R_LIBS dapper
 
-Each release is sampled in two chains, one after the other, in a single thread. Seconds are those of
-the processor, on which other load has less influence, and include warm-up. "Start" is the time from
-the call until sampling starts: building and compiling the model. PyTensor's cache on the disk saves
-most of the compilation from the second time on; the very first takes about 25 seconds. The stored results are of
-PyMC 5.28.5, PyTensor 2.38.3 and NumPy 2.4.6.
+Each release is sampled in two chains, one after the other, in a single thread. Seconds are those of the processor, on
+which other load has less influence, and include warm-up. "Start" is the time from the call until sampling starts:
+building and compiling the model. PyTensor's cache on the disk saves most of the compilation from the second time on; the
+very first takes about 25 seconds. The stored results are of PyMC 5.28.5, PyTensor 2.38.3 and NumPy 2.4.6.
 """
 
 from __future__ import annotations
@@ -56,7 +49,7 @@ import pymc_dp as dp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from runner import Experiment, Options, Stored, table
+import runner
 
 PEER = Path(__file__).with_name("dapper_peer.R")
 N_RELEASES, N_CHAINS = 20, 2
@@ -68,9 +61,7 @@ ENTRIES = tuple(k[1:] for k in np.triu_indices(4))  # of the moments, without th
 # What a user writes: these functions, and those of the same names in dapper_peer.R.
 
 
-def regression(
-    released: np.ndarray, scale: float, centred: bool = True, **options: Any
-) -> az.InferenceData:
+def regression(released, scale: float, centred: bool = True, **options: Any):
     with pm.Model():
         beta = pm.Normal("beta", 0, 2, shape=3)
         x = pm.Normal("x", [0.90, -1.17], 1, shape=(100, 2))
@@ -84,7 +75,7 @@ def regression(
         return pm.sample(step=step, var_names=["beta"], **options)
 
 
-def contingency(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
+def table(released, scale: float, **options: Any):
     with pm.Model():
         p = pm.Dirichlet("p", np.ones(4))
         cell = pm.Categorical("cell", p, shape=400)
@@ -94,7 +85,7 @@ def contingency(released: np.ndarray, scale: float, **options: Any) -> az.Infere
         return pm.sample(step=step, var_names=["p"], **options)
 
 
-def response(released: np.ndarray, scale: float, **options: Any) -> az.InferenceData:
+def response(released, scale: float, **options: Any):
     with pm.Model():
         p = pm.Dirichlet("p", np.ones(4))
         cell = pm.Categorical("cell", p, shape=400)
@@ -136,36 +127,23 @@ class Example:
     """A model, and releases that it fits."""
 
     title: str
-    sampled: Callable[..., az.InferenceData]  # what a user writes here
+    sampled: Callable[..., Any]  # what a user writes here
     simulated: Callable[[np.random.Generator, float], Release]
     scale: float  # of the noise; for randomized response, epsilon of an answer
     n_draws: int  # of each chain, for both
     n_warmup: int = 1000
 
-    @property
-    def function(self) -> str:
-        """Name of what a user of dapper writes."""
-        return "table" if self.sampled is contingency else self.sampled.__name__
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Names of methods, dapper first."""
-        return tuple(METHODS)[: 3 if self.sampled is regression else 2]
-
-
+REGRESSION = "regression, Laplace noise, epsilon"
+TABLE, RESPONSE = (
+    "2x2 table, discrete Gaussian noise, sigma 5",
+    "2x2 table by randomized response, 3/4",
+)
 EXAMPLES = {
-    "regression_1": Example(
-        "regression, Laplace noise, epsilon 1", regression, moments, SENSITIVITY, 5000
-    ),
-    "regression_10": Example(
-        "regression, Laplace noise, epsilon 10", regression, moments, SENSITIVITY / 10, 5000
-    ),
-    "table": Example(
-        "2x2 table, discrete Gaussian noise, sigma 5", contingency, counts, 5.0, 1000, 500
-    ),
-    "response": Example(
-        "2x2 table by randomized response, 3/4", response, answers, math.log(3), 1500, 500
-    ),
+    "regression_1": Example(f"{REGRESSION} 1", regression, moments, SENSITIVITY, 5000),
+    "regression_10": Example(f"{REGRESSION} 10", regression, moments, SENSITIVITY / 10, 5000),
+    "table": Example(TABLE, table, counts, 5.0, 1000, 500),
+    "response": Example(RESPONSE, response, answers, math.log(3), 1500, 500),
 }
 
 
@@ -186,7 +164,7 @@ def with_dapper(example: Example, released: np.ndarray, seed: int) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         given, drawn = Path(folder, "release.csv"), Path(folder, "draws.csv")
         np.savetxt(given, released, header="released", comments="")
-        command = ["Rscript", PEER, example.function, given, drawn, *options]
+        command = ["Rscript", PEER, example.sampled.__name__, given, drawn, *options]
         began = time.perf_counter()
         done = subprocess.run([*map(str, command)], capture_output=True, text=True)
         wall = time.perf_counter() - began
@@ -221,14 +199,10 @@ def with_non_centred(example: Example, released: np.ndarray, seed: int) -> Found
     return with_pymc_dp(fewer, released, seed, centred=False)
 
 
-METHODS = {
-    "dapper": with_dapper,
-    "pymc_dp": with_pymc_dp,
-    "pymc_dp, non-centred": with_non_centred,
-}
+METHODS = {"dapper": with_dapper, "pymc_dp": with_pymc_dp, "pymc_dp, non-centred": with_non_centred}
 
 
-def summary(example: Example, draws: np.ndarray, truth: np.ndarray) -> dict[str, list[float]]:
+def summary(example: Example, draws: np.ndarray, truth: np.ndarray) -> dict[str, Any]:
     """Of each parameter: mean, sd, their Monte Carlo errors, ESS, coverage by the 90 % interval."""
     draws = parameters(example, draws)
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
@@ -236,7 +210,8 @@ def summary(example: Example, draws: np.ndarray, truth: np.ndarray) -> dict[str,
     squares = az.convert_to_dataset((draws - mean) ** 2)
     low, high = np.quantile(draws, [0.05, 0.95], axis=(0, 1))
     true = parameters(example, truth)
-    found = {
+    return {
+        "draws": draws.shape[0] * draws.shape[1],
         "mean": mean,
         "sd": sd,
         "mean_error": az.mcse(data, method="mean").x.values,
@@ -245,24 +220,21 @@ def summary(example: Example, draws: np.ndarray, truth: np.ndarray) -> dict[str,
         "rhat": az.rhat(data).x.values,
         "covered": ((low < true) & (true < high)).astype(float),
     }
-    rounded = {name: list(values) for name, values in found.items()}
-    return {"draws": draws.shape[0] * draws.shape[1]} | rounded
 
 
-def run(name: str, seed: int, options: Options) -> Stored:
+def run(name: str, seed: int, options: runner.Options) -> runner.Stored:
     """Results of a method for one release."""
     which, method = name.split(" | ")
     example = EXAMPLES[which]
     if options.small:
         example = replace(example, n_draws=50, n_warmup=20)
-    truth, released = example.simulated(
-        np.random.default_rng([seed, *which.encode()]), example.scale
-    )
+    rng = np.random.default_rng([seed, *which.encode()])
+    truth, released = example.simulated(rng, example.scale)
     draws, seconds = METHODS[method](example, released, seed + 1)
     return summary(example, draws, truth) | seconds
 
 
-def tables(stored: Stored) -> list[str]:
+def tables(stored: runner.Stored) -> list[str]:
     """Coverage, effective draws of the least parameter, and seconds."""
     rows = []
     for name, found in stored.items():
@@ -277,12 +249,14 @@ def tables(stored: Stored) -> list[str]:
             f"{np.median(found['start']):.1f}",
         ])  # fmt: skip
     heads = ["example", "method", "releases", "coverage of 90 %", "draws", "ESS", "ESS per second"]
-    return table([*heads, "sampling, s", "start, s"], rows)
+    return runner.table([*heads, "sampling, s", "start, s"], rows)
 
 
-EXPERIMENT = Experiment(
+SETTINGS = [f"{name} | {m}" for name in EXAMPLES for m in ("dapper", "pymc_dp")]
+SETTINGS += [f"{name} | pymc_dp, non-centred" for name in ("regression_1", "regression_10")]
+EXPERIMENT = runner.Experiment(
     __file__.replace("dapper_comparison", "dapper"), run, tables=tables, small=("table | pymc_dp",),
-    settings={f"{name} | {m}": N_RELEASES for name, e in EXAMPLES.items() for m in e.methods},
+    settings=dict.fromkeys(SETTINGS, N_RELEASES),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -180,10 +180,7 @@ def fit(
     return found - move, covariance
 
 
-def resampled(
-    family: str, covariates: tuple[Covariate, ...], z: Any, y: pd.Series, *,
-    outcome: tuple[float, float] = (0.0, 1.0), held_out: float = 0.2,
-) -> Task:  # fmt: skip
+def resampled(family, covariates, z, y: pd.Series, outcome=(0.0, 1.0), held_out=0.2) -> Task:
     """Data sets of real records: drawn with replacement from those that are not held out.
 
     The records are the population, so its coefficients, those of maximum likelihood, are known.

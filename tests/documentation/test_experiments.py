@@ -293,16 +293,16 @@ def test_forecasts_and_what_was_measured(script, stored):
         assert n_dim == 4 or (line > ratios[4, epsilon]).all()
 
 
-@pytest.mark.parametrize(
-    "name, page", [("overview_figure", "benchmarks"), ("peers/peer_figure", "peers")]
-)
-def test_pictures_are_drawn_from_what_is_stored(script, name, page):
-    figure = script(name)
-    (drawn,) = re.findall(rb"Comment\x00([0-9a-f]{64})", figure.PICTURE.read_bytes())
-    found = figure.stored()
-    assert drawn.decode() == figure.digest(found)
-    assert f"(_static/{figure.PICTURE.name})" in page_of(page)
-    if page == "benchmarks":
-        assert figure.caption(found) in " ".join(page_of(page).split())
-    else:
-        assert f"docs/_static/{figure.PICTURE.name}" in (ROOT / "README.md").read_text()
+def test_pictures_are_drawn_from_what_is_stored(script):
+    overview, peers = script("overview_figure"), script("peers/run_peers").EXPERIMENT.stored()
+    tables, numbers = script("peers/peer_tables"), overview.stored()
+    pictures = {
+        "benchmarks": (overview.PICTURE, numbers),
+        "peers": (tables.PICTURE, tables.drawn(peers)),
+    }
+    for page, (picture, found) in pictures.items():
+        (drawn,) = re.findall(rb"Comment\x00([0-9a-f]{64})", picture.read_bytes())
+        assert drawn.decode() == script("runner").digest(found)
+        assert f"(_static/{picture.name})" in page_of(page)
+    assert overview.caption(numbers) in " ".join(page_of("benchmarks").split())
+    assert "docs/_static/peers.png" in (ROOT / "README.md").read_text()
