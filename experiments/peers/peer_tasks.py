@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 
 from peer_data import table
-from scipy import optimize, special
+from scipy import optimize
 
 #: Of each coefficient, in all models; and the delta of all private results.
 PRIOR_SD, DELTA = 2.5, 1e-6
@@ -103,19 +106,30 @@ def design(covariates: tuple[Covariate, ...], z: np.ndarray) -> np.ndarray:
     return np.column_stack(columns)
 
 
+def likelihood(family: str, theta: Any, x: Any, y: Any) -> Any:
+    """Log-likelihood of each record, given coefficients and, if the family has one, the logarithm of its scale."""
+    eta, scale = x @ theta[: x.shape[1]], pt.exp(theta[-1])
+    laws = {
+        "logistic": lambda: pm.Bernoulli.dist(logit_p=eta),
+        "poisson": lambda: pm.Poisson.dist(pt.exp(eta)),
+        "negative binomial": lambda: pm.NegativeBinomial.dist(pt.exp(eta), scale),
+        "normal": lambda: pm.Normal.dist(eta, scale),
+    }
+    return pm.logp(laws[family](), y)
+
+
+@cache
+def compiled(family: str) -> tuple[Callable[..., np.ndarray], Callable[..., list[np.ndarray]]]:
+    """Log-likelihood of each record; and its sum's gradient and Hessian."""
+    given = theta, x, y = pt.vector(), pt.matrix(), pt.vector()
+    each = likelihood(family, theta, x, y)
+    gradient = pytensor.grad(each.sum(), theta)
+    derivatives = [gradient, pytensor.gradient.jacobian(gradient, theta)]
+    return tuple(pytensor.function(given, out) for out in (each, derivatives))
+
+
 def log_likelihood(family: str, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of each record, given coefficients and, if the family has one, the logarithm of its scale."""
-    eta = x @ theta[: x.shape[1]]
-    if family == "logistic":
-        return y * eta - np.logaddexp(0, eta)
-    if family == "poisson":
-        return y * eta - np.exp(eta) - special.gammaln(y + 1)
-    if family == "negative binomial":
-        a = np.exp(theta[-1])
-        binomial = special.gammaln(y + a) - special.gammaln(a) - special.gammaln(y + 1)
-        return binomial + a * theta[-1] + y * eta - (y + a) * np.log(a + np.exp(eta))
-    log_sd = theta[-1]
-    return -0.5 * ((y - eta) / np.exp(log_sd)) ** 2 - log_sd - 0.5 * np.log(2 * np.pi)
+    return compiled(family)[0](theta, x, y.astype(float))
 
 
 def fit(
@@ -127,43 +141,16 @@ def fit(
     compared.
     """
     d = x.shape[1]
-    n_dim = d + (family in WITH_SCALE)
-    precision = np.zeros(n_dim)
-    precision[:d] = prior_sd**-2
-
-    def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        eta = x @ theta[:d]
-        scale = np.exp(theta[d:])
-        if family == "normal":
-            w = np.full(len(y), scale**-2)
-            r = (y - eta) * w
-        elif family == "negative binomial":
-            mean = np.exp(eta)
-            w = (y + scale) * scale * mean / (scale + mean) ** 2
-            r = scale * (y - mean) / (scale + mean)
-        else:
-            mean = special.expit(eta) if family == "logistic" else np.exp(eta)
-            w = mean * (1 - mean) if family == "logistic" else mean
-            r = y - mean
-        g, h = np.zeros(n_dim), np.zeros((n_dim, n_dim))
-        g[:d], h[:d, :d] = x.T @ r, (x * w[:, None]).T @ x
-        if family == "normal":
-            squares = np.sum((y - eta) ** 2) * scale[0] ** -2
-            g[-1], h[-1, -1] = squares - len(y), 2 * squares
-            h[:d, -1] = h[-1, :d] = 2 * x.T @ r
-        if family == "negative binomial":
-            s = special.digamma(y + scale) - special.digamma(scale) + np.log(scale / (scale + mean))
-            s += (mean - y) / (scale + mean)
-            ds = special.polygamma(1, y + scale) - special.polygamma(1, scale) + 1 / scale
-            ds -= 1 / (scale + mean) + (mean - y) / (scale + mean) ** 2
-            g[-1], h[-1, -1] = np.sum(scale * s), -np.sum(scale * s + scale**2 * ds)
-            h[:d, -1] = h[-1, :d] = -x.T @ (r * mean / (scale + mean))
-        return precision * theta - g, h + np.diag(precision)
+    precision = np.append(np.full(d, prior_sd**-2), [0.0] * (family in WITH_SCALE))
 
     def loss(theta: np.ndarray) -> float:
         return float(0.5 * precision @ theta**2 - log_likelihood(family, theta, x, y).sum())
 
-    start = np.zeros(n_dim)
+    def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        g, h = compiled(family)[1](theta, x, y.astype(float))
+        return precision * theta - g, np.diag(precision) - h
+
+    start = np.zeros(len(precision))
     if family == "normal":
         start[:d] = np.linalg.lstsq(x, y, rcond=None)[0]
         start[-1] = np.log(np.std(y - x @ start[:d]))
