@@ -1,29 +1,4 @@
-"""Differentially private variational inference with d3p 0.2.0.
-
-Method: DP-VI, Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749). Package: Prediger, Loppi, Kaski and Honkela 2022
-(doi:10.2478/popets-2022-0052). The user writes a NumPyro model with a plate. In each step, `d3p.svi.DPSVI` clips the
-gradient of each record, adds Gaussian noise to their mean, and updates a Gaussian guide.
-
-Environment: Python 3.11. Versions are pinned since d3p 0.2.0 does not limit those of jax and numpyro::
-
-    pip install "jax==0.4.30" "jaxlib==0.4.30" "numpyro==0.15.3" "numpy<2" "scipy==1.12.0" \
-        "fourier-accountant==0.12.11" "jax-chacha-prng==1.4.3"
-    pip install --no-deps "d3p==0.2.0"
-
-Adjacency: substitution of one record, exactly, with noise by `dp_sgd_noise`. Relation S of fourier-accountant at q = 1,
-and the PLD of dp-accounting at a sensitivity of 2, agree. `d3p.dputil.approximate_sigma` (relation S) returns the same
-number, but needs 10 to 50 seconds, and stops early with a larger one by default. `DPSVI.get_epsilon` is for adding or
-removing a record: not for us. Batches of a fixed size would save time only: at the same number of steps they need no
-less noise, and relation S is no upper bound for them (Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769).
-
-A user chooses the clipping threshold, the number of steps, the batch size, the optimizer and its learning rate, the
-guide, where it starts and how wide, and whether iterates are averaged. Here they are functions of n, d and epsilon,
-tuned by hand on data sets of the comparison; this tuning is free for the peer. The guide starts wide, as in d3p's
-example. We average the second half of the iterates, which d3p does not do; it is post-processing. The guide does not
-know of the noise: at small epsilon its width depends on where it starts and on the learning rate more than on the data.
-
-A real release needs a secret seed, which `d3p.random.PRNGKey()` draws; here it is the problem's.
-"""
+"""Differentially private variational inference with d3p 0.2.0: see README.md."""
 
 import d3p.random
 import jax

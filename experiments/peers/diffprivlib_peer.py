@@ -1,13 +1,4 @@
-"""diffprivlib 0.6.6 (Holohan et al. 2019, arXiv:1907.02444): a logistic regression by objective perturbation.
-
-    pip install diffprivlib==0.6.6 "scikit-learn<1.6"
-
-The objective gets a random linear term (Chaudhuri et al. 2011, https://jmlr.org/papers/v12/chaudhuri11a.html), which
-is pure epsilon-differential privacy if one record is *replaced*: nothing is converted, and delta is not used. The
-result is a point: the package states no uncertainty, so there are no intervals.
-
-What a user chooses: the norm bound of a record, here that of the public ranges, and the penalty, here the prior's.
-"""
+"""diffprivlib 0.6.6: a logistic regression by objective perturbation: see README.md."""
 
 import numpy as np
 

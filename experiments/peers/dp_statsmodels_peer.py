@@ -1,16 +1,4 @@
-"""dp-statsmodels (Ghenis 2025, https://github.com/MaxGhenis/dp-statsmodels): linear regression by noisy sufficient statistics.
-
-    pip install git+https://github.com/MaxGhenis/dp-statsmodels@ce4a47b    # it is not on PyPI
-
-Gaussian noise is added to X'X, X'y and y'y, which get 40, 40 and 20 per cent of epsilon and a third of delta each.
-Standard errors are those of the regression and of the noise, to first order.
-
-The sensitivities are those of *adding or removing* a record. Replacing one is removing one and adding another, so
-a mechanism that is (e, d)-private for the former is (2 e, (1 + exp(e)) d)-private for the latter (Dwork and Roth 2014,
-doi:10.1561/0400000042, theorem 2.2): it is run with half of epsilon, and delta over 1 + exp(epsilon / 2).
-
-What a user chooses: one range for all covariates, and one for the outcome.
-"""
+"""dp-statsmodels: linear regression by noisy sufficient statistics: see README.md."""
 
 import math
 

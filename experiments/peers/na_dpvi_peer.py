@@ -1,37 +1,4 @@
-"""NA-DPVI: noise-aware differentially private variational inference; ``NA_DPVI`` names the folder of its clone.
-
-Alrawajfeh, Jälkö and Honkela 2025, Noise-aware differentially private variational inference, AISTATS (PMLR 258),
-doi:10.48550/arXiv.2410.19371. DP-SGD optimises a normal approximation of the posterior; a linear model of its trace
-(gradient = Hessian times distance from the optimum, plus the known noise) gives the posterior of the optimum, over
-which the approximation is averaged. The authors' code is run from a clone of github.com/DPBayes/noise-aware-dpvi
-(commit 50de639), which has no licence: it is called, not copied.
-
-Environment (Python 3.11)::
-
-    pip install jax==0.4.25 jaxlib==0.4.25 numpyro==0.14.0 numpy==1.26.4 scipy==1.12.0 \
-        optax==0.2.1 matplotlib==3.8.3 joblib==1.3.2 tqdm
-
-The code imports opacus (and so torch) for a noise scale, which is given here: a stub replaces it. It also prints norms
-of gradients of single records, which are not private: that is switched off.
-
-Adjacency: the code calibrates for add/remove of a record with Poisson subsampling. Here all batches have all records
-(sampling rate 1), and the noise is that of `dp_sgd_noise`, for substitution.
-
-Choices of the user, all functions of n, d, and epsilon (see `settings`): steps, learning rates, clipping, gradient
-scales, initial scale, samples for each gradient, burn-in, steps of the Laplace approximation. They were tuned on the
-test problems, which costs the peer no budget:
-
-* Clipping at 0.85 sqrt(d): with 1.5, and a larger scale of the covariance's gradient, clipped records biased Adult by
-  12 standard deviations.
-* The learning rates bound the random walk of the noise, as the authors' rule does. With larger ones the trace leaves
-  the range in which the linear model holds; with smaller ones it does not converge.
-* The gradient of the covariance is scaled so that it adds little to the norm that is clipped.
-* The indicator of one of k categories is centred at 1/k, which makes the Hessian more diagonal.
-* The variational covariance is diagonal, as in the paper, so intervals are too narrow where coefficients are correlated
-  and the noise is small. A full one made posteriors 2 to 11 times too wide, before the learning rates were bounded.
-
-The loss is the authors', with this problem's prior in place of a standard normal one.
-"""
+"""NA-DPVI: noise-aware differentially private variational inference; ``NA_DPVI`` is its folder: see README.md."""
 
 import os
 import sys
