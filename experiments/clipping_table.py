@@ -102,7 +102,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
     rows = [[*name.split(", "), *found["cells"]] for name, found in stored.items()]
     return table(["records", "number", *(f"{c:.0%} clipped" for c in CLIPPED)], rows, "---:")
 

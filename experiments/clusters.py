@@ -6,8 +6,6 @@ records on two workers, beyond those in one process. *latency*: seconds for a pa
 20 ms, as far away ones would.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import statistics

@@ -30,8 +30,6 @@ harmless. Their moves are fitted to the exact posterior, so that they converge.
 counted with the author's program (iterations).
 """
 
-from __future__ import annotations
-
 import math
 import time
 

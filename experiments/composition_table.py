@@ -5,8 +5,6 @@ run, which is valid if they are claimed at once. For runs with a filter it is th
 opened, which is not valid.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -57,7 +55,6 @@ def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """Cells of a row."""
     cells = []
     for epsilon in EPSILONS:
         each, before, least = runs(epsilon)[name]
@@ -69,7 +66,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
     heads = [f"{rule}, epsilon {e:g}" for e in EPSILONS for rule in ("best", "order", "GDP")]
     rows = [[name, *found["cells"]] for name, found in stored.items()]
     return table(["run", *heads], rows, "---:")

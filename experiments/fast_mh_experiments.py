@@ -24,8 +24,6 @@ instead of the two in the paper, so nothing is truncated here, and the clip boun
 paper's temperature 1 no sampler comes near the posterior, so most runs have temperature 1/100. All chains start at zero.
 """
 
-from __future__ import annotations
-
 import math
 import time
 
@@ -375,7 +373,6 @@ def tables(stored: Stored) -> list[str]:
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """One part."""
     if name == "mixture":
         return mixture_results(options.small)
     return image_results(read_images(options.data), options.small)

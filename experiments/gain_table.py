@@ -85,7 +85,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
     heads = ["noise", "released: 1", "4", "decided: 1", "4", "moves"]
     rows = [[name, s, *cells] for name, found in stored.items() for s, cells in found.items()]
     head, _, *lines = table(["experiment", "sampler", *heads], rows)

@@ -5,8 +5,6 @@ parameters as guess: means over data sets and coefficients. True parameters and 
 ``scores_experiments.py``, whose measured ratios the figure shows as well.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +65,6 @@ def lines(stored: Stored) -> dict[tuple[int, float], list[tuple[int, float]]]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """Forecasts."""
     rows = [
         [n_dim, f"{epsilon:g}", *(f"{ratio:.2f}" for _, ratio in line)]
         for (n_dim, epsilon), line in lines(stored).items()

@@ -6,8 +6,6 @@ this program may make a control group (Linux, as root), its process gets 1 GB of
 *growth*: seconds for a sum of clipped scores over files of 1e5 to 1e8 records.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import tempfile

@@ -4,8 +4,6 @@ It is of what other scripts have stored: ``out_of_core.json``, ``scores_experime
 for the same logistic model with four coefficients), and ``tests/benchmarks/results.json``.
 """
 
-from __future__ import annotations
-
 import json
 
 from pathlib import Path

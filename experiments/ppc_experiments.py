@@ -6,8 +6,6 @@ one compiled model serves all data sets. In the second one, scores and checks ar
 of which the model is wrong or right.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -170,7 +168,6 @@ def regression(name: str, seed: int, n_records: int) -> dict[str, float]:
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """p-values of one data set."""
     if name in SETTINGS:
         return case_of(name).p_values(seed)
     return regression(name, seed, 2000 if options.small else 30_000)
@@ -182,7 +179,6 @@ def rejections(p: list[float]) -> list[str]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The tables of the documentation."""
     first, second = [], []
     for name, s in SETTINGS.items():
         for statistic, p in stored[name].items():

@@ -6,8 +6,6 @@ records with new public covariates, on which the models are compared 10 times, a
 substitution. Results of a data set are the difference without privacy, and lists over these releases.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import xarray as xr
 
@@ -93,7 +91,6 @@ def summary(stored: Stored) -> dict[str, float]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     s = summary(stored)
     sampling = f"{s['sampling_sd']:.1f}, {s['exact_sampling_sd']:.1f}"
     rows = [

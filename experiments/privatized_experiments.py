@@ -11,8 +11,6 @@ and a draw of the parameters from their conjugate distribution, which is a few l
 does it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -195,7 +193,6 @@ def tables(stored: Stored) -> list[str]:
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """One of the models."""
     size = (2, 2, 200) if options.small else (REPLICATES, REPEATS, ITERATIONS)
     if name == "regression":
         return experiment(Regression(), 20240401, *size)

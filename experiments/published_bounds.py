@@ -4,8 +4,6 @@ Those on mechanisms are stated at whole Rényi orders; between them the cumulant
 The papers' conversions, :func:`zcdp` and :func:`moments`, are passed as ``accountant=`` to ``max_draws`` and others.
 """
 
-from __future__ import annotations
-
 import math
 
 from collections.abc import Callable

@@ -6,8 +6,6 @@ chains of ``dp.DPScore`` are compared with the posterior without privacy, in its
 scripts draw and compare as this one does. Tables of docs/noisy_scores.md.
 """
 
-from __future__ import annotations
-
 import time
 
 from collections.abc import Callable

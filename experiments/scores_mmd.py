@@ -5,8 +5,6 @@ PyMC's initial point, and two chains of 500 draws are compared with 1000 draws o
 out: its likelihood is no density of the records, so none can be drawn from it. A table of docs/noisy_scores.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +35,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows = []
     for name, found in stored.items():
         e, values = EXPERIMENTS[name], np.array(found["mmd"])

@@ -12,8 +12,6 @@ Data: Fetter (2013), How do mortgage subsidies affect home ownership?, https://d
 Python package causaldata. ``--small`` makes up 2000 men.
 """
 
-from __future__ import annotations
-
 import csv
 
 from functools import lru_cache
@@ -60,7 +58,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows = []
     for n_records, found in stored.items():
         shift = np.sqrt(np.mean(np.square(found["shift"])))

@@ -11,8 +11,6 @@ makes up 600. The five classes are the values 0, 1, 2, 3, 9 of ``floor_measure``
 constants that are assumed to be public, to a standard deviation of about 1/2.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 
@@ -505,7 +503,6 @@ PARTS = {"accounting": accounting, "phase": phase, "bias": bias, "normal mean": 
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """One part."""
     if name == "radon":
         return radon(options.data, options.small)
     return PARTS[name](options.small)

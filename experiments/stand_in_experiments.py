@@ -10,8 +10,6 @@ Each with the stand-in from ranges, and with one whose columns are independent a
 the data (or their means and standard deviations, simulated), which somebody would have to know.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pymc as pm
 
@@ -72,7 +70,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows = []
     for name, found in stored.items():
         data, kind = name.split("_")

@@ -12,8 +12,6 @@ posterior differs from the truth with variance V, and the mode of a single set w
 intervals, and the mean of the modes, have a Monte Carlo error, since there are few sets.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scores_experiments as scores
 
@@ -125,7 +123,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows, found = [], stored["logistic_1000"]
     by_formula = expected(np.array(found["relative"]) ** 2)
     for name, words in ANALYSES.items():

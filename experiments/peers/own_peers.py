@@ -1,7 +1,5 @@
 """What runs in the environment of pymc_dp: the package itself, and PyMC without privacy."""
 
-from __future__ import annotations
-
 import logging
 import time
 

@@ -3,8 +3,6 @@
 Wheels are kept in a cache (``PYMC_DP_PEERS``, or ``~/.cache/pymc_dp/peers``), so the network is needed once.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

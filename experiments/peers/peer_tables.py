@@ -1,7 +1,5 @@
 """Tables, and the figure, of what run_peers.py has stored."""
 
-from __future__ import annotations
-
 import ast
 
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Regressions on which private methods are compared: their data, public ranges, and what is known of the truth."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

@@ -5,8 +5,6 @@ make the environment); a variable names the Python of each, for example ``PYMC_D
 peer is left out.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -122,7 +120,6 @@ def calibration_error(chance: np.ndarray, y: np.ndarray, n_bins: int = 10) -> fl
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """The measures of one data set."""
     which, peer, epsilon = name.split(" | ")
     t = task(which)
     p = t.problem(np.random.default_rng([seed, 0]))
