@@ -1,33 +1,7 @@
 """The comparison of samplers in Räisä's thesis: eight models, one epsilon for a whole chain.
 
 O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of Helsinki, 2021),
-chapters 5 and 6. ``comparing_samplers.ipynb`` shows the results; ``--print`` medians beside the published ones.
-
-**Models**, data and exact draws are those of ``benchmark_models.py``; for some models another seed is the first
-(`FIRST_SEED`), so that bananas are as wide as the thesis's. The data are simulated, so decisions may be drawn from seeds
-and the results can be reproduced; that breaks the guarantee. Leave out ``reproducible`` for real data.
-
-**Settings** are those of the parameter files of the author's program (https://github.com/oraisa/masters-thesis), which
-were tuned at epsilon 4: proposals, noise, clip bounds, batch sizes. ``DPBarker`` on batches has no clip bound there. The
-variance of its estimate must not exceed 1: ours is the largest bound that guarantees this, for moves that are cut off at
-a length which one in twenty exceeds. ``penalty_two``, which the thesis does not have, is its DP penalty with our default
-noise of 2 for every length of the move.
-
-**Runs.** The measure is the thesis's: the MMD of the second half of a chain and 1000 exact draws, with a Gaussian kernel
-whose width is the median distance. Chain ``i`` of all samplers begins at the same point. A cell, that is a model, a
-sampler and an epsilon, has 20 chains, fewer where they take long (`SECONDS`), but at least three. Chains are cut off at a
-number of draws, and of gradients, that depends on the dimensions (`MOST`), although budgets pay for up to a thousand
-times as many (``bought``). Where a budget pays for that many, larger ones are not run: nothing else in a chain depends on
-epsilon. Not all models have all epsilons (`SOME`), to save time.
-
-**Fractions of clipped records** are computed afterwards on some of the records, from proposals at states of the second
-half. No private run could show them.
-
-*Clipping*, after Figure 6.2: random walks and HMC without noise, on two of the models, with clip bounds from harmful to
-harmless. Their moves are fitted to the exact posterior, so that they converge.
-
-*Published* numbers cannot be computed: they were read off Figures 6.3 and 6.4 (quartiles and medians of the boxes), or
-counted with the author's program (iterations).
+chapters 5 and 6. ``comparing_samplers.ipynb`` shows the results; README.md explains all choices.
 """
 
 import math

@@ -2,26 +2,7 @@
 
 Zhang and Zhang (2023), *DP-Fast MH*, https://arxiv.org/abs/2303.06171, compare private samplers on a mixture of two
 normal distributions (their Figures 1 and 2) and on a logistic regression for images of sevens and nines (Figure 3). They
-fix the cost of *one* iteration. Here epsilon is that of a whole chain, for every sampler.
-
-**Every run has 10 000 draws**, as in the paper. Epsilon determines the length of the moves: the longest for which 10 000
-can be paid, but at most ``longest``, since longer moves are worse even without privacy. This calibration uses no data.
-
-**Settings were chosen on simulated data**, without privacy: the longest moves, one value for all samplers, since they
-hardly differ in it, and the clip bounds, by one rule: the smallest multiple of 0.5 at which fewer than 2 % of the
-records are clipped. The simulated mixture has the distribution of the data that are analysed. The simulated images have
-50 components with variances in the ratio ``1, 1/2, ..., 1/50`` and the published total of MNIST's pixels (standard
-deviation 0.3081), coefficients are drawn from the prior and labels from the model.
-
-**The data are public** and decisions are drawn from seeds, so that results can be reproduced. This breaks the guarantee,
-and the reports of the runs state it. Leave out ``reproducible`` for real data.
-
-*Mixture*: ``x ~ N(0, 2) / 2 + N(1, 2) / 2``, 50 000 records, temperature 1/500, flat prior on ``[-3, 3]**2``. The
-paper's text truncates x to ``[-3, 3]``, its program does not; truncated data would have a posterior with one mode
-instead of the two in the paper, so nothing is truncated here, and the clip bound limits the effect of a record.
-
-*Images*: 12 214 sevens and nines, the first 50 principal components (assumed to be public), Normal(0, 1) prior. At the
-paper's temperature 1 no sampler comes near the posterior, so most runs have temperature 1/100. All chains start at zero.
+fix the cost of *one* iteration. Here epsilon is that of a whole chain, for every sampler. README.md explains all choices.
 """
 
 import math
