@@ -12,12 +12,11 @@ Data: Fetter (2013), How do mortgage subsidies affect home ownership?, https://d
 Python package causaldata. ``--small`` makes up 2000 men.
 """
 
-import csv
-
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from runner import Experiment, Options, Stored, table
 from scores_experiments import compared, model_of, p_value, posterior, without_privacy
@@ -38,11 +37,9 @@ def table_of(path: Path | None) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(0)
         x = np.column_stack([rng.random((2000, 2)) < [0.1, 0.5], rng.uniform(-1, 1, size=2000)])
         return x, (rng.random(2000) < 0.4 + 0.3 * x[:, 1]).astype(int)
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    columns = [[float(row[name]) for row in rows] for name in ("nonwhite", "vet_wwko")]
-    columns.append([float(row["qob_minus_kw"]) / QUARTERS for row in rows])
-    return np.array(columns).T, np.array([int(row["home_ownership"]) for row in rows])
+    rows = pd.read_csv(path)
+    x = np.column_stack([rows.nonwhite, rows.vet_wwko, rows.qob_minus_kw / QUARTERS])
+    return x, rows.home_ownership.to_numpy(int)
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
