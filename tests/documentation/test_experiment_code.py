@@ -233,7 +233,9 @@ def test_the_designs_of_arrays_and_of_models_are_the_same(script):
         assert np.max(np.abs(arrays)) <= 2
 
 
-@pytest.mark.parametrize("family", ["logistic", "normal", "poisson", "negative binomial"])
+@pytest.mark.parametrize(
+    "family", ["logistic", "normal", "poisson", pytest.param("negative binomial", marks=pytest.mark.slow)]
+)  # fmt: skip
 def test_the_posterior_without_privacy(script, family):
     """Mode and curvature are those of the density, by differences."""
     tasks, rng = script("peers/peer_tasks"), np.random.default_rng(3)
