@@ -1,30 +1,25 @@
 """The eight benchmark models of Räisä's thesis, with draws from their exact posteriors.
 
-O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of
-Helsinki, 2021), chapter 5 and Table 5.1: bananas that are flat, tempered or narrow, Gaussian
-distributions in 30 dimensions and with correlation 0.999, and a circle.
+O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of Helsinki, 2021),
+chapter 5 and Table 5.1: bananas that are flat, tempered or narrow, Gaussian distributions in 30 dimensions and with
+correlation 0.999, and a circle. Vectors have the order of ``RecordLikelihood.ravel``: nothing is transformed.
 
-Vectors have the order of ``RecordLikelihood.ravel``, that of the parameters in the model: nothing is
-transformed. Smaller versions: ``dataclasses.replace(experiment, n_records=500)``.
+Models and table are from the text; proposals, noise and clip bounds are from the parameter files of the author's program
+(https://github.com/oraisa/masters-thesis), since the text has none. They contradict each other in these points:
 
-Sources of the numbers: the models and the table are from the text; proposals, noise and clip bounds
-are from the parameter files of the author's program (https://github.com/oraisa/masters-thesis), since
-the text has none. They contradict each other in these points:
+- The prior variance of the correlated Gaussian is 100 in the table. The program's sampler uses 100 as the standard
+  deviation, its reference draws use it as the variance. We follow the text; with 200 000 records the posterior means
+  differ by less than 1e-4 standard deviations.
+- The program lists spreads of starting points that it does not use. It uses those of the text: the mean standard
+  deviation of the posterior. Here it is exact, there it is that of 1000 reference draws.
+- The text has no reference draws for the circle, and calls them difficult. They are not: with ``u = x**2 + y**2`` the
+  area is ``du dphi / 2``, so ``u`` is normal, truncated at zero.
 
-- The prior variance of the correlated Gaussian is 100 in the table. The program's sampler uses 100
-  as the standard deviation, its reference draws use it as the variance. We follow the text; with
-  200 000 records the posterior means differ by less than 1e-4 standard deviations.
-- The program lists spreads of starting points that it does not use. It uses those of the text: the
-  mean standard deviation of the posterior. Here it is exact, there it is that of 1000 reference draws.
-- The text has no reference draws for the circle, and calls them difficult. They are not: with
-  ``u = x**2 + y**2`` the area is ``du dphi / 2``, so ``u`` is normal, truncated at zero.
-
-Data come from NumPy's generator, so they are not the thesis's. This affects the bananas: their width
-in theta2 depends on the mean of x1. Starting points depend on the true parameters and, by their spread,
-on the data: a comparison of samplers may use these, a private analysis may not.
+Data come from NumPy's generator, so they are not the thesis's. This affects the bananas: their width in theta2 depends
+on the mean of x1. Starting points depend on the true parameters and, by their spread, on the data: a comparison of
+samplers may use these, a private analysis may not.
 """
 
-import abc
 import math
 
 from dataclasses import dataclass
@@ -38,8 +33,13 @@ import pymc_dp as dp
 
 
 @dataclass(frozen=True)
-class Experiment(abc.ABC):
-    """A model with its data, its exact posterior and the thesis's settings of the DP penalty."""
+class Experiment:
+    """A model with the thesis's settings of the DP penalty.
+
+    Subclasses draw `data`, records along the leading axis, from a seed; write a `model` of them, whose likelihood is not
+    tempered, since steps do that; draw from the tempered posterior (`exact`); and know its `log_density` up to a constant
+    and its standard deviations (`sds`). Chains begin at `starts`.
+    """
 
     name: str  # in the author's program
     title: str  # in the thesis
@@ -49,12 +49,6 @@ class Experiment(abc.ABC):
     scale: float  # standard deviation of the random walk
     clip_bound: float  # per unit of Euclidean distance, before tempering
     n_tempered: int | None = None  # effective number of records of the tempered likelihood
-
-    def __post_init__(self):
-        if not 0 < self.temperature <= 1:
-            raise ValueError(
-                f"n_tempered must be from 1 to {self.n_records}, not {self.n_tempered}."
-            )
 
     @property
     def temperature(self):
@@ -78,30 +72,6 @@ class Experiment(abc.ABC):
             "proposal": dp.RandomWalk(self.scale),
             "noise_multiplier": self.tau * math.sqrt(self.n_records),
         }
-
-    @abc.abstractmethod
-    def data(self, seed):
-        """Draw the records, along the leading axis."""
-
-    @abc.abstractmethod
-    def model(self, data):
-        """Write the model; its likelihood is not tempered, since steps do that."""
-
-    @abc.abstractmethod
-    def exact(self, data, n_draws, rng):
-        """Draw independently from the tempered posterior, shape (n_draws, n_dim)."""
-
-    @abc.abstractmethod
-    def log_density(self, data, theta):
-        """Log-density of `exact` up to a constant, at points of shape (..., n_dim)."""
-
-    @abc.abstractmethod
-    def sds(self, data):
-        """Posterior standard deviations, shape (n_dim,), exactly."""
-
-    @abc.abstractmethod
-    def starts(self, data, n_chains, rng):
-        """Draw starting points, shape (n_chains, n_dim)."""
 
 
 @dataclass(frozen=True)
@@ -263,3 +233,11 @@ EXPERIMENTS = {
         Circle("circle", "Circle", 2, 100_000, 4.0, 0.2, 0.002),
     )
 }  # fmt: skip
+
+
+def one_chain(model, step, budget, draws, seed, start):
+    """Sample one chain as a user would, from a start."""
+    return pm.sample(
+        draws=draws, tune=0, chains=1, cores=1, step=step, callback=budget, model=model, random_seed=seed,
+        initvals=start, progressbar=False, compute_convergence_checks=False,
+    )  # fmt: skip

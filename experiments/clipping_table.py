@@ -1,12 +1,8 @@
 """Bias of a chain with clipped log-ratios: the table of ``docs/guarantees.md``.
 
-    python experiments/clipping_table.py
-    python experiments/clipping_table.py --print
-
-Nothing is sampled. Records are the quantiles of a distribution and the one parameter is on a grid, so
-the chain of :class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix. Its stationary
-distribution is compared with the posterior. The fraction of clipped records is that at proposals
-from the posterior.
+Nothing is sampled. Records are the quantiles of a distribution and the one parameter is on a grid, so the chain of
+:class:`~pymc_dp.DPPenalty` with clipped log-ratios is a matrix. Its stationary distribution is compared with the
+posterior. The fraction of clipped records is that at proposals from the posterior.
 """
 
 import numpy as np
@@ -60,36 +56,32 @@ def stationary(law, quantiles, information, n, clipped):
     posterior = np.exp(posterior - posterior.max())
     posterior /= posterior.sum()
     reach = round(4 * LENGTH / SPACING)
-    moves = np.arange(-reach, reach + 1)
-    weights = np.exp(-((moves * SPACING / LENGTH) ** 2) / 2) * (moves != 0)
+    moves = np.delete(np.arange(-reach, reach + 1), reach)
+    weights = np.exp(-((moves * SPACING / LENGTH) ** 2) / 2)
     weights /= weights.sum()
 
-    def ratios(k, j):
-        """Changes of records' log-likelihoods per distance, and the distance."""
-        distance = abs(k - j) * SPACING * sd
-        return (logp[j] - logp[k]) / distance, distance
+    def proposals(k):
+        """Of a place: new places, their probabilities, and changes of records' log-likelihoods per distance."""
+        inside = (k + moves >= 0) & (k + moves < len(grid))
+        to, distances = k + moves[inside], abs(moves[inside]) * SPACING * sd
+        return to, weights[inside], distances, (logp[to] - logp[k]) / distances[:, None]
 
-    within = range(len(grid))
     bound = np.inf
     if clipped:
-        typical = [k for k in within if posterior[k] > 1e-3]
         sizes, parts = [], []
-        for k in typical:
-            for move, weight in zip(moves, weights, strict=True):
-                if move and move + k in within:
-                    sizes.append(np.abs(ratios(k, k + move)[0]))
-                    parts.append(np.full(n, posterior[k] * weight))
+        for k in np.flatnonzero(posterior > 1e-3):
+            _, weight, _, changes = proposals(k)
+            sizes.append(np.abs(changes).ravel())
+            parts.append(np.repeat(posterior[k] * weight, n))
         sizes, parts = np.concatenate(sizes), np.concatenate(parts)
         order = np.argsort(sizes)
         done = np.cumsum(parts[order]) / parts.sum()
         bound = sizes[order][np.searchsorted(done, 1 - clipped)]
     chain = np.zeros((len(grid), len(grid)))
-    for k in within:
-        for move, weight in zip(moves, weights, strict=True):
-            if move and k + move in within:
-                change, distance = ratios(k, k + move)
-                log_ratio = np.clip(change, -bound, bound).sum() * distance
-                chain[k, k + move] = weight * RULE.probability(float(log_ratio))
+    for k in range(len(grid)):
+        to, weight, distances, changes = proposals(k)
+        log_ratios = np.clip(changes, -bound, bound).sum(axis=1) * distances
+        chain[k, to] = weight * [RULE.probability(float(x)) for x in log_ratios]
         chain[k, k] = 1 - chain[k].sum()
     system = np.vstack([chain.T - np.eye(len(grid)), np.ones(len(grid))])
     law_of_chain = np.linalg.lstsq(system, np.append(np.zeros(len(grid)), 1), rcond=None)[0]
@@ -110,7 +102,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
     rows = [[*name.split(", "), *found["cells"]] for name, found in stored.items()]
     return table(["records", "number", *(f"{c:.0%} clipped" for c in CLIPPED)], rows, "---:")
 

@@ -1,44 +1,8 @@
 """The comparison of samplers in Räisä's thesis: eight models, one epsilon for a whole chain.
 
-O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of
-Helsinki, 2021), chapters 5 and 6::
-
-    python experiments/comparison_experiments.py            # half an hour
-    python experiments/comparison_experiments.py --print    # medians beside the published ones
-
-``comparing_samplers.ipynb`` shows the results.
-
-**Models**, data and exact draws are those of ``benchmark_models.py``; for some
-models another seed is the first (`FIRST_SEED`), so that bananas are as wide as the thesis's. The
-data are simulated, so decisions may be drawn from seeds and the results can be reproduced; that breaks the
-guarantee. Leave out ``reproducible`` for real data.
-
-**Settings** are those of the parameter files of the author's program
-(https://github.com/oraisa/masters-thesis), which were tuned at epsilon 4: proposals, noise, clip
-bounds, batch sizes. ``DPBarker`` on batches has no clip bound there. The variance of its estimate must
-not exceed 1: ours is the largest bound that guarantees this, for moves that are cut off at a length
-which one in twenty exceeds. ``penalty_two``, which the thesis does not have, is its DP penalty with our
-default noise of 2 for every length of the move.
-
-**Runs.** The measure is the thesis's: the MMD of the second half of a chain and 1000 exact draws, with a
-Gaussian kernel whose width is the median distance. Chain ``i`` of all samplers begins at the same point.
-A cell, that is a model, a sampler and an epsilon, has 20 chains, fewer where they take long (`SECONDS`), but
-at least three. Chains are cut off at
-a number of draws, and of gradients, that depends on the dimensions (`MOST`), although budgets pay for up
-to a thousand times as many (``bought``). Where a budget pays for that many, larger ones are not run:
-nothing else in a chain depends on epsilon. Not all models have all epsilons (`SOME`), to save time.
-
-**Fractions of clipped records** are computed afterwards on some of the records, from proposals at states of the
-second half. No private run could show them.
-
-*Clipping*, after Figure 6.2: random walks and HMC without noise, on two of the models, with clip bounds
-from harmful to harmless. Their moves are fitted to the exact posterior, so that they converge.
-
-*Published* numbers cannot be computed: they were read off Figures 6.3 and 6.4 (quartiles and medians
-of the boxes), or counted with the author's program (iterations).
+O. Räisä, *Differentially private Metropolis-Hastings algorithms* (Master's thesis, University of Helsinki, 2021),
+chapters 5 and 6. ``comparing_samplers.ipynb`` shows the results; README.md explains all choices.
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -48,9 +12,8 @@ from functools import cached_property, lru_cache
 from unittest import mock
 
 import numpy as np
-import pymc as pm
 
-from benchmark_models import EXPERIMENTS, Experiment
+from benchmark_models import EXPERIMENTS, Experiment, one_chain
 from mmd import mmd
 from runner import Experiment as Runner
 from runner import Options, Stored, table
@@ -190,15 +153,12 @@ class Case:
             )  # fmt: skip
 
     def sample(self, step, budget, draws, run):
-        """Run one chain as a user would; returns draws, shape (n, d), and PyMC's result."""
-        idata = pm.sample(
-            draws=draws, tune=0, chains=1, cores=1, step=step, callback=budget, model=self.model,
-            random_seed=1000 + run, initvals=self.likelihood.unravel(self.starts[run]),
-            progressbar=False, compute_convergence_checks=False,
-        )  # fmt: skip
-        names = [v.name for v in self.model.free_RVs]
-        found = [idata.posterior[v].to_numpy()[0].reshape(idata.posterior.sizes["draw"], -1) for v in names]  # fmt: skip
-        return np.hstack(found), idata
+        """Run one chain as a user would; returns draws, shape (n, d), and whether they were accepted."""
+        start = self.likelihood.unravel(self.starts[run])
+        idata = one_chain(self.model, step, budget, draws, 1000 + run, start)
+        parts = [idata.posterior[v.name].to_numpy()[0] for v in self.model.free_RVs]
+        found = np.hstack([part.reshape(len(part), -1) for part in parts])
+        return found, np.asarray(idata.sample_stats["accepted"])
 
 
 def epsilons_of(name):
@@ -238,36 +198,45 @@ def clipped_ratios(case, moves, clip_bound, rng):
 def clipped_gradients(case, points, bound, rng):
     """Fraction of records whose gradient is clipped, by differences of their log-likelihoods."""
     index, d = some_records(case, rng), case.experiment.n_dim
-    h = 1e-3 * case.experiment.sds(case.data).min()  # log-likelihoods are quadratic, or nearly so
+    # Log-likelihoods are quadratic, or nearly so.
+    h = 1e-3 * case.experiment.sds(case.data).min() * np.eye(d)
     shares = []
     for theta in points:
-        ends = case.likelihood.logp_at(np.vstack([theta + h * np.eye(d), theta - h * np.eye(d)]), index)  # fmt: skip
-        norm = np.linalg.norm((ends[:d] - ends[d:]) / (2 * h), axis=0)
+        ends = case.likelihood.logp_at(np.vstack([theta + h, theta - h]), index)
+        norm = np.linalg.norm((ends[:d] - ends[d:]) / (2 * h[0, 0]), axis=0)
         shares.append(np.mean(norm > bound))
     return float(np.mean(shares))
 
 
+def walk_moves(case, proposal, states, rng):
+    """Proposals of a random walk from some states of a chain."""
+    states = states[np.linspace(0, len(states) - 1, STATES).astype(int)]
+    walk = proposal.start(case.experiment.n_dim)
+    return [(theta, *walk.propose(theta, rng)) for theta in states]
+
+
+def path_moves(step, paths):
+    """Ends of paths of HMC, and their distance."""
+    ends = [(path[0].theta, path[-1].theta) for path in paths]
+    return [(old, new, step.coordinates.distance(old, new)) for old, new in ends]
+
+
 def clipped(case, step_class, options, states, rng):
     """Fractions of clipped log-ratios, and of clipped gradients, on moves from some states of a chain."""
-    states = states[np.linspace(0, len(states) - 1, STATES).astype(int)]
     if step_class is not dp.DPHMC:
-        walk = options["proposal"].start(case.experiment.n_dim)
-        moves = [(theta, *walk.propose(theta, rng)) for theta in states]
+        moves = walk_moves(case, options["proposal"], states, rng)
         return {"clipped": clipped_ratios(case, moves, options["clip_bound"], rng)}
     # The same paths with the same noise, from a step that may show them.
     step = case.step(step_class, options | {"record_trajectories": True}, None)
     step.set_rng(rng)
-    for theta in states[::-1][:PATHS]:
+    for theta in states[np.linspace(0, len(states) - 1, STATES).astype(int)][::-1][:PATHS]:
         step.transition(theta)
     paths = [trajectory.phases for trajectory in step.trajectories]
-    moves = [
-        (path[0].theta, path[-1].theta, step.coordinates.distance(path[0].theta, path[-1].theta))
-        for path in paths
-    ]
     points = [phase.theta for path in paths for phase in path[:: max(1, len(path) // 5)]]
+    bounds = options["clip_bound"], options["gradient_clip_bound"]
     return {
-        "clipped": clipped_ratios(case, moves, options["clip_bound"], rng),
-        "clipped gradients": clipped_gradients(case, points, options["gradient_clip_bound"], rng),
+        "clipped": clipped_ratios(case, path_moves(step, paths), bounds[0], rng),
+        "clipped gradients": clipped_gradients(case, points, bounds[1], rng),
     }
 
 
@@ -286,11 +255,10 @@ def run(case, sampler, epsilon, number, most=None):
     bought = budget.expected_draws()
     most = most or most_draws(case.experiment, sampler)
     # A filter stops chains a little before or after what is expected.
-    draws, idata = case.sample(step, budget, int(min(most, 1.3 * bought + 50)), number)
+    draws, accepted = case.sample(step, budget, int(min(most, 1.3 * bought + 50)), number)
     if len(draws) < 4:
         raise dp.PrivacyBudgetExhausted(f"{len(draws)} draws are too few to be compared.")
-    stats = idata.sample_stats
-    found = {"bought": bought, "draws": len(draws), "accepted": float(np.mean(stats["accepted"]))}
+    found = {"bought": bought, "draws": len(draws), "accepted": float(np.mean(accepted))}
     found |= compared(case, draws)
     rng = np.random.default_rng(number)
     found |= clipped(case, step_class, options, draws[len(draws) // 2 :], rng)
@@ -335,25 +303,20 @@ def clipping_run(case, kind, bound, number):
     rng = np.random.default_rng(number)
     _, walk_draws, path_draws, size, steps = CLIPPING[case.experiment.name]
     if kind == "random walk":
-        d = case.experiment.n_dim
-        walk = dp.RandomWalk(2.38**2 / d * np.cov(case.exact.T))
+        walk = dp.RandomWalk(2.38**2 / case.experiment.n_dim * np.cov(case.exact.T))
         options = {"clip_bound": bound, "proposal": walk, "noise_scale": 0.0}
-        step, draws = case.step(dp.DPPenalty, options, None), walk_draws
+        step = case.step(dp.DPPenalty, options, None)
+        draws, _ = case.sample(step, None, walk_draws, number)
+        moves = walk_moves(case, walk, draws[len(draws) // 2 :], rng)
     else:
         options = {
             "clip_bound": bound, "step_size": size, "n_leapfrog": steps, "gradient_noise_multiplier": 0.0,
             "gradient_clip_bound": math.inf, "rule": dp.steps.Metropolis(), "record_trajectories": True,
         }  # fmt: skip
-        step, draws = case.step(dp.DPHMC, options, None), path_draws
-    draws, _ = case.sample(step, None, draws, number)
-    if kind == "random walk":
-        share = clipped(case, dp.DPPenalty, options, draws[len(draws) // 2 :], rng)["clipped"]
-    else:
-        paths = [t.phases for t in step.trajectories[len(draws) // 2 :: 25]]
-        ends = [(path[0].theta, path[-1].theta) for path in paths]
-        moves = [(old, new, step.coordinates.distance(old, new)) for old, new in ends]
-        share = clipped_ratios(case, moves, bound, rng)
-    return {"clipped": share} | compared(case, draws)
+        step = case.step(dp.DPHMC, options, None)
+        draws, _ = case.sample(step, None, path_draws, number)
+        moves = path_moves(step, [t.phases for t in step.trajectories[len(draws) // 2 :: 25]])
+    return {"clipped": clipped_ratios(case, moves, bound, rng)} | compared(case, draws)
 
 
 # ---------------------------------------------------------------------------------------- storing

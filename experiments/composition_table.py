@@ -1,14 +1,9 @@
-"""Draws of typical runs by each rule of adaptive composition: the table of ``docs/accounting.md``.
+"""Draws of typical runs by each rule of adaptive composition: a table of ``docs/accounting.md``.
 
-    python experiments/composition_table.py
-    python experiments/composition_table.py --print
-
-Nothing is sampled, and the noise is the same in each row. *Best* is the minimum over accountants for all accesses of the run,
-which is valid if they are claimed at once. For runs with a filter it is the minimum over orders when the filter is opened, which is
-not valid.
+Nothing is sampled, and the noise is the same in each row. *Best* is the minimum over accountants for all accesses of the
+run, which is valid if they are claimed at once. For runs with a filter it is the minimum over orders when the filter is
+opened, which is not valid.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -40,9 +35,8 @@ def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
 
     def gaussian(part: float, times: int = 1) -> list:
         """Releases that take a part of the budget at the order."""
-        return [
-            (Gaussian(math.sqrt(order.price(Gaussian(1.0)) * times / part / order.limit)), times)
-        ]
+        scale = math.sqrt(order.price(Gaussian(1.0)) * times / part / order.limit)
+        return [(Gaussian(scale), times)]
 
     penalty, lazy = Decision(Penalty(2.0), 0.05), Decision(Lazy(Penalty(2.0), 0.5), 0.05)
     start = gaussian(0.15, 24)
@@ -61,7 +55,6 @@ def runs(epsilon: float) -> dict[str, tuple[list, list, str]]:
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """Cells of a row."""
     cells = []
     for epsilon in EPSILONS:
         each, before, least = runs(epsilon)[name]
@@ -73,7 +66,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
     heads = [f"{rule}, epsilon {e:g}" for e in EPSILONS for rule in ("best", "order", "GDP")]
     rows = [[name, *found["cells"]] for name, found in stored.items()]
     return table(["run", *heads], rows, "---:")

@@ -1,13 +1,8 @@
 """What a decision of DP-Fast MH (Zhang, Zhang 2023) costs: the claim, the rule behind it, and decision accounting.
 
-Tables of ``docs/fast_mh.md``::
-
-    python experiments/fast_mh_table.py              # minutes
-    python experiments/fast_mh_table.py --print
-
-The numbers of records are those of the paper's experiments, and so are delta and the number of iterations. ``K`` follows the guidance of its
-section 6.2 or of its appendix E. Then ``lam`` and ``c`` are those of the longest proposal that the paper's rule calls free and that goes to
-a minibatch 99 times in 100.
+Tables of ``docs/fast_mh.md``. The numbers of records are those of the paper's experiments, and so are delta and the
+number of iterations. ``K`` follows the guidance of its section 6.2 or of its appendix E. Then ``lam`` and ``c`` are
+those of the longest proposal that the paper's rule calls free and that goes to a minibatch 99 times in 100.
 """
 
 import math
@@ -21,7 +16,6 @@ from scipy.optimize import brentq
 from scipy.stats import binom, poisson
 
 from pymc_dp import Barker, Penalty
-from pymc_dp.acceptance import AcceptanceRule
 from pymc_dp.privacy import Decision, Mechanism, PoissonMinibatchDecision, epsilon_of
 from pymc_dp.steps import Lazy, Metropolis
 
@@ -70,15 +64,20 @@ class Setting:
     @property
     def noise(self) -> float:
         """Noise of the paper for proposals that are any longer."""
-        sigma = (
-            6 * self.limit / self.n * math.sqrt(2 * math.log(2.5 * self.limit / (DELTA * self.n)))
-        )
+        share = self.limit / self.n
+        sigma = 6 * share * math.sqrt(2 * math.log(2.5 * share / DELTA))
         return sigma / self.epsilon * self.sensitivity
 
-    def decision(self, rule: AcceptanceRule, **changes: object) -> PoissonMinibatchDecision:
-        """Decision of an iteration by another rule, or on another batch."""
-        given = {"batch_rate": self.lam} | changes
-        return PoissonMinibatchDecision(rule, self.c, n_records=self.n, **given)
+    def decisions(self, *rules, lam: float | None = None) -> list[Mechanism]:
+        """Decisions of an iteration by other rules, or on another batch."""
+        rate = lam or self.lam
+        return [
+            PoissonMinibatchDecision(r, self.c, batch_rate=rate, n_records=self.n) for r in rules
+        ]
+
+    def on_all(self) -> list[Mechanism]:
+        """Decisions on all records."""
+        return [Decision(rule, 2 * self.c) for rule in RULES]
 
     @property
     def start(self) -> list[str]:
@@ -134,7 +133,8 @@ def least_noise(s: Setting) -> Penalty:
     """Least noise with which the claim is true."""
 
     def excess(log_scale: float) -> float:
-        profile = s.decision(Penalty(math.exp(log_scale))).privacy_profile([s.epsilon])
+        (decision,) = s.decisions(Penalty(math.exp(log_scale)))
+        profile = decision.privacy_profile([s.epsilon])
         return math.log(max(profile[0], 1e-300) / DELTA)
 
     return Penalty(math.exp(brentq(excess, math.log(0.011), math.log(20.0), xtol=1e-4)))
@@ -146,9 +146,9 @@ def group_privacy(s: Setting) -> float:
     return s.limit * (math.log1p(up) - math.log1p(down))
 
 
-def spent(mechanism: Mechanism, iterations: int = ITERATIONS) -> float:
+def spent(mechanism: Mechanism, iterations: int = ITERATIONS, digits: int = 2) -> str:
     """Epsilon by decision accounting."""
-    return epsilon_of([(mechanism, iterations)], DELTA)
+    return f"{epsilon_of([(mechanism, iterations)], DELTA):.{digits}f}"
 
 
 def claim(s: Setting) -> list[str]:
@@ -163,38 +163,28 @@ def rule(s: Setting) -> list[str]:
     """A row of table 2."""
     delta, noise, needed = metropolis_delta(s), Penalty(s.noise), least_noise(s)
     deltas = f"{delta:.4f}", f"{delta / DELTA:.0f} x", f"{-math.expm1(-2 * s.c):.4f}"
-    long = f"{noise.scale:.1f} ({noise.probability(0.0):.2f})", f"{spent(s.decision(noise)):.2f}"
-    least = f"{needed.scale:.2f} ({needed.probability(0.0):.2f})"
-    return [*deltas, *long, least, f"{spent(s.decision(needed)):.1f}"]
+    long, least = s.decisions(noise, needed)
+    first = f"{noise.scale:.1f} ({noise.probability(0.0):.2f})", spent(long)
+    second = f"{needed.scale:.2f} ({needed.probability(0.0):.2f})", spent(least, digits=1)
+    return [*deltas, *first, *second]
 
 
 def decision(s: Setting) -> list[str]:
     """A row of table 3."""
-    ours = [s.decision(rule) for rule in RULES]
-    everything = [Decision(rule, 2 * s.c) for rule in RULES]
-    group = group_privacy(s)
-    costs = [f"{spent(m):.2f}" for m in ours + everything]
-    return [
-        f"{spent(ours[0], 1):.4f}",
-        *costs,
-        f"{group:.4f}",
-        f"{composed_claim(group, 0.0, DELTA):.1f}",
-    ]
+    ours, group = s.decisions(*RULES), group_privacy(s)
+    added_up = f"{composed_claim(group, 0.0, DELTA):.1f}"
+    costs = map(spent, [*ours, *s.on_all()])
+    return [spent(ours[0], 1, digits=4), *costs, f"{group:.4f}", added_up]
 
 
 def batches() -> list[list[str]]:
     """Table 4: the first setting with other batches."""
     s = SETTINGS[0]
-    n_c = s.n * s.c
-    rows = []
-    for lam in [*(factor * n_c for factor in (0.1, 0.25, 0.5, 1, 2, 5, 20, 100)), s.lam]:
-        ours = [s.decision(rule, batch_rate=lam) for rule in RULES]
-        rows.append(
-            [number(lam), number(ours[0].expected_batch), *(f"{spent(m):.3f}" for m in ours)]
-        )
-    everything = [Decision(rule, 2 * s.c) for rule in RULES]
-    rows.append(["all records", number(s.n), *(f"{spent(m):.3f}" for m in everything)])
-    return rows
+    rates = [factor * s.n * s.c for factor in (0.1, 0.25, 0.5, 1, 2, 5, 20, 100)]
+    batches = [(number(lam), s.decisions(*RULES, lam=lam)) for lam in (*rates, s.lam)]
+    rows = [[lam, number(ours[0].expected_batch), *ours] for lam, ours in batches]
+    rows.append(["all records", number(s.n), *s.on_all()])
+    return [[lam, size, *(spent(m, digits=3) for m in costs)] for lam, size, *costs in rows]
 
 
 HEADS = {

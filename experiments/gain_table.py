@@ -1,12 +1,7 @@
 """Iterations that the experiments of Räisä (2021) may run: release accounting against decision accounting.
 
-The table of ``docs/accounting.md``::
-
-    python experiments/gain_table.py                  # some minutes
-    python experiments/gain_table.py --print
-
-Hyperparameters are those of the thesis and its code: number of records, noise multiplier ``tau *
-sqrt(n)``, clip bound, proposal, delta = 0.1 / n. A decision's cost depends on the noise itself, not
+A table of ``docs/accounting.md``. Hyperparameters are those of the thesis and its code: number of records, noise
+multiplier ``tau * sqrt(n)``, clip bound, proposal, delta = 0.1 / n. A decision's cost depends on the noise itself, not
 only on its ratio to the sensitivity; both are taken at the mean distance of a proposal.
 """
 
@@ -16,16 +11,11 @@ from benchmark_models import EXPERIMENTS, Experiment
 from comparison_experiments import BATCH, GUIDED, HMC
 from published_bounds import MinibatchRelease, moments
 from runner import Experiment as Runner
-from runner import Options, Stored
+from runner import Options, Stored, table
 from scipy.special import gammaln
 
 from pymc_dp import Penalty
-from pymc_dp.privacy import (
-    Decision,
-    Gaussian,
-    SampledDecision,
-    max_draws,
-)
+from pymc_dp.privacy import Decision, Gaussian, SampledDecision, max_draws
 from pymc_dp.steps import Lazy
 
 EPSILONS = (1, 4)
@@ -50,41 +40,30 @@ def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
     rows = []
     root_n = math.sqrt(e.n_records)
 
-    def decisions(sensitivity: float, noise: float) -> tuple[list, list]:
-        same = Decision(Penalty(noise), sensitivity)
-        return [(same, 1)], [(Decision(BETTER, sensitivity), 1)]
-
-    for sampler, (tau, sd, clip), d in (
-        ("penalty", (e.tau, e.scale, e.clip_bound), e.n_dim),
-        ("penalty, one component", GUIDED[e.name], 1),
-    ):
-        sensitivity = 2 * e.temperature * clip * sd * mean_norm(d)
+    def add(sampler: str, tau: float, length: float, clip: float, before: tuple = ()) -> None:
+        """A sampler with moves of a mean length; others of its accesses, and parts of them that are decided on."""
+        sensitivity = 2 * e.temperature * clip * length
         noise = tau * root_n * sensitivity
-        same, better = decisions(sensitivity, noise)
-        rows.append((sampler, noise, [(Gaussian(tau * root_n), 1)], same, better))
+        released = [(Gaussian(tau * root_n), 1), *((m, k) for m, k, _, _ in before)]
+        same = [(Decision(Penalty(noise), sensitivity), 1), *((m, k) for m, _, k, _ in before)]
+        better = [(Decision(BETTER, sensitivity), 1), *((m, k) for m, _, _, k in before)]
+        rows.append((sampler, noise, released, same, better))
 
+    add("penalty", e.tau, e.scale * mean_norm(e.n_dim), e.clip_bound)
+    tau, sd, clip = GUIDED[e.name]
+    add("penalty, one component", tau, sd * mean_norm(1), clip)
     tau, tau_g, steps, size, clip, _ = HMC[e.name]
-    # Distance of a free flight; gradients of the end points are reused.
-    sensitivity = 2 * e.temperature * clip * steps * size * mean_norm(e.n_dim)
-    noise = tau * root_n * sensitivity
-    same, better = decisions(sensitivity, noise)
-    gradient = Gaussian(tau_g * root_n)
-    published = [(Gaussian(tau * root_n), 1), (gradient, steps + 1)]
-    # A lazy iteration rejects without access to the data, and so without gradients.
-    rows.append(
-        ("HMC", noise, published, [*same, (gradient, steps)], [*better, (gradient, steps / 2)])
-    )
-
+    # Distance of a free flight; gradients of the end points are reused. A lazy iteration rejects without access to the
+    # data, and so without gradients.
+    gradients = (Gaussian(tau_g * root_n), steps + 1, steps, steps / 2)
+    add("HMC", tau, steps * size * mean_norm(e.n_dim), clip, (gradients,))
     if e.name in BATCH:
         tau, sd, clip, m = BATCH[e.name]
-        q, scaled = (
-            m / e.n_records,
-            e.n_records * e.temperature * clip * sd * mean_norm(e.n_dim) / m,
-        )
+        q = m / e.n_records
+        scaled = e.n_records * e.temperature * clip * sd * mean_norm(e.n_dim) / m
         noise = math.sqrt(tau) * (2 * scaled + 3 * (m - 1) / m * scaled**2)
         sensitivity = 2 * scaled + 2 * (m - 1) / m * scaled**2
-        same = [(SampledDecision(Penalty(noise), sensitivity, q), 1)]
-        better = [(SampledDecision(BETTER, sensitivity, q), 1)]
+        same, better = ([(SampledDecision(r, sensitivity, q), 1)] for r in (Penalty(noise), BETTER))
         released = [(MinibatchRelease(math.sqrt(tau), q), 1)]
         rows.append(("minibatch penalty", noise, released, same, better))
     return rows
@@ -93,13 +72,12 @@ def accountings(e: Experiment) -> list[tuple[str, float, list, list, list]]:
 def run(name: str, seed: int, options: Options) -> Stored:
     """Cells of a row for each sampler."""
     e, found = EXPERIMENTS[ROWS[name]], {}
-    delta = e.delta
     for sampler, noise, released, same, better in accountings(e):
         # Theorem 3.5 converts as the moments accountant does; Gaussian releases are exact.
         how = moments if sampler.startswith("minibatch") else "gaussian"
-        old = [max_draws(released, epsilon, delta, accountant=how) for epsilon in EPSILONS]
-        new = [max_draws(same, epsilon, delta) for epsilon in EPSILONS]
-        most = max_draws(better, EPSILONS[-1], delta) * BETTER.probability(0.0)
+        old = [max_draws(released, epsilon, e.delta, accountant=how) for epsilon in EPSILONS]
+        new = [max_draws(same, epsilon, e.delta) for epsilon in EPSILONS]
+        most = max_draws(better, EPSILONS[-1], e.delta) * BETTER.probability(0.0)
         gain = most / (old[-1] * Penalty(noise).probability(0.0))
         counts = [f"{k:,}".replace(",", " ") for k in old + new]
         found[sampler] = [f"{noise:.2f}", *counts, f"{gain:.2g} x"]
@@ -107,14 +85,10 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the page."""
-    lines = [
-        "| experiment | sampler | noise | released: 1 | 4 | decided: 1 | 4 | moves |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, found in stored.items():
-        lines += [f"| {name} | {s} | {' | '.join(cells)} |" for s, cells in found.items()]
-    return lines
+    heads = ["noise", "released: 1", "4", "decided: 1", "4", "moves"]
+    rows = [[name, s, *cells] for name, found in stored.items() for s, cells in found.items()]
+    head, _, *lines = table(["experiment", "sampler", *heads], rows)
+    return [head, "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |", *lines]
 
 
 EXPERIMENT = Runner(__file__, run, dict.fromkeys(ROWS, 0), tables, small=("circle, 2-d",))

@@ -1,22 +1,17 @@
-"""How much wider a private posterior is, by number of records, number of parameters, and epsilon.
-
-    python experiments/limits.py            # ten minutes
-    python experiments/limits.py --print    # the table of docs/limits.md
-    python experiments/limits.py --figure   # draws docs/_static/limits.png
+"""How much wider a private posterior is, by number of records, number of parameters, and epsilon: docs/limits.md.
 
 Forecasts are those of ``dp.plan`` for logistic regressions, at delta = 1e-6 under substitution, with the true
 parameters as guess: means over data sets and coefficients. True parameters and covariates are drawn as in
 ``scores_experiments.py``, whose measured ratios the figure shows as well.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
-import scores_experiments
 
-from runner import Experiment, Options, Stored, table
+from runner import Experiment, Options, Stored, save_picture, table
+from scores_experiments import DELTA, SETTINGS, Setting, simulated
+from scores_experiments import EXPERIMENT as MEASURED
 
 import pymc_dp as dp
 
@@ -32,11 +27,11 @@ N_SETS = 3
 def run(name: str, seed: int, options: Options) -> Stored:
     """Mean ratio of the coefficients' standard deviations that a plan expects, for each epsilon; None if it is refused."""
     n_records, n_dim = map(int, name.split())
-    setting = scores_experiments.Setting("logistic", n_records, 1.0, 1, n_dim=n_dim)
-    simulator, truth = scores_experiments.simulated(setting, np.random.default_rng(seed))
+    setting = Setting("logistic", n_records, 1.0, 1, n_dim=n_dim)
+    simulator, truth = simulated(setting, np.random.default_rng(seed))
     found: Stored = {}
     for epsilon in EPSILONS:
-        budget = dp.PrivacyBudget(epsilon, scores_experiments.DELTA, chains=1)
+        budget = dp.PrivacyBudget(epsilon, DELTA, chains=1)
         try:
             plan = dp.plan(simulator=simulator, budget=budget, guess=truth, random_seed=seed, progressbar=False)  # fmt: skip
             found[f"{epsilon:g}"] = float(np.mean(plan.sd_ratios["b"]))
@@ -47,10 +42,10 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 def measured(n_dim: int, epsilon: float) -> list[tuple[int, float]]:
     """Numbers of records and mean ratios that ``scores_experiments.py`` has measured."""
-    found = scores_experiments.EXPERIMENT.stored()
+    found = MEASURED.stored()
     return sorted(
         (setting.n_records, float(np.mean(found[name]["ratio"])))
-        for name, setting in scores_experiments.SETTINGS.items()
+        for name, setting in SETTINGS.items()
         if setting.family == "logistic" and not setting.truth and setting.correlation is None
         if (setting.n_dim, setting.epsilon) == (n_dim, epsilon) and name in found
     )  # fmt: skip
@@ -70,7 +65,6 @@ def lines(stored: Stored) -> dict[tuple[int, float], list[tuple[int, float]]]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """Forecasts."""
     rows = [
         [n_dim, f"{epsilon:g}", *(f"{ratio:.2f}" for _, ratio in line)]
         for (n_dim, epsilon), line in lines(stored).items()
@@ -80,17 +74,13 @@ def tables(stored: Stored) -> list[str]:
 
 def figure(stored: Stored) -> None:
     """Draw forecasts as lines, and what was measured as points."""
-    import matplotlib
+    from matplotlib import pyplot as plt
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    drawn, axes = plt.subplots(
-        1, len(EPSILONS), figsize=(9, 3.2), sharey=True, layout="constrained"
-    )
+    forecasts, size = lines(stored), (9, 3.2)
+    drawn, axes = plt.subplots(1, len(EPSILONS), figsize=size, sharey=True, layout="constrained")
     for axis, epsilon in zip(axes, EPSILONS, strict=True):
         for i, n_dim in enumerate(DIMENSIONS):
-            n, ratio = zip(*lines(stored)[n_dim, epsilon], strict=True)
+            n, ratio = zip(*forecasts[n_dim, epsilon], strict=True)
             axis.loglog(n, ratio, color=f"C{i}", label=f"{n_dim} parameters")
             for at, value in measured(n_dim, epsilon):
                 axis.plot(at, value, "o", color=f"C{i}")
@@ -101,11 +91,11 @@ def figure(stored: Stored) -> None:
     axes[0].set_ylabel("posterior sd / sd without privacy")
     axes[-1].plot([], [], "o", color="grey", label="measured")
     axes[-1].legend(frameon=False, fontsize="small")
-    drawn.savefig(FIGURE, dpi=130)
+    save_picture(drawn, FIGURE, stored)
 
 
-SETTINGS = {f"{n} {d}": N_SETS for d in DIMENSIONS for n in RECORDS}
-EXPERIMENT = Experiment(__file__, run, SETTINGS, tables, small=("300 4",), figure=figure)
+SIZES = {f"{n} {d}": N_SETS for d in DIMENSIONS for n in RECORDS}
+EXPERIMENT = Experiment(__file__, run, SIZES, tables, small=("300 4",), figure=figure)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

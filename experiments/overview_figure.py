@@ -1,46 +1,43 @@
 """Time and accuracy against the number of records: the figure of docs/benchmarks.md.
 
-    python experiments/overview_figure.py
-
-It draws what other scripts have stored: ``out_of_core.json``, ``scores_experiments.json``, ``limits.json`` (forecasts
+It is of what other scripts have stored: ``out_of_core.json``, ``scores_experiments.json``, ``limits.json`` (forecasts
 for the same logistic model with four coefficients), and ``tests/benchmarks/results.json``.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 
 from pathlib import Path
 
 import limits
 import numpy as np
+import scores_experiments
 
-from scores_experiments import SETTINGS
+from runner import save_picture
 
 HERE = Path(__file__).parent
 PICTURE = HERE.parent / "docs" / "_static" / "overview.png"
 #: Settings of ``scores_experiments.py`` that differ in nothing but the number of records, at epsilon = 1.
 MEASURED = ("logistic_300", "logistic_1000", "logistic_3000", "logistic_20000")
+#: Settings of ``out_of_core.py``.
+DISK = ("1e7", "1e8")
 
 
 def stored() -> dict[str, dict]:
     """Everything that is drawn, from the files of the experiments."""
-    scores = json.loads((HERE / "scores_experiments.json").read_text())
+    scores, forecasts = scores_experiments.EXPERIMENT.stored(), limits.EXPERIMENT.stored()
     disk = json.loads((HERE / "out_of_core.json").read_text())
     table = json.loads((HERE.parent / "tests" / "benchmarks" / "results.json").read_text())
-    forecasts = limits.lines(limits.EXPERIMENT.stored())
     penalty = table["cost"]["tables"]["microseconds"]["DPPenalty"]
     return {
-        "sizes": {name: SETTINGS[name].n_records for name in MEASURED},
+        "sizes": {name: scores_experiments.SETTINGS[name].n_records for name in MEASURED},
         "widths": {name: float(np.mean(scores[name]["ratio"])) for name in MEASURED},
         "seconds": {name: float(np.median(scores[name]["seconds"])) for name in MEASURED},
-        "disk": {
-            n: sum(disk[n][k] for k in ("build", "release", "sample")) for n in ("1e7", "1e8")
-        },
+        "disk": {n: sum(disk[n][k] for k in ("build", "release", "sample")) for n in DISK},
         "pass": dict(zip(disk["growth"]["n"], disk["growth"]["seconds"])),
         "penalty": {n: penalty[f"N = {n}, d = 20"] * 1e-6 for n in ("1e4", "1e5", "1e6")},
-        "forecast": {f"{e:g}": [r for _, r in forecasts[4, e]] for e in limits.EPSILONS},
+        "forecast": {
+            f"{e:g}": [r for _, r in limits.lines(forecasts)[4, e]] for e in limits.EPSILONS
+        },
     }
 
 
@@ -62,11 +59,6 @@ def caption(found: dict[str, dict]) -> str:
     )
 
 
-def digest(found: dict[str, dict]) -> str:
-    """Of all numbers that are drawn; the picture contains it."""
-    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
-
-
 def figure(found: dict[str, dict]):
     """Two panels: seconds, and width, against the number of records."""
     from matplotlib import pyplot as plt
@@ -84,9 +76,8 @@ def figure(found: dict[str, dict]):
     left.set(xscale="log", yscale="log", ylabel="seconds", title="Time", ylim=(1e-4, 1e3))
 
     for k, (epsilon, ratios) in enumerate(found["forecast"].items()):
-        right.plot(
-            limits.RECORDS, wider(ratios), color=f"C{k + 3}", label=f"forecast, epsilon = {epsilon}"
-        )
+        label = f"forecast, epsilon = {epsilon}"
+        right.plot(limits.RECORDS, wider(ratios), color=f"C{k + 3}", label=label)
     measured = wider([*found["widths"].values()])
     right.plot(sizes, measured, "o", color="C4", label="measured, epsilon = 1")
     right.set(xscale="log", yscale="log", ylabel="wider than without privacy, %", title="Accuracy")
@@ -100,5 +91,5 @@ def figure(found: dict[str, dict]):
 
 if __name__ == "__main__":
     numbers = stored()
-    figure(numbers).savefig(PICTURE, dpi=110, metadata={"Comment": digest(numbers)})
+    save_picture(figure(numbers), PICTURE, numbers)
     print(caption(numbers))

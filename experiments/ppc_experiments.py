@@ -1,14 +1,10 @@
 """Posterior predictive checks: p-values of right models (uniform), with and without conditioning on the scores, and power.
 
-    python experiments/ppc_experiments.py            # an hour
-    python experiments/ppc_experiments.py --print    # the tables of docs/checking_models.md
-
-In the first table scores are made at a fixed reference, and data are simulated, so that one compiled model serves all
-data sets. In the second one, scores and checks are those of ``private_scores`` and ``private_ppc``, and models and data
-those of scores_experiments.py: regressions of 30 000 records with three covariates, of which the model is wrong or right.
+Tables of docs/checking_models.md. In the first one scores are made at a fixed reference, and data are simulated, so that
+one compiled model serves all data sets. In the second one, scores and checks are those of ``private_scores`` and
+``private_ppc``, and models and data those of scores_experiments.py: regressions of 30 000 records with three covariates,
+of which the model is wrong or right.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
@@ -39,6 +35,8 @@ STATISTICS = {
     "normal": ["mean", "variance", "bins"],
     "poisson": ["mean", "variance", "zeros", "rootogram"],
 }
+#: Where scores are made, and how far true parameters are from there.
+REFERENCE = {"normal": ([0.0, 0.0], [0.3, 0.2]), "poisson": ([0.5], [0.3])}
 BOUND, DELTA = 3.0, 1e-6
 
 
@@ -90,12 +88,10 @@ def make_simulator(model: str, n: int) -> Simulator:
 def draw(truth: str, y: np.ndarray, theta: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Data of the model, or changed."""
     if truth == "outliers":  # 1 % of the records, five standard deviations wide
-        return np.where(
-            rng.random(len(y)) < 0.01, 5 * np.exp(theta[1]) * rng.normal(size=len(y)), y
-        )
+        wide = rng.random(len(y)) < 0.01
+        return np.where(wide, 5 * np.exp(theta[1]) * rng.normal(size=len(y)), y)
     if truth == "overdispersed":  # variance 1.3 times the mean
-        rate = np.exp(theta[0])
-        return rng.negative_binomial(rate / 0.3, 1 / 1.3, size=len(y))
+        return rng.negative_binomial(np.exp(theta[0]) / 0.3, 1 / 1.3, size=len(y))
     return y
 
 
@@ -104,63 +100,50 @@ class Case:
 
     def __init__(self, setting: Setting) -> None:
         self.s, self.simulator = setting, make_simulator(setting.model, setting.n)
-        self.shapes = dict.fromkeys(
-            self.simulator.likelihood.unravel(self.simulator.position()), ()
-        )
-        self.reference = np.array([0.0, 0.0]) if setting.model == "normal" else np.array([0.5])
-        simulated, rng = self.simulator.simulated, np.random.default_rng(0)
-        columns = {
-            "y": np.concatenate(
-                [
-                    simulated.draw(
-                        self.reference + 0.1 * rng.normal(size=len(self.reference)), rng
-                    )[0]
-                    for _ in range(20)
-                ]
-            )
-        }
+        self.simulated, rng = self.simulator.simulated, np.random.default_rng(0)
+        self.reference, self.scale = map(np.array, REFERENCE[setting.model])
+        d = len(self.reference)
+        columns = [
+            self.simulated.draw(self.reference + 0.1 * rng.normal(size=d), rng)[0]
+            for _ in range(20)
+        ]
+        columns = {"y": np.concatenate(columns)}
         self.blocks = [block_of(name, name, "y", columns) for name in STATISTICS[setting.model]]
         self.sizes = [b.diameter for b in self.blocks]
         self.function = RecordFunction(_joined(self.blocks, self.sizes), columns)
 
+    def law(self, d: int, size: float) -> NoiseLaw:
+        """Noise of a sum of `d` numbers, which one record changes by at most `size`."""
+        return NoiseLaw.of(least_noise(d, self.s.epsilon, DELTA, noise="auto"), size, d)
+
     def p_values(self, seed: int) -> dict[str, float]:
         """p-values of each statistic, for one data set."""
-        s, rng, simulated = self.s, np.random.default_rng(seed), self.simulator.simulated
-        d, k = len(self.reference), self.function.n_dim
-        scale = np.array([0.3, 0.2]) if s.model == "normal" else np.array([0.3])
-        theta = self.reference + scale * rng.normal(size=d)
-        y = draw(s.truth, simulated.draw(theta, rng)[0], theta, rng)
-        w = np.eye(d)
-        law = NoiseLaw.of(least_noise(d, s.epsilon, DELTA, noise="auto"), 2 * BOUND, d)
-        total = clip_rows(
-            simulated.gradients(self.reference, [y.astype(simulated._shared[0].dtype)]) @ w, BOUND
-        ).sum(axis=0)
-        term = ClippedScores(self.reference, BOUND, w)
+        s, rng, d = self.s, np.random.default_rng(seed), len(self.reference)
+        theta = self.reference + self.scale * rng.normal(size=d)
+        y = draw(s.truth, self.simulated.draw(theta, rng)[0], theta, rng)
+        data = [y.astype(self.simulated._shared[0].dtype)]
+        total = clip_rows(self.simulated.gradients(self.reference, data), BOUND).sum(axis=0)
+        term, law = ClippedScores(self.reference, BOUND, np.eye(d)), self.law(d, 2 * BOUND)
         release = Release(term, law, total + law.draw(1, rng)[0])
-        scores = PrivateScores((release,), self.shapes, s.n, "substitute", ())
+        shapes = dict.fromkeys(self.simulator.likelihood.unravel(self.simulator.position()), ())
+        scores = PrivateScores((release,), shapes, s.n, "substitute", ())
         step = DPScore(scores, simulator=self.simulator)
         states = step.states(seed)
-        noise = NoiseLaw.of(
-            least_noise(k, s.epsilon, DELTA, noise="auto"), np.sqrt(len(self.blocks)), k
-        )
+        noise = self.law(self.function.n_dim, np.sqrt(len(self.blocks)))
         released = self.function.of({"y": y}).sum(axis=0) + noise.draw(1, rng)
-        found = {}
+
+        def statistics(simulated: list[np.ndarray]) -> np.ndarray:
+            return self.function.of({"y": simulated[0]})
+
+        found, n = {}, 99 if s.naive else 199
         for given in (True, False) if s.naive else (True,):
-            sums = replicated_sums(
-                step,
-                states,
-                lambda data: self.function.of({"y": data[0]}),
-                99 if s.naive else 199,
-                rng,
-                given_scores=given,
-            )
+            sums = replicated_sums(step, states, statistics, n, rng, given_scores=given)
             rows, begin = np.vstack([released, sums + noise.draw(len(sums), rng)]), 0
             for block, size in zip(self.blocks, self.sizes, strict=True):
-                part = rows[:, begin : begin + block.n_dim]
+                value = block.value(size * rows[:, begin : begin + block.n_dim], s.n)
                 begin += block.n_dim
-                found[block.name + ("" if given else ", new records")] = p_value_of(
-                    block.value(size * part, s.n), block.ordered
-                )
+                name = block.name + ("" if given else ", new records")
+                found[name] = p_value_of(value, block.ordered)
         return found
 
 
@@ -175,19 +158,16 @@ def regression(name: str, seed: int, n_records: int) -> dict[str, float]:
     setting = replace(scores_experiments.SETTINGS[name], n_records=n_records)
     simulator, _ = scores_experiments.simulated(setting, np.random.default_rng(seed))
 
-    def budget() -> dp.PrivacyBudget:
-        return dp.PrivacyBudget(setting.epsilon, DELTA, chains=1)
-
-    scores = dp.private_scores(simulator, budget=budget(), random_seed=seed)
+    first, second = (dp.PrivacyBudget(setting.epsilon, DELTA, chains=1) for _ in range(2))
+    scores = dp.private_scores(simulator, budget=first, random_seed=seed)
     checked = dp.private_ppc(
-        scores, simulator=simulator, statistics=OF_REGRESSIONS[setting.family], budget=budget(),
+        scores, simulator=simulator, statistics=OF_REGRESSIONS[setting.family], budget=second,
         n_replicates=N_REPLICATES, random_seed=seed,
     )  # fmt: skip
     return {s.name: s.p_value for s in checked.statistics}
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """p-values of one data set."""
     if name in SETTINGS:
         return case_of(name).p_values(seed)
     return regression(name, seed, 2000 if options.small else 30_000)
@@ -199,7 +179,6 @@ def rejections(p: list[float]) -> list[str]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The tables of the documentation."""
     first, second = [], []
     for name, s in SETTINGS.items():
         for statistic, p in stored[name].items():

@@ -1,7 +1,4 @@
-"""Coverage of intervals of ``private_compare``: two nested logistic models, compared on held-out records.
-
-    python experiments/private_compare_experiments.py            # ten minutes of one core
-    python experiments/private_compare_experiments.py --print    # the table of docs/comparing_models.md
+"""Coverage of intervals of ``private_compare``: the table of docs/comparing_models.md.
 
 Two logistic regressions, with four coefficients (the fourth is 0.05) and without the fourth, are fitted once, without
 privacy, to 20 000 records: their posteriors are the normal approximations at the mode. Each data set has 20 000 further
@@ -9,13 +6,11 @@ records with new public covariates, on which the models are compared 10 times, a
 substitution. Results of a data set are the difference without privacy, and lists over these releases.
 """
 
-from __future__ import annotations
-
 import numpy as np
-import pymc as pm
 import xarray as xr
 
 from runner import Experiment, Options, Stored, table
+from scores_experiments import logistic, logistic_posterior, model_of
 
 import pymc_dp as dp
 
@@ -26,37 +21,23 @@ from pymc_dp.model.predictive_densities import log_predictive
 EPSILON, DELTA, LEVEL = 0.5, 1e-6, 0.9
 N_RECORDS, N_SETS, N_RELEASES, N_DRAWS = 20_000, 20, 10, 100
 TRUTH = np.array([-0.5, 0.8, -0.4, 0.05])
-PRIOR_SD = 1.5
 #: What is kept of a release.
 OF_RESULT = ("difference", "noise_sd", "sampling_sd", "bound", "clipped", "is_clear")
-#: Numbers of coefficients of the two models.
-MODELS = {"four": 4, "three": 3}
+#: Numbers of covariates of the two models.
+MODELS = {"four": 3, "three": 2}
 
 
 def data_set(n_records: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Covariates, the first of which is 1, and outcomes."""
+    """Covariates and outcomes."""
     rng = np.random.default_rng(seed)
-    x = np.column_stack([np.ones(n_records), rng.normal(size=(n_records, 3))])
-    return x, (rng.random(n_records) < 1 / (1 + np.exp(-x @ TRUTH))).astype(int)
+    x = rng.normal(size=(n_records, 3))
+    return x, logistic(rng, TRUTH[0] + x @ TRUTH[1:])
 
 
-def model_of(x: np.ndarray, y: np.ndarray) -> pm.Model:
-    """Logistic regression."""
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=x.shape[1])
-        pm.Bernoulli("y", logit_p=x @ beta, observed=y)
-    return model
-
-
-def posterior(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> dict[str, xr.Dataset]:
-    """Draws of the normal approximation at the mode, found by Newton's method."""
-    beta = np.zeros(x.shape[1])
-    for _ in range(20):
-        p = 1 / (1 + np.exp(-x @ beta))
-        precision = (x * (p * (1 - p))[:, None]).T @ x + np.eye(len(beta)) / PRIOR_SD**2
-        beta = beta + np.linalg.solve(precision, x.T @ (y - p) - beta / PRIOR_SD**2)
-    draws = rng.multivariate_normal(beta, np.linalg.inv(precision), (4, 250))
-    return {"posterior": xr.Dataset({"beta": (("chain", "draw", "coefficient"), draws)})}
+def fitted(x: np.ndarray, y: np.ndarray, rng: np.random.Generator) -> dict[str, xr.Dataset]:
+    """Draws of the posterior."""
+    draws = rng.multivariate_normal(*logistic_posterior(x, y), (4, 250))
+    return {"posterior": xr.Dataset({"b": (("chain", "draw", "coefficient"), draws)})}
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
@@ -64,22 +45,16 @@ def run(name: str, seed: int, options: Options) -> Stored:
     seed, n_records = seed + 1, 2000 if options.small else N_RECORDS
     x, y = data_set(n_records, 0)
     rng = np.random.default_rng(0)
-    released = {name: posterior(x[:, :d], y, rng) for name, d in MODELS.items()}
+    released = {name: fitted(x[:, :d], y, rng) for name, d in MODELS.items()}
     x, y = data_set(n_records, seed)
-    models = {
-        name: dp.Simulator(model_of(x[:, :d], y), covariates="public") for name, d in MODELS.items()
-    }
-    logs = []
-    for name, simulator in models.items():
-        beta = released[name]["posterior"]["beta"].to_numpy()
-        chosen = np.linspace(0, 999, N_DRAWS).astype(int)
-        theta = positions(simulator.model, {"beta": beta.reshape(1000, -1)[chosen]})
+    models, logs = {}, []
+    for name, d in MODELS.items():
+        model = model_of("logistic", x[:, :d], y)
+        models[name] = simulator = dp.Simulator(model, covariates="public")
+        b = released[name]["posterior"]["b"].to_numpy().reshape(1000, -1)
+        theta = positions(simulator.model, {"b": b[np.linspace(0, 999, N_DRAWS).astype(int)]})
         logs.append(log_predictive(map(simulator.likelihood.logp, theta)))
     each = logs[0] - logs[1]
-    found = {
-        "exact": float(each.sum()),
-        "exact_sampling_sd": float(each.std() * np.sqrt(len(each))),
-    }
     releases: dict[str, list] = {}
     for k in range(2 if options.small else N_RELEASES):
         budget = dp.PrivacyBudget(EPSILON, DELTA, chains=1)
@@ -95,7 +70,8 @@ def run(name: str, seed: int, options: Options) -> Stored:
         values |= {column: getattr(result, column) for column in OF_RESULT}
         for column, value in values.items():
             releases.setdefault(column, []).append(value)
-    return found | releases
+    spread = float(each.std() * np.sqrt(len(each)))
+    return {"exact": float(each.sum()), "exact_sampling_sd": spread} | releases
 
 
 def summary(stored: Stored) -> dict[str, float]:
@@ -115,7 +91,6 @@ def summary(stored: Stored) -> dict[str, float]:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     s = summary(stored)
     sampling = f"{s['sampling_sd']:.1f}, {s['exact_sampling_sd']:.1f}"
     rows = [

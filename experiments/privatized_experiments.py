@@ -1,21 +1,15 @@
-"""The experiments of Ju, Gong, Awan and Rao on inference from privatized data, with our sampler.
+"""The experiments of Ju, Gong, Awan and Rao on inference from privatized data, with our sampler: docs/privatized.md.
 
-N. Ju, J. A. Awan, R. Gong and V. A. Rao, *Data augmentation MCMC for Bayesian inference from
-privatized data* (NeurIPS 2022): posterior means, acceptance rates and the coverage of intervals, for
-a naive Bayes log-linear model (section 4) and a linear regression (section 5 and supplement)::
+N. Ju, J. A. Awan, R. Gong and V. A. Rao, *Data augmentation MCMC for Bayesian inference from privatized data* (NeurIPS
+2022): posterior means, acceptance rates and the coverage of intervals, for a naive Bayes log-linear model (section 4) and
+a linear regression (section 5 and supplement). The true probabilities of answers in the log-linear model are the authors'
+(the key ``pijk`` of their file); ``--small`` draws them from the prior. Coverage of 90 % intervals in the paper, from 100
+replicates (Table 1, and that of the supplement), is stored as ``published``.
 
-    python experiments/privatized_experiments.py --data loglinear_N100.json    # 50 minutes
-    python experiments/privatized_experiments.py --print                       # the tables of docs/privatized.md
-
-The true probabilities of answers in the log-linear model are the authors' (the key ``pijk`` of their
-file); ``--small`` draws them from the prior.
-
-As in the paper a chain has 10 000 iterations, of which the second half is used; an iteration is a
-sweep over all records and a draw of the parameters from their conjugate distribution. These draws
-are a few lines of NumPy here; in the notebooks NUTS does it.
+As in the paper a chain has 10 000 iterations, of which the second half is used; an iteration is a sweep over all records
+and a draw of the parameters from their conjugate distribution, which is a few lines of NumPy here; in the notebooks NUTS
+does it.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -31,18 +25,6 @@ import pymc_dp as dp
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 REPLICATES, REPEATS, ITERATIONS = 100, 30, 10_000
 
-# Coverage of 90 % intervals in the paper, from 100 replicates: Table 1, and that of the supplement.
-PUBLISHED = {
-    "loglinear": {
-        "0.1": [1, 1, 1, 0.36, 1], "0.3": [0.97, 1, 1, 0.59, 1], "1.0": [0.94, 0.99, 0.97, 0.83, 0.98],
-        "3.0": [0.95, 0.91, 0.97, 0.89, 0.93], "10.0": [0.92, 0.88, 0.94, 0.92, 0.9],
-    },
-    "regression": {
-        "0.1": [0.99, 0.60, 0.99], "0.3": [1, 0.66, 0.94], "1.0": [1, 0.84, 0.80], "3.0": [1, 0.84, 0.75],
-        "10.0": [0.93, 0.87, 0.85],
-    },
-}  # fmt: skip
-
 
 class LogLinear:
     """Answers to K questions given a class; the released table counts classes and answers."""
@@ -50,7 +32,7 @@ class LogLinear:
     n, classes, questions, answers = 100, 5, 5, 3
     truth = np.array([0.0979, 0.1481, 0.1447, 0.4463, 0.1630])
     sensitivity = 2 * questions
-    names = tuple(f"p{k + 1}" for k in range(classes))
+    names, reported = tuple(f"p{k + 1}" for k in range(classes)), "p"
 
     def __init__(self, probabilities=None):
         shape = (self.classes, self.questions, self.answers)
@@ -85,10 +67,6 @@ class LogLinear:
         p = rng.standard_gamma(2.0 + np.bincount(point["y"], minlength=self.classes))
         return {"p": p / p.sum(), "q": q / q.sum(-1, keepdims=True)}
 
-    def parameters(self, point):
-        """Select the parameters that the paper reports."""
-        return point["p"]
-
     def confidential(self, y, x):
         """Posterior mean from the confidential survey."""
         counts = 2.0 + np.bincount(y, minlength=self.classes)
@@ -102,7 +80,7 @@ class Regression:
     centre = np.array([0.9001, -1.1733])
     truth = np.array([-1.7950, -2.8890, -0.6620])
     sensitivity = 13.0  # the paper's; 9.375 would do: `pymc_dp.sensitivity`
-    names = ("beta0", "beta1", "beta2")
+    names, reported = ("beta0", "beta1", "beta2"), "beta"
     pairs = tuple(k[1:] for k in np.triu_indices(4))  # all but the product of ones
 
     def __init__(self):
@@ -138,10 +116,6 @@ class Regression:
         mean, covariance = self.posterior(point["x"], point["y"])
         return {"beta": mean + np.linalg.cholesky(covariance) @ rng.standard_normal(3)}
 
-    def parameters(self, point):
-        """Select the parameters that the paper reports."""
-        return point["beta"]
-
     def confidential(self, x, y):
         """Posterior mean from the confidential data."""
         return self.posterior(x, y)[0]
@@ -166,7 +140,7 @@ def chain(case, step, released, scale, rng, iterations):
         point, (statistics,) = step.step(point)
         point = point | case.update(point, rng)
         if 2 * iteration >= iterations:
-            draws.append(case.parameters(point))
+            draws.append(point[case.reported])
             rates.append(statistics["record_acceptance_rate"])
             accepted = accepted + statistics["record_accepted"]
     return np.array(draws), np.mean(rates), np.min(accepted) / len(draws)
@@ -205,17 +179,20 @@ def tables(stored: Stored) -> list[str]:
     lines = []
     for kind, case in (("loglinear", LogLinear), ("regression", Regression)):
         rows = []
-        for epsilon in EPSILONS:
-            both = zip(
-                stored[kind][str(epsilon)]["covered"], PUBLISHED[kind][str(epsilon)], strict=True
+        for epsilon in map(str, EPSILONS):
+            covered, published = (
+                stored[kind][epsilon]["covered"],
+                stored["published"][kind][epsilon],
             )
-            rows.append([f"{epsilon:g}", *(f"{c / REPLICATES:.2f} ({p:.2f})" for c, p in both)])
+            both = zip(covered, published, strict=True)
+            rows.append(
+                [f"{float(epsilon):g}", *(f"{c / REPLICATES:.2f} ({p:.2f})" for c, p in both)]
+            )
         lines += [*table(["epsilon", *case.names], rows), ""]
     return lines
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """One of the models."""
     size = (2, 2, 200) if options.small else (REPLICATES, REPEATS, ITERATIONS)
     if name == "regression":
         return experiment(Regression(), 20240401, *size)
@@ -225,13 +202,9 @@ def run(name: str, seed: int, options: Options) -> Stored:
     return experiment(LogLinear(probabilities), 20240401, *size)
 
 
-EXPERIMENT = Experiment(
-    __file__,
-    run,
-    {"loglinear": 0, "regression": 0},
-    tables,
-    needs={"loglinear": "loglinear_N100.json"},
-)
+SETTINGS = {"loglinear": 0, "regression": 0}
+NEEDS = {"loglinear": "loglinear_N100.json"}
+EXPERIMENT = Experiment(__file__, run, SETTINGS, tables, needs=NEEDS)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

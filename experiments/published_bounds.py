@@ -4,8 +4,6 @@ Those on mechanisms are stated at whole Rényi orders; between them the cumulant
 The papers' conversions, :func:`zcdp` and :func:`moments`, are passed as ``accountant=`` to ``max_draws`` and others.
 """
 
-from __future__ import annotations
-
 import math
 
 from collections.abc import Callable
@@ -36,41 +34,49 @@ def moments(cost: Cost, delta: float) -> float:
 
 
 def without_replacement_cumulant(
-    orders: np.ndarray, q: float, divergence: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Theorem 9 of Wang, Balle, Kasiviswanathan (2019), for a mechanism without pure DP.
+    q: float, divergence: Callable[[np.ndarray], np.ndarray]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Theorem 9 of Wang, Balle, Kasiviswanathan (2019), for a mechanism without pure DP, at whole orders >= 2.
 
-    For Gaussians :func:`pymc_dp.privacy.mechanisms.amplification.exchange_cumulant` is tighter where the
-    divergence matters.
-
-    At whole orders >= 2; `divergence` maps whole orders to the Rényi divergence of the mechanism on its batch.
-    https://proceedings.mlr.press/v89/wang19b.html
+    `divergence` maps whole orders to the Rényi divergence of the mechanism on its batch. For Gaussians the package's
+    ``exchange_cumulant`` is tighter where the divergence matters. https://proceedings.mlr.press/v89/wang19b.html
     """
-    top = int(orders.max())
-    j = np.arange(2, top + 1)
-    base = divergence(j)
-    second = math.log(min(4 * math.expm1(min(base[0], 700)), 2 * math.exp(min(base[0], 700))))
-    log_terms = np.concatenate([[second], math.log(2) + (j[1:] - 1) * base[1:]]) + j * math.log(q)
-    result = np.empty(len(orders))
-    for i, order in enumerate(orders.tolist()):
-        k = j[: order - 1]
-        choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
-        result[i] = np.logaddexp(0, logsumexp(choose + log_terms[: order - 1]))
-    return result
+
+    def cumulant(orders: np.ndarray) -> np.ndarray:
+        j = np.arange(2, int(orders.max()) + 1)
+        base = divergence(j)
+        first = min(base[0], 700)
+        second = math.log(min(4 * math.expm1(first), 2 * math.exp(first)))
+        rest = math.log(2) + (j[1:] - 1) * base[1:]
+        log_terms = np.concatenate([[second], rest]) + j * math.log(q)
+        result = np.empty(len(orders))
+        for i, order in enumerate(orders.tolist()):
+            k = j[: order - 1]
+            choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
+            result[i] = np.logaddexp(0, logsumexp(choose + log_terms[: order - 1]))
+        return result
+
+    return cumulant
+
+
+class _BatchRelease(Mechanism):
+    """What is released of a batch; proved for substitution."""
+
+    @property
+    def adjacencies(self) -> frozenset[Adjacency]:
+        """Substitution."""
+        return frozenset([Adjacency.SUBSTITUTE])
 
 
 @dataclass(frozen=True)
-class MinibatchRelease(Mechanism):
+class MinibatchRelease(_BatchRelease):
     """The noisy log-ratio of a batch without replacement, as if released (minibatch DP penalty).
 
-    Theorem 3.5 of Räisä (2021): the Gaussian mechanism under Theorem 9 of Wang, Balle,
-    Kasiviswanathan (2019). :class:`~pymc_dp.privacy.mechanisms.subsampled.SampledGaussian` bounds the same
-    release more tightly, :class:`~pymc_dp.privacy.mechanisms.subsampled.SampledDecision` charges for the
-    decision only. Proved for substitution.
+    Theorem 3.5 of Räisä (2021): the Gaussian mechanism under Theorem 9 of Wang, Balle, Kasiviswanathan (2019). The
+    package's ``SampledGaussian`` bounds the same release more tightly, ``SampledDecision`` charges for the decision only.
 
     The noise multiplier is the noise's standard deviation over the sensitivity on the batch, the root of the theorem's
     ``tau``; the sampling probability is batch size over number of records.
-    https://proceedings.mlr.press/v89/wang19b.html
     """
 
     noise_multiplier: float
@@ -90,37 +96,25 @@ class MinibatchRelease(Mechanism):
             f"probability {self.sampling_probability:.4g}"
         )
 
-    @property
-    def adjacencies(self) -> frozenset[Adjacency]:
-        """Substitution."""
-        return frozenset([Adjacency.SUBSTITUTE])
-
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Theorem 3.5 at whole orders up to 1000, infinite beyond."""
-
-        def cumulant(ks: np.ndarray) -> np.ndarray:
-            release = Gaussian(self.noise_multiplier)
-            return without_replacement_cumulant(ks, self.sampling_probability, release.renyi)
-
+        release = Gaussian(self.noise_multiplier)
+        cumulant = without_replacement_cumulant(self.sampling_probability, release.renyi)
         return between_whole_orders(orders, cumulant, 2, _HIGHEST) / (orders - 1)
 
 
 @dataclass(frozen=True)
-class BarkerRelease(Mechanism):
-    r"""The noisy log-ratio of DP Barker, as if released.
+class BarkerRelease(_BatchRelease):
+    r"""The noisy log-ratio of DP Barker, as if released; batches have at least 16 records.
 
-    Theorem 3.3 of Räisä (2021), after Heikkilä, Jälkö, Dikmen, Honkela (2019): noise variance 2,
-    batches of ``b`` of ``n`` records without replacement, log-likelihood ratios clipped at ``sqrt(b)
-    / n`` after tempering. With ``q = b / n`` and
+    Theorem 3.3 of Räisä (2021), after Heikkilä, Jälkö, Dikmen, Honkela (2019, https://arxiv.org/abs/1901.10275): noise
+    variance 2, batches of ``b`` of ``n`` records without replacement, log-likelihood ratios clipped at ``sqrt(b) / n``
+    after tempering. With ``q = b / n`` and
 
     .. math:: \epsilon'(\alpha) = \frac{5}{2b}
         + \frac{1}{2(\alpha - 1)} \ln\frac{2b}{b - 5\alpha} + \frac{2\alpha}{b - 5\alpha}
 
     the bound is Theorem 9 of Wang et al. (2019), for whole orders above 2 and below ``b / 5``.
-    Proved for substitution.
-
-    Batches have at least 16 records (below, no order is allowed).
-    https://arxiv.org/abs/1901.10275, https://proceedings.mlr.press/v89/wang19b.html
     """
 
     batch_size: int
@@ -141,11 +135,6 @@ class BarkerRelease(Mechanism):
         """Name with batch size and number of records."""
         return f"noisy log-ratio of DP Barker, batches of {self.batch_size} of {self.n_records}"
 
-    @property
-    def adjacencies(self) -> frozenset[Adjacency]:
-        """Substitution."""
-        return frozenset([Adjacency.SUBSTITUTE])
-
     def _renyi(self, orders: np.ndarray) -> np.ndarray:
         """Theorem 3.3 at whole orders from 3 to below ``b / 5`` (at most 1000), infinite beyond."""
         b = self.batch_size
@@ -154,8 +143,5 @@ class BarkerRelease(Mechanism):
             left = b - 5.0 * k
             return 5 / (2 * b) + np.log(2 * b / left) / (2 * (k - 1)) + 2 * k / left
 
-        def cumulant(ks: np.ndarray) -> np.ndarray:
-            return without_replacement_cumulant(ks, b / self.n_records, divergence)
-
-        highest = min(_HIGHEST, (b - 1) // 5)
-        return between_whole_orders(orders, cumulant, 3, highest) / (orders - 1)
+        cumulant = without_replacement_cumulant(b / self.n_records, divergence)
+        return between_whole_orders(orders, cumulant, 3, min(_HIGHEST, (b - 1) // 5)) / (orders - 1)

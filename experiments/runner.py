@@ -17,6 +17,7 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as many processes as cores
 
 import argparse
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -168,3 +169,13 @@ def table(heads: list[str], rows: list, align: str = "---", first: str = "---") 
     """Lines of a table in Markdown, with the alignment of its columns."""
     rule = [first, *[align] * (len(heads) - 1)]
     return ["| " + " | ".join(map(str, row)) + " |" for row in [heads, rule, *rows]]
+
+
+def digest(found: Any) -> str:
+    """Of all numbers that a picture shows."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def save_picture(picture: Any, path: Path, found: Any) -> None:
+    """Save a picture of Matplotlib, with the digest of what it shows."""
+    picture.savefig(path, dpi=130, metadata={"Comment": digest(found)})

@@ -1,28 +1,22 @@
 """Noisy scores on the benchmark models of Räisä's thesis: maximum mean discrepancy from exact draws.
 
-    python experiments/scores_mmd.py hard-2d     # models by name, or all of them: ten minutes of one core
-    python experiments/scores_mmd.py --print     # the table of docs/noisy_scores.md
-
 In each run the data are drawn anew, ``dp.private_scores`` makes its releases at epsilon = 1 and the thesis's delta from
 PyMC's initial point, and two chains of 500 draws are compared with 1000 draws of the exact posterior. The circle is left
-out: its likelihood is no density of the records, so none can be drawn from it.
+out: its likelihood is no density of the records, so none can be drawn from it. A table of docs/noisy_scores.md.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 
-import arviz as az
 import numpy as np
 
 from benchmark_models import EXPERIMENTS, Circle
 from mmd import mmd
 from runner import Experiment, Options, Stored, table
-from scores_experiments import chains
+from scores_experiments import N_CHAINS, chains, effective_draws
 
 import pymc_dp as dp
 
-EPSILON, N_RUNS, N_CHAINS, N_DRAWS = 1.0, 5, 2, 500
+EPSILON, N_RUNS, N_DRAWS = 1.0, 5, 500
 MODELS = [name for name, model in EXPERIMENTS.items() if not isinstance(model, Circle)]
 
 
@@ -35,14 +29,12 @@ def run(name: str, seed: int, options: Options) -> Stored:
     simulator = dp.Simulator(experiment.model(data), temperature=experiment.temperature)
     budget = dp.PrivacyBudget(EPSILON, experiment.delta, chains=1)
     scores = dp.private_scores(simulator, budget=budget, random_seed=seed)
-    draws = chains(dp.DPScore(scores, simulator=simulator), N_CHAINS, N_DRAWS, seed)
+    draws = chains(dp.DPScore(scores, simulator=simulator), seed, N_DRAWS)
     exact = experiment.exact(data, N_CHAINS * N_DRAWS, np.random.default_rng([seed, N_CHAINS]))
-    effective = float(az.ess(az.convert_to_dataset(draws)).x.values.min())
-    return {"mmd": mmd(draws.reshape(exact.shape), exact), "ess": effective}
+    return {"mmd": mmd(draws.reshape(exact.shape), exact), "ess": effective_draws(draws)}
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows = []
     for name, found in stored.items():
         e, values = EXPERIMENTS[name], np.array(found["mmd"])

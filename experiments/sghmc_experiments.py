@@ -1,25 +1,20 @@
-"""The experiments of Lode's thesis on private stochastic gradient HMC, with our sampler.
+"""The experiments of Lode's thesis on private stochastic gradient HMC, with our sampler: tables of docs/sghmc.md.
 
-T. Lode, *Sub-sampled and differentially private Hamiltonian Monte Carlo*, shows the phase space of
-trajectories on batches, samples a normal mean (Table 6.1), classifies radon measurements (Table
-6.2) and accounts for a run (Table 6.3)::
+T. Lode, *Sub-sampled and differentially private Hamiltonian Monte Carlo*, shows the phase space of trajectories on
+batches, samples a normal mean (Table 6.1), classifies radon measurements (Table 6.2) and accounts for a run (Table 6.3).
 
-    python experiments/sghmc_experiments.py --data radon.csv.gz    # 15 minutes
-    python experiments/sghmc_experiments.py --print                # the tables of docs/sghmc.md
+The data are public or simulated and all randomness comes from seeds, so that results can be reproduced. This breaks the
+guarantee. Leave out ``reproducible`` for real data.
 
-The data are public or simulated and all randomness comes from seeds, so that results can be
-reproduced. This breaks the guarantee. Leave out ``reproducible`` for real data.
-
-*Radon*: the columns ``log_radon, log_uppm, floor_measure`` of posteriordb's ``radon_all``, 12 573
-rows; ``--small`` makes up 600. The five classes are the values 0, 1, 2, 3, 9 of ``floor_measure``. Covariates are
-centred and scaled by constants that are assumed to be public, to a standard deviation of about 1/2.
+*Radon*: the columns ``log_radon, log_uppm, floor_measure`` of posteriordb's ``radon_all``, 12 573 rows; ``--small``
+makes up 600. The five classes are the values 0, 1, 2, 3, 9 of ``floor_measure``. Covariates are centred and scaled by
+constants that are assumed to be public, to a standard deviation of about 1/2.
 """
-
-from __future__ import annotations
 
 import gzip
 import math
 
+from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
 
@@ -27,6 +22,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
+from benchmark_models import one_chain
 from runner import Experiment, Options, Stored, table
 from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import minimize
@@ -39,13 +35,10 @@ from pymc_dp.privacy import SampledGaussian, epsilon_of
 DELTA = 1e-5
 
 
-def chain_of(model, draws, seed, *, start=None, budget=None, **options):
+def chain_of(model, draws, seed, start, *, budget=None, **options):
     """Sample one chain; returns draws of the one parameter as (draws, ...), and the step."""
     step = dp.DPSGHMC(budget=budget, model=model, reproducible=True, **options)
-    idata = pm.sample(
-        draws=draws, tune=0, chains=1, cores=1, step=step, model=model, random_seed=seed, callback=budget,
-        initvals=start, progressbar=False, compute_convergence_checks=False,
-    )  # fmt: skip
+    idata = one_chain(model, step, budget, draws, seed, start)
     (name,) = (v.name for v in model.free_RVs)
     return np.asarray(idata.posterior[name], dtype=float)[0], step
 
@@ -55,54 +48,57 @@ N, SD, BATCH = 500, 2.0, 50
 
 
 @lru_cache
-def normal_data(seed=2):
+def normal_data():
     """500 values of N(1, 4)."""
-    return np.random.default_rng(seed).normal(1.0, SD, N)
+    return np.random.default_rng(2).normal(1.0, SD, N)
 
 
 @lru_cache
-def normal_model(seed=2):
+def normal_model():
     """Model of these values; their mean has the prior N(0, 1)."""
+    return mean_model(normal_data())
+
+
+def mean_model(data):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0, 1)
-        pm.Normal("y", mu, SD, observed=normal_data(seed))
+        pm.Normal("y", mu, SD, observed=data)
     return model
 
 
-def normal_posterior(seed=2):
+def normal_posterior():
     """Return mean and precision of the posterior."""
     precision = 1 + N / SD**2
-    return float(normal_data(seed).sum() / SD**2 / precision), precision
+    return float(normal_data().sum() / SD**2 / precision), precision
 
 
-def batch_variance(size=BATCH, seed=2):
+def batch_variance(size=BATCH):
     """Variance of the gradient from a batch of fixed size, at any mean."""
-    if size == N:
-        return 0.0
-    return (
-        (N / size) ** 2 * size * (1 - size / N) * float(np.var(normal_data(seed), ddof=1)) / SD**4
-    )
+    variance = float(np.var(normal_data(), ddof=1)) / SD**4
+    return (N / size) ** 2 * size * (1 - size / N) * variance
 
 
-def law(precision, step_size, friction, noise_estimate, variance, n_steps, *, refresh=True):
-    """Covariance of momentum and position that the linear recursion of the sampler leaves invariant.
+def recursion(precision, step_size, friction, noise_estimate, variance):
+    """A step of the sampler, which is linear: matrix for momentum and position, and covariance of what is added.
 
-    `variance` is that of the batches' gradients. With `refresh` momentum is that at the end of a draw.
+    `variance` is that of the batches' gradients.
     """
     once = np.array([[1 - step_size * friction, -step_size * precision], [0, 1]])
     once[1] += step_size * once[0]
     kick = np.array([1, step_size])
-    added = (2 * (friction - noise_estimate) * step_size + step_size**2 * variance) * np.outer(
-        kick, kick
-    )
+    added = 2 * (friction - noise_estimate) * step_size + step_size**2 * variance
+    return once, added * np.outer(kick, kick)
+
+
+def law(precision, step_size, friction, noise_estimate, variance, n_steps, *, refresh=True):
+    """Covariance of momentum and position that a draw leaves invariant; with `refresh` momentum is that at its end."""
+    once, added = recursion(precision, step_size, friction, noise_estimate, variance)
     move, noise = np.eye(2), np.zeros((2, 2))
     for _ in range(n_steps):
         move, noise = once @ move, once @ noise @ once.T + added
     if refresh:
         noise = noise + np.outer(move[:, 0], move[:, 0])
         move = move @ np.diag([0.0, 1.0])
-    if max(abs(np.linalg.eigvals(move))) >= 1:
-        return None
     return solve_discrete_lyapunov(move, noise)
 
 
@@ -117,30 +113,28 @@ TABLE_6_1 = {
 
 
 def normal_mean(small):
-    """Table 6.1: its settings, where they are given, and ours."""
+    """Table 6.1, from the second half of the draws: its settings, where they are given, and ours."""
     centre, precision = normal_posterior()
     draws = 60 if small else 500
     rows = [{"what": "posterior", "mean": centre, "sd": precision**-0.5}]
 
     def add(what, friction, bound, **options):
-        chain, _ = chain_of(
-            normal_model(), draws, 1, friction=friction, gradient_clip_bound=bound, start={"mu": 0.0}, **options
-        )  # fmt: skip
-        late = chain[draws // 2 :]
+        options |= {"friction": friction, "gradient_clip_bound": bound}
+        late = chain_of(normal_model(), draws, 1, {"mu": 0.0}, **options)[0][draws // 2 :]
         lost = bool(np.abs(late).max() > 1e100)
         mean, sd = (None, None) if lost else (float(late.mean()), float(late.std(ddof=1)))
         rows.append({"what": what, "mean": mean, "sd": sd})
 
     for name, q in (("q = 0.01", 5), ("q = 0.1", 50)):
-        same = {"batch_size": q, "n_steps": N // q}
-        add(f"naive, {name}", 0.0, math.inf, step_size=1.0, **same)
-        add(f"friction, {name}", 0.005, 0.7, step_size=1.0, **same)
-        add(f"friction, {name}, T = q", 0.005, 0.7, step_size=1.0, temperature=q / N, **same)
+        same = {"step_size": 1.0, "batch_size": q, "n_steps": N // q}
+        add(f"naive, {name}", 0.0, math.inf, **same)
+        add(f"friction, {name}", 0.005, 0.7, **same)
+        add(f"friction, {name}, T = q", 0.005, 0.7, temperature=q / N, **same)
     add("naive, q = 0.1, beta = 0.002", 0.0, math.inf, step_size=0.002, batch_size=50, n_steps=10)
     ours = {"friction": 30.0, "bound": 2.0, "step_size": lambda t: 0.02, "n_steps": 10}
     add("ours, q = 0.1", batch_size=50, noise_estimate=11.0, **ours)
     add("ours, q = 1", batch_size=N, **ours)
-    return {"settings": {"draws": draws, "used": "second half", "start": 0.0}, "rows": rows}
+    return {"rows": rows}
 
 
 # -------------------------------------------------------------------------------- bias of the steps
@@ -150,56 +144,52 @@ KINDS_OF_BIAS = {  # records in a batch, whether noise_estimate includes their n
     "batches": (BATCH, False, True),
     "batches, B right": (BATCH, True, True),
 }
+FRICTION = 25.0
 
 
 def bias(small):
     """Standard deviation of the draws over that of the posterior, calculated and measured."""
     centre, precision = normal_posterior()
-    friction, rows = 25.0, []
     lengths = {0.06: 1500, 0.04: 1500, 0.02: 1500, 0.01: 3000, 0.005: 4500}
+    rows = []
     for step_size, draws in {0.02: 90}.items() if small else lengths.items():
-        row = {"step size": step_size, "in frequencies": step_size * math.sqrt(precision), "draws": draws, "kinds": {}}  # fmt: skip
+        kinds = {}
         for kind, (batch, right, refresh) in KINDS_OF_BIAS.items():
             variance = batch_variance(batch)
             estimate = step_size * variance / 2 if right else 0.0
-            if estimate > friction:
+            if estimate > FRICTION:
                 continue
-            exact = law(precision, step_size, friction, estimate, variance, 10, refresh=refresh)
+            exact = law(precision, step_size, FRICTION, estimate, variance, 10, refresh=refresh)
             chain, _ = chain_of(
-                normal_model(), draws, 1, start={"mu": centre}, step_size=lambda t: step_size, friction=friction,
+                normal_model(), draws, 1, {"mu": centre}, step_size=lambda t: step_size, friction=FRICTION,
                 noise_estimate=estimate, gradient_clip_bound=50.0, batch_size=batch, n_steps=10, refresh_momentum=refresh,
             )  # fmt: skip
             squares = ((chain - centre) ** 2).reshape(30, -1).mean(axis=1) * precision
             sd = math.sqrt(squares.mean())
-            row["kinds"][kind] = {
-                "calculated": math.sqrt(exact[1, 1] * precision),
-                "measured": sd,
-                "error": float(squares.std(ddof=1)) / math.sqrt(30) / (2 * sd),
-            }
+            error = float(squares.std(ddof=1)) / math.sqrt(30) / (2 * sd)
+            calculated = math.sqrt(exact[1, 1] * precision)
+            kinds[kind] = {"calculated": calculated, "measured": sd, "error": error}
+        length = step_size * math.sqrt(precision)
+        row = {"step size": step_size, "in frequencies": length, "draws": draws, "kinds": kinds}
         rows.append(row)
-    clipping = clipping_bias(90, (1.0,)) if small else clipping_bias()
-    return {"friction": friction, "n_steps": 10, "rows": rows, "clipping": clipping}
+    return {"rows": rows, "clipping": clipping_bias(90, [1.0]) if small else clipping_bias()}
 
 
 def clipping_bias(draws=1500, bounds=(2.0, 1.0, 0.7, 0.35)):
     """The same model and a skewed one: waiting times, whose tail is clipped."""
-    rows = []
     skewed = np.random.default_rng(3).exponential(2.0, N) - 1.0
-    with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 1)
-        pm.Normal("y", mu, SD, observed=skewed)
-    precision = 1 + N / SD**2
-    for name, made, data in (("normal", normal_model(), normal_data()), ("skewed", model, skewed)):
+    precision, rows = 1 + N / SD**2, []
+    for name, data in (("normal", normal_data()), ("skewed", skewed)):
+        centre, model = data.sum() / SD**2 / precision, mean_model(data)
         for bound in bounds:
-            centre = data.sum() / SD**2 / precision
             chain, _ = chain_of(
-                made, draws, 1, start={"mu": centre}, step_size=lambda t: 0.02, friction=25.0,
+                model, draws, 1, {"mu": centre}, step_size=lambda t: 0.02, friction=FRICTION,
                 gradient_clip_bound=bound, batch_size=N, n_steps=10,
             )  # fmt: skip
-            rows.append({
-                "data": name, "bound": bound, "clipped": float(np.mean(np.abs(data - centre) / SD**2 > bound)),
-                "mean": float((chain.mean() - centre) * math.sqrt(precision)), "sd": float(chain.std() * math.sqrt(precision)),
-            })  # fmt: skip
+            z = (chain - centre) * math.sqrt(precision)
+            clipped = float(np.mean(np.abs(data - centre) / SD**2 > bound))
+            row = {"data": name, "bound": bound, "clipped": clipped}
+            rows.append(row | {"mean": float(z.mean()), "sd": float(z.std())})
     return rows
 
 
@@ -218,39 +208,35 @@ def phase_kinds():
     }
 
 
-def energies(kind, steps, replicates, seed=0):
-    """Return paths (replicates, steps + 1, 2) of (whitened position, momentum); energy is half the square."""
+def energies(kind, steps, replicates):
+    """Energy along paths, half the square of momentum and whitened position; shape (replicates, steps + 1)."""
     friction, estimate, batch = phase_kinds()[kind]
     centre, precision = normal_posterior()
     step = dp.DPSGHMC(
         budget=None, model=normal_model(), step_size=lambda t: PHASE_STEP, n_steps=steps, friction=friction,
         noise_estimate=estimate, gradient_clip_bound=math.inf, batch_size=batch, record_trajectories=True, reproducible=True,
     )  # fmt: skip
-    paths = []
+    found = []
     for i in range(replicates):
-        rng = np.random.default_rng([seed, i])
+        rng = np.random.default_rng([0, i])
         step.set_rng(rng)
         step.stop_tuning()
         step.step({"mu": np.array(centre + rng.standard_normal() / math.sqrt(precision))})
         phases = step.trajectories[-1].phases
-        paths.append(
-            [((p.theta[0] - centre) * math.sqrt(precision), p.momentum[0]) for p in phases]
-        )
-    return np.array(paths)
+        squares = [(p.theta[0] - centre) ** 2 * precision + p.momentum[0] ** 2 for p in phases]
+        found.append(np.array(squares) / 2)
+    return np.array(found)
 
 
 def expected_energy(kind, steps):
     """Mean energy after 0, 1, ... steps from equilibrium, by the recursion of second moments."""
     friction, estimate, batch = phase_kinds()[kind]
     _, precision = normal_posterior()
-    once = np.array([[1 - PHASE_STEP * friction, -PHASE_STEP * precision], [0, 1]])
-    once[1] += PHASE_STEP * once[0]
-    kick = np.array([1, PHASE_STEP])
-    added = 2 * (friction - estimate) * PHASE_STEP + PHASE_STEP**2 * batch_variance(batch)
+    once, added = recursion(precision, PHASE_STEP, friction, estimate, batch_variance(batch))
     second, found = np.diag([1, 1 / precision]), []
     for _ in range(steps + 1):
         found.append((second[0, 0] + precision * second[1, 1]) / 2)
-        second = once @ second @ once.T + added * np.outer(kick, kick)
+        second = once @ second @ once.T + added
     return np.array(found)
 
 
@@ -258,20 +244,16 @@ def phase(small):
     """Energy along paths with and without friction."""
     steps, replicates = (300, 4) if small else (2000, 24)
     shown = sorted({int(i) for i in np.geomspace(1, steps, 40)} | {0})
-    sizes = {"step size": PHASE_STEP, "batch": BATCH, "steps": steps, "paths": replicates}
-    result = sizes | {"shown": shown, "kinds": {}}
+    kinds = {}
     for kind, (friction, _, _) in phase_kinds().items():
-        paths = energies(kind, steps, replicates)
-        energy = (paths**2).sum(axis=2) / 2
-        result["kinds"][kind] = {
+        energy = energies(kind, steps, replicates)
+        kinds[kind] = {
             "friction": friction,
-            "mean energy": energy.mean(axis=0)[shown].tolist(),
-            "expected": expected_energy(kind, steps)[shown].tolist(),
+            "mean energy": energy.mean(axis=0)[shown],
+            "expected": expected_energy(kind, steps)[shown],
             "last quarter": float(energy[:, -steps // 4 :].mean()),
         }
-        if kind in ("batches, no friction", "batches, friction"):
-            result["kinds"][kind]["path"] = paths[0, ::4][:500].round(2).tolist()
-    return result
+    return {"shown": shown, "kinds": kinds}
 
 
 # -------------------------------------------------------------------------------------- accounting
@@ -289,29 +271,27 @@ def thesis_step(beta, friction, bound, adjacency="add_remove", **batch):
     )  # fmt: skip
 
 
-def charged(step, draws):
-    """All accesses of so many draws, as they are charged."""
+def spent(step, draws, delta=DELTA):
+    """Epsilon of so many draws, as they are charged."""
     schedule = step.schedule()
-    return [access for t in range(1, draws + 1) for access in schedule(t)]
+    return epsilon_of([access for t in range(1, draws + 1) for access in schedule(t)], delta)
 
 
 def accounting(small):
     """Table 6.3, and other runs of the thesis."""
     step = thesis_step(3.0, 1.0, 0.7)
-    by_delta = []
-    for delta, (pld, moments) in PUBLISHED_DELTAS.items():
-        spent = epsilon_of(charged(step, 200), delta)
-        by_delta.append(
-            {"delta": delta, "published": pld, "published, moments": moments, "ours": spent}
-        )
+    by_delta = [
+        {"delta": d, "published": pld, "published, moments": moments, "ours": spent(step, 200, d)}
+        for d, (pld, moments) in PUBLISHED_DELTAS.items()
+    ]
     if small:
         return {"by delta": by_delta}
     lengths = [
-        {"gradients": 10 * t, "published": e, "ours": epsilon_of(charged(step, t), DELTA)}
+        {"gradients": 10 * t, "published": e, "ours": spent(step, t)}
         for t, e in PUBLISHED_DRAWS.items()
     ]
     runs = [
-        {"beta": beta, "friction": c, "bound": b, "published": e, "ours": epsilon_of(charged(thesis_step(beta, c, b), 1500), DELTA)}
+        {"beta": beta, "friction": c, "bound": b, "published": e, "ours": spent(thesis_step(beta, c, b), 1500)}
         for e, (beta, c, b) in PUBLISHED_RUNS.items()
     ]  # fmt: skip
     fixed = thesis_step(3.0, 1.0, 0.7, "substitute", batch_size=N // 100)
@@ -319,13 +299,11 @@ def accounting(small):
         (SampledGaussian(step.noise_multiplier(t) / 2, 0.01, "poisson", "add_remove"), 10)
         for t in range(1, 201)
     ]
-    return {
-        "by delta": by_delta, "by length": lengths, "runs": runs,
-        "as it was run": {
-            "fixed batches, one record replaced": epsilon_of(charged(fixed, 200), DELTA),
-            "clipping of the batch": epsilon_of(turned, DELTA),
-        },
-    }  # fmt: skip
+    as_run = {
+        "fixed batches, one record replaced": spent(fixed, 200),
+        "clipping of the batch": epsilon_of(turned, DELTA),
+    }
+    return {"by delta": by_delta, "by length": lengths, "runs": runs, "as it was run": as_run}
 
 
 # ------------------------------------------------------------------------------------------- radon
@@ -360,39 +338,40 @@ class Radon:
         own, test = np.split(np.random.default_rng(seed).permutation(len(y)), [len(y) * 4 // 5])
         self.x, self.y, self.x_test, self.y_test = x[own], y[own], x[test], y[test]
 
-    def model(self, flat=False):
+    def model(self, prior="normal"):
         """Softmax regression."""
         with pm.Model() as model:
-            theta = (
-                pm.Uniform("theta", -1000, 1000, shape=(3, 5), default_transform=None)
-                if flat
-                else pm.Normal("theta", 0, 10, shape=(3, 5))
-            )
+            if prior == "normal":
+                theta = pm.Normal("theta", 0, 10, shape=(3, 5))
+            else:
+                theta = pm.Uniform("theta", -1000, 1000, shape=(3, 5), default_transform=None)
             pm.Categorical("y", logit_p=pt.dot(self.x, theta), observed=self.y)
         return model
 
-    def accuracy(self, theta):
-        """Fraction of the test records whose class has the highest probability."""
-        return float(np.mean(np.argmax(self.x_test @ theta, axis=1) == self.y_test))
-
-    def log_loss(self, theta):
-        """Mean log-loss of the test records."""
+    def judged(self, theta):
+        """Accuracy and mean log-loss of the test records."""
         logp = log_softmax(self.x_test @ theta, axis=1)
-        return -float(np.mean(logp[np.arange(len(self.y_test)), self.y_test]))
+        accuracy = float(np.mean(np.argmax(logp, axis=1) == self.y_test))
+        return accuracy, -float(np.mean(logp[np.arange(len(self.y_test)), self.y_test]))
 
     def likeliest(self):
         """Posterior mode under the normal prior: the target of all methods."""
+        each = np.arange(len(self.y)), self.y
 
         def loss(flat):
-            theta = flat.reshape(3, 5)
-            logp = log_softmax(self.x @ theta, axis=1)
+            logp = log_softmax(self.x @ flat.reshape(3, 5), axis=1)
             residual = np.exp(logp)
-            residual[np.arange(len(self.y)), self.y] -= 1
-            value = -logp[np.arange(len(self.y)), self.y].sum() + (flat**2).sum() / 200
+            residual[each] -= 1
+            value = -logp[each].sum() + (flat**2).sum() / 200
             return value, (self.x.T @ residual).ravel() + flat / 100
 
         found = minimize(loss, np.zeros(15), jac=True, method="L-BFGS-B", options={"maxiter": 2000})
         return found.x.reshape(3, 5)
+
+    def most_frequent(self):
+        """Coefficients of the class frequencies, whatever the covariates."""
+        shares = np.bincount(self.y, minlength=5).clip(0.5) / len(self.y)
+        return np.outer([1, 0, 0], np.log(shares))
 
 
 RADON_DRAWS, RADON_STEPS, RADON_PART = 300, 10, 0.05
@@ -403,16 +382,12 @@ def radon_step_size(epsilon, draws=RADON_DRAWS):
 
     The noise multiplier is then ``q / (step_size * clip bound)``; a public calculation.
     """
-    low, high = 0, 1500
 
     def fits(k):
         access = SampledGaussian(1.01**k, RADON_PART, "poisson", "add_remove")
         return epsilon_of([(access, draws * RADON_STEPS)], DELTA) <= epsilon
 
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return RADON_PART / (1.01**high * (1 + 1e-9))
+    return RADON_PART / (1.01 ** bisect_left(range(1500), True, lo=1, key=fits) * (1 + 1e-9))
 
 
 def radon(path: Path | None, small: bool):
@@ -421,30 +396,24 @@ def radon(path: Path | None, small: bool):
     rows = []
 
     def add(what, epsilon, results):
-        accuracy, loss = (np.array(each) for each in zip(*results, strict=True))
+        accuracy, loss = np.transpose(results)
         sd = float(accuracy.std(ddof=1)) if len(accuracy) > 1 else 0.0
-        rows.append({"what": what, "epsilon": epsilon, "accuracy": accuracy.mean(), "sd": sd, "log-loss": loss.mean()})  # fmt: skip
+        row = {"what": what, "epsilon": epsilon, "accuracy": accuracy.mean(), "sd": sd}
+        rows.append(row | {"log-loss": loss.mean()})
 
-    def judged(d, theta):
-        return d.accuracy(theta), d.log_loss(theta)
-
-    def chains(flat=False, draws=RADON_DRAWS, epsilon=None, **options):
+    def chains(prior="normal", draws=RADON_DRAWS, epsilon=None, **options):
         """Results of all splits, and the step of the last."""
         results = []
         for seed, d in enumerate(data):
             budget = epsilon and dp.PrivacyBudget(epsilon, DELTA, chains=1, adjacency="add_remove")
             start = {"theta": np.zeros((3, 5))}
-            chain, step = chain_of(
-                d.model(flat), draws, seed, start=start, budget=budget, **options
-            )
+            chain, step = chain_of(d.model(prior), draws, seed, start, budget=budget, **options)
             assert len(chain) == draws
-            results.append(judged(d, chain[-(draws // 4) :].mean(axis=0)))
+            results.append(d.judged(chain[-(draws // 4) :].mean(axis=0)))
         return results, step
 
-    frequencies = [np.log(np.bincount(d.y, minlength=5).clip(0.5) / len(d.y)) for d in data]
-    constant = [judged(d, np.outer([1, 0, 0], f)) for d, f in zip(data, frequencies, strict=True)]
-    add("most frequent class", None, constant)
-    add("posterior mode, not private", None, [judged(d, d.likeliest()) for d in data])
+    add("most frequent class", None, [d.judged(d.most_frequent()) for d in data])
+    add("posterior mode, not private", None, [d.judged(d.likeliest()) for d in data])
     for epsilon in (1.0,) if small else (0.03, 0.1, 0.3, 1.0, 3.0, 10.0):
         size = radon_step_size(epsilon)
         results, _ = chains(
@@ -452,26 +421,16 @@ def radon(path: Path | None, small: bool):
             friction=0.5 / size, sampling_probability=RADON_PART,
         )  # fmt: skip
         add("DPSGHMC, T = 1", epsilon, results)
-    settings = {
-        "draws": 100 if small else 1500, "step_size": 1.7, "n_steps": 10, "sampling_probability": 0.01,
-        "temperature": 0.01,
-    }  # fmt: skip
-    for flat, prior in ((False, "normal"), (True, "flat")):
-        results, step = chains(
-            flat, epsilon=math.inf, friction=0.15, gradient_clip_bound=1.0, **settings
-        )
-        spent = epsilon_of(charged(step, settings["draws"]), DELTA)
-        add(f"DPSGHMC, settings of the thesis, T = q = 0.01, {prior} prior", spent, results)
-    naive, _ = chains(friction=0.0, gradient_clip_bound=math.inf, **settings)
+    draws = 100 if small else 1500
+    same = {"step_size": 1.7, "n_steps": 10, "sampling_probability": 0.01, "temperature": 0.01}
+    with_friction = same | {"epsilon": math.inf, "friction": 0.15, "gradient_clip_bound": 1.0}
+    for prior in ("normal", "flat"):
+        results, step = chains(prior, draws, **with_friction)
+        what = f"DPSGHMC, settings of the thesis, T = q = 0.01, {prior} prior"
+        add(what, spent(step, draws), results)
+    naive, _ = chains(draws=draws, friction=0.0, gradient_clip_bound=math.inf, **same)
     add("naive, same settings, normal prior", None, naive)
-    return {
-        "settings": {
-            "delta": DELTA, "splits": len(data), "draws": RADON_DRAWS, "n_steps": RADON_STEPS,
-            "sampling probability": RADON_PART, "clip bound": 1.0, "adjacency": "add_remove",
-            "prediction": "posterior mean of theta, last quarter of the draws",
-        },
-        "rows": rows,
-    }  # fmt: skip
+    return {"rows": rows}
 
 
 # ------------------------------------------------------------------------------------------ tables
@@ -482,27 +441,24 @@ def number(value, digits=3):
     return f"{value:.3g}" if abs(value) >= 1000 else f"{value:.{digits}f}"
 
 
-def numbers(row, *keys):
-    return [number(row[key]) for key in keys]
+def numbers(row, *keys, digits=3):
+    return [number(row[key], digits) for key in keys]
 
 
 def tables(found: Stored) -> list[str]:
     """The tables of the page, in its order."""
-    phase, accounts = found["phase"], found["accounting"]
+    phase, accounts, spread = found["phase"], found["accounting"], []
     energy = [
         [kind, number(each["friction"], 1), *(number(each[key][-1], 2) for key in ("mean energy", "expected"))]
         for kind, each in phase["kinds"].items()
     ]  # fmt: skip
-    spread = []
     for row in found["bias"]["rows"]:
-        cells = [row["kinds"].get(kind) for kind in KINDS_OF_BIAS]
-        shown = [
-            c and "{calculated:.3f} ({measured:.3f} +- {error:.3f})".format(**c) for c in cells
-        ]
-        begin = f"{row['step size']:g}", number(row["in frequencies"], 2)
-        spread.append([*begin, *(each or "" for each in shown)])
+        shown = "{calculated:.3f} ({measured:.3f} +- {error:.3f})"
+        kinds = [row["kinds"].get(kind) for kind in KINDS_OF_BIAS]
+        cells = [shown.format(**kind) if kind else "" for kind in kinds]
+        spread.append([f"{row['step size']:g}", number(row["in frequencies"], 2), *cells])
     clipping = [
-        [row["data"], f"{row['bound']:g}", f"{row['clipped']:.0%}", number(row["mean"], 2), number(row["sd"], 2)]
+        [row["data"], f"{row['bound']:g}", f"{row['clipped']:.0%}", *numbers(row, "mean", "sd", digits=2)]
         for row in found["bias"]["clipping"]
     ]  # fmt: skip
     by_delta = [
@@ -514,22 +470,22 @@ def tables(found: Stored) -> list[str]:
         for row in accounts["by length"]
     ]
     for row in accounts["runs"]:
-        settings = f"{row['beta']:g}, {row['friction']:g}, {row['bound']:g}; 15000 gradients"
+        settings = "{beta:g}, {friction:g}, {bound:g}; 15000 gradients".format(**row)
         other.append([settings, *numbers(row, "published", "ours")])
     for name, value in accounts["as it was run"].items():
         other.append([f"3, 1, 0.7; 2000 gradients; {name}", "0.763", number(value)])
     mean = []
     for row in found["normal mean"]["rows"]:
-        published = TABLE_6_1.get(row["what"], (None, None))
-        here = [number(row[key]) or "> 1e100" for key in ("mean", "sd")]
-        mean.append([row["what"], *here, *map(number, published)])
-    accuracy = [
-        [row["what"], "" if row["epsilon"] is None else f"{row['epsilon']:.3g}", *numbers(row, "accuracy", "sd", "log-loss")]
-        for row in found["radon"]["rows"]
-    ]  # fmt: skip
-    accuracy += [
-        [f"thesis: {n}", "", number(a), number(sd), ""] for n, (a, sd) in TABLE_6_2.items()
-    ]
+        published = map(number, TABLE_6_1.get(row["what"], (None, None)))
+        mean.append(
+            [row["what"], *(n or "> 1e100" for n in numbers(row, "mean", "sd")), *published]
+        )
+    accuracy = []
+    for row in found["radon"]["rows"]:
+        epsilon = "" if row["epsilon"] is None else f"{row['epsilon']:.3g}"
+        accuracy.append([row["what"], epsilon, *numbers(row, "accuracy", "sd", "log-loss")])
+    for name, published in TABLE_6_2.items():
+        accuracy.append([f"thesis: {name}", "", *map(number, published), ""])
     off = "mean, in posterior sd off"
     made = [
         (["path", "friction", f"mean energy at step {phase['shown'][-1]}", "calculated"], energy),
@@ -547,20 +503,15 @@ PARTS = {"accounting": accounting, "phase": phase, "bias": bias, "normal mean": 
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """One part."""
     if name == "radon":
         return radon(options.data, options.small)
     return PARTS[name](options.small)
 
 
 EXPERIMENT = Experiment(
-    __file__,
-    run,
-    dict.fromkeys([*PARTS, "radon"], 0),
-    tables,
-    needs={"radon": "radon.csv.gz"},
+    __file__, run, dict.fromkeys([*PARTS, "radon"], 0), tables, needs={"radon": "radon.csv.gz"},
     small=("accounting", "phase", "bias", "radon"),
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -1,8 +1,5 @@
 """Posteriors with private covariates of which only ranges are known: a table of docs/private_covariates.md.
 
-    python experiments/stand_in_experiments.py [NAME ...] --data fetter_mortgages.csv
-    python experiments/stand_in_experiments.py --print
-
 40 minutes of one core. Two kinds of data at (1, 1e-6), the stand-in included:
 
 - *simulated*: three covariates whose normal scores correlate 0.8, the third one an indicator that is 1 for one record
@@ -13,13 +10,11 @@ Each with the stand-in from ranges, and with one whose columns are independent a
 the data (or their means and standard deviations, simulated), which somebody would have to know.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pymc as pm
 
 from runner import Experiment, Options, Stored, table
-from scores_experiments import compared, coverage, model_of, posterior, without_privacy
+from scores_experiments import compared, coverage, logistic, model_of, posterior, without_privacy
 from scores_mortgages import table_of
 
 import pymc_dp as dp
@@ -40,16 +35,13 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def simulated(
-    n_records: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def simulated(n_records: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Covariates, outcomes and coefficients."""
     law = CORRELATION + (1 - CORRELATION) * np.eye(3)
     x = rng.multivariate_normal(np.zeros(3), law, size=n_records)
     x[:, 2] = x[:, 2] > RARE
     truth = rng.normal(size=4) * 0.5
-    p = 1 / (1 + np.exp(-truth[0] - x @ truth[1:]))
-    return x, (rng.random(n_records) < p).astype(int), truth
+    return x, logistic(rng, truth[0] + x @ truth[1:]), truth
 
 
 def independent(model: pm.Model, x: np.ndarray, rng: np.random.Generator) -> pm.Model:
@@ -74,22 +66,18 @@ def run(name: str, seed: int, options: Options) -> Stored:
     _, draws = posterior(simulator, EPSILON, seed)
     start = simulator.position() if truth is None else truth
     found = compared(draws, *without_privacy(simulator, start))
-    del found["largest_ratio"]
     return found if truth is None else found | {"coverage": coverage(draws, truth)}
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows = []
     for name, found in stored.items():
         data, kind = name.split("_")
         made = "from ranges" if kind == "ranges" else "independent columns"
         shift = np.sqrt(np.mean(np.square(found["shift"])))
         covered = f"{np.mean(found['coverage']):.3f}" if "coverage" in found else ""
-        ratio = f"{np.mean(found['ratio']):.2f}"
-        rows.append(
-            [data, RECORDS[data], made, ratio, f"{shift:.2f}", covered, len(found["shift"])]
-        )
+        figures = f"{np.mean(found['ratio']):.2f}", f"{shift:.2f}", covered, len(found["shift"])
+        rows.append([data, RECORDS[data], made, *figures])
     shift = "shift (rms, in sds without privacy)"
     return table(["data", "records", "stand-in", "sd ratio", shift, "coverage", "data sets"], rows)
 

@@ -1,13 +1,9 @@
 """Intervals from synthetic data that are simulated from a private posterior: the table of docs/after_the_release.md.
 
-    python experiments/synthetic_experiments.py
-    python experiments/synthetic_experiments.py --print
-
-A quarter of an hour of one core. Data sets are those of
-the setting ``logistic_1000`` of ``scores_experiments.py``: logistic regression, 1000 records, epsilon = 1, public
-covariates. From draws of the private posterior synthetic data sets are simulated, with new covariates of the same law,
-and an analyst fits the same model to each, without privacy, by Newton's method and the normal approximation at the
-mode.
+A quarter of an hour of one core. Data sets are those of the setting ``logistic_1000`` of ``scores_experiments.py``:
+logistic regression, 1000 records, epsilon = 1, public covariates. From draws of the private posterior synthetic data
+sets are simulated, with new covariates of the same law, and an analyst fits the same model to each, without privacy, by
+Newton's method and the normal approximation at the mode.
 
 What is expected: let V be the variance of the private posterior, and v that of the analyst's posterior of one set. A
 synthetic data set is simulated at a draw, whose variance is V, and its mode differs from this draw with variance v. So
@@ -16,15 +12,13 @@ posterior differs from the truth with variance V, and the mode of a single set w
 intervals, and the mean of the modes, have a Monte Carlo error, since there are few sets.
 """
 
-from __future__ import annotations
-
 import numpy as np
+import scores_experiments as scores
 
 from runner import Experiment, Options, Stored, table
 from scipy import stats
-from scores_experiments import PRIOR_SD, SETTINGS, posterior, simulated, without_privacy
 
-SETTING = SETTINGS["logistic_1000"]
+SETTING = scores.SETTINGS["logistic_1000"]
 #: Synthetic data sets, records in each for one private record, and draws from the analyst's posterior of each.
 N_SYNTHETIC, TIMES, N_OF_EACH = 50, 20, 200
 LEVEL = 0.9
@@ -39,33 +33,15 @@ ANALYSES = {
 }
 
 
-def analyst(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and covariance of the posterior of a logistic regression, by Newton's method from 0."""
-    x = np.column_stack([np.ones(len(x)), x])
-    b = np.zeros(x.shape[1])
-    for _ in range(25):
-        p = 1 / (1 + np.exp(-x @ b))
-        covariance = np.linalg.inv((x.T * (p * (1 - p))) @ x + np.eye(len(b)) / PRIOR_SD**2)
-        move = covariance @ (x.T @ (y - p) - b / PRIOR_SD**2)
-        b = b + move
-        if np.abs(move).max() < 1e-8:
-            return b, covariance
-    raise RuntimeError("Newton's method did not converge.")
-
-
-def synthetic(b: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Records of the model, with new covariates."""
-    x = rng.normal(size=(n, len(b) - 1))
-    return x, (rng.random(n) < 1 / (1 + np.exp(-b[0] - x @ b[1:]))).astype(int)
-
-
-def fits(
-    draws: np.ndarray, n: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def fits(draws: np.ndarray, n: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
     """Modes, variances and draws of the analyst's posteriors, of one synthetic set for each draw."""
-    found = [analyst(*synthetic(b, n, rng)) for b in draws]
+    found = []
+    for b in draws:
+        x = rng.normal(size=(n, len(b) - 1))
+        found.append(scores.logistic_posterior(x, scores.logistic(rng, b[0] + x @ b[1:])))
     of_each = [rng.multivariate_normal(*fit, size=N_OF_EACH, method="cholesky") for fit in found]
-    return np.array([b for b, _ in found]), np.array([np.diag(c) for _, c in found]), np.array(of_each)  # fmt: skip
+    modes, covariances = map(np.array, zip(*found))
+    return modes, np.diagonal(covariances, axis1=1, axis2=2), np.array(of_each)
 
 
 def degrees(between: np.ndarray, within: np.ndarray) -> np.ndarray:
@@ -122,8 +98,8 @@ def expected(relative: np.ndarray) -> dict[str, tuple[float, float]]:
 def run(name: str, seed: int, options: Options) -> Stored:
     """Width and coverage of the intervals of each analysis, for one data set; `relative` is the root of v / V."""
     rng = np.random.default_rng(seed)
-    simulator, truth = simulated(SETTING, rng)
-    _, draws = posterior(simulator, SETTING.epsilon, seed)
+    simulator, truth = scores.simulated(SETTING, rng)
+    _, draws = scores.posterior(simulator, SETTING.epsilon, seed)
     draws = draws.reshape(-1, draws.shape[-1])
     chosen = draws[rng.choice(len(draws), size=N_SYNTHETIC, replace=False)]
     n = 100 if options.small else SETTING.n_records
@@ -138,7 +114,7 @@ def run(name: str, seed: int, options: Options) -> Stored:
         "single_large": np.quantile(large[2][0], tails, axis=0),
     }
     own = np.diff(intervals["private"], axis=0)[0]
-    _, sd = without_privacy(simulator, truth["b"])
+    _, sd = scores.without_privacy(simulator, truth["b"])
     found = {"relative": float(np.mean(sd / draws.std(axis=0)))}
     for analysis, (low, high) in intervals.items():
         found[f"{analysis} width"] = float(np.mean((high - low) / own))
@@ -147,7 +123,6 @@ def run(name: str, seed: int, options: Options) -> Stored:
 
 
 def tables(stored: Stored) -> list[str]:
-    """The table of the documentation."""
     rows, found = [], stored["logistic_1000"]
     by_formula = expected(np.array(found["relative"]) ** 2)
     for name, words in ANALYSES.items():

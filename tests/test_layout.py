@@ -15,7 +15,7 @@ FILES = {
 }
 MAX_LINES = {"pymc_dp": 400, "tests": 700}
 #: Lines of all files; of the package its files and levels of imports, too. A change may lower these, and not raise them.
-MOST = {"pymc_dp": 29_850, "tests": 35_400, "experiments": 6_400}
+MOST = {"pymc_dp": 29_850, "tests": 35_400, "experiments": 5_260}
 MOST_FILES, MOST_LEVELS = 166, 27
 
 

@@ -1,48 +1,4 @@
-"""Peer: differentially private variational inference with d3p 0.2.0.
-
-    python d3p_peer.py PROBLEM.npz RESULT.npz
-
-Method: DP-VI, Jälkö, Dikmen and Honkela 2017 (arXiv:1610.08749). Package: Prediger, Loppi, Kaski
-and Honkela 2022 (doi:10.2478/popets-2022-0052). The user writes a NumPyro model with a plate. In
-each step, `d3p.svi.DPSVI` clips the gradient of each record, adds Gaussian noise to the mean of
-these gradients, and updates a Gaussian guide.
-
-Environment: Python 3.11. Versions are pinned since d3p 0.2.0 does not limit those of jax and
-numpyro::
-
-    pip install "jax==0.4.30" "jaxlib==0.4.30" "numpyro==0.15.3" "numpy<2" "scipy==1.12.0" \
-        "fourier-accountant==0.12.11" "jax-chacha-prng==1.4.3"
-    pip install --no-deps "d3p==0.2.0"
-
-Adjacency: substitution of one record, exactly. d3p clips gradients to norm C, so a substitution
-moves their sum by at most 2 C. The noise has a standard deviation of `dp_scale` C in the sum
-(`dp_scale` C / n in the mean; n is public). Each step uses all records, so that the steps
-together are a Gaussian mechanism with mu = 2 sqrt(steps) / dp_scale (Dong, Roth and Su 2022,
-doi:10.1111/rssb.12454), whose delta is known exactly for each epsilon (Balle and Wang 2018,
-arXiv:1805.06530). Two other accountants agree: relation S of the package fourier-accountant at q
-= 1, and the PLD of dp-accounting at a sensitivity of 2. `d3p.dputil.approximate_sigma` (relation
-S) returns the same number, but needs 10 to 50 seconds, and stops early with a larger one by
-default. `DPSVI.get_epsilon` is for adding or removing a record: not for us. Batches of a fixed
-size would save time only: at the same number of steps they need no less noise, and relation S is
-no upper bound for them (Lebeda, Regehr, Kamath and Steinke 2024, arXiv:2405.20769).
-
-A user chooses the clipping threshold, the number of steps, the batch size, the optimizer and its
-learning rate, the guide, where it starts and how wide, and whether iterates are averaged. Here
-they are functions of n, d and epsilon, tuned by hand on data sets of the comparison; this tuning
-is free for the peer. The guide starts wide, as in d3p's example of logistic regression. We
-average the second half of the iterates, which d3p does not do; it is post-processing. The guide
-does not know of the noise: at small epsilon its width depends on where it starts and on the
-learning rate more than on the data.
-
-A real release needs a secret seed, which `d3p.random.PRNGKey()` draws; here it is the problem's.
-
-RESULT has `draws`, `seconds`, `noise_multiplier` (which is `dp_scale`), `q` and `steps`.
-"""
-
-from __future__ import annotations
-
-import sys
-import time
+"""Differentially private variational inference with d3p 0.2.0: see README.md."""
 
 import d3p.random
 import jax
@@ -55,20 +11,10 @@ from numpyro import distributions as dist
 from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal
 from numpyro.infer.initialization import init_to_value
-from scipy import optimize, stats
+from peer_program import answer, dp_sgd_noise, problem
 
 
-def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
-    """Smallest `dp_scale` of that many steps on all records, for substitution of a record."""
-
-    def excess(mu: float) -> float:
-        tail = np.exp(epsilon + stats.norm.logcdf(-epsilon / mu - mu / 2))
-        return stats.norm.cdf(-epsilon / mu + mu / 2) - tail - delta
-
-    return 2 * np.sqrt(steps) / optimize.brentq(excess, 1e-4, 100.0)
-
-
-def hyperparameters(n: int, d: int, epsilon: float) -> dict[str, float]:
+def hyperparameters(n, d, epsilon):
     """Choices of the user, from what is public."""
     steps = int(min(1000, 2e7 / n))
     rate = min(0.1, 0.035 * np.sqrt(max(epsilon, 1.0) * 1000 / steps))
@@ -76,7 +22,7 @@ def hyperparameters(n: int, d: int, epsilon: float) -> dict[str, float]:
 
 
 def posterior(x, y, family, prior_sd, outcome, epsilon, delta, seed, clip, steps, rate, width):
-    """Draws of the coefficients from the guide, and the noise multiplier."""
+    """Draws of the coefficients from the guide."""
     n, d = x.shape
 
     def model(x, y):
@@ -97,7 +43,7 @@ def posterior(x, y, family, prior_sd, outcome, epsilon, delta, seed, clip, steps
     centre = np.mean(outcome) if family == "normal" else 0.0
     first = {"theta": jnp.zeros(d).at[0].set(centre), "scale": 1.0}
     guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values=first), init_scale=width)
-    dp_scale = noise_multiplier(epsilon, delta, steps)
+    dp_scale = dp_sgd_noise(steps, epsilon, delta)
     svi = DPSVI(model, guide, numpyro.optim.Adam(rate), Trace_ELBO(), clip, dp_scale)
 
     @jax.jit
@@ -111,22 +57,13 @@ def posterior(x, y, family, prior_sd, outcome, epsilon, delta, seed, clip, steps
 
     params = fit(svi.init(d3p.random.PRNGKey(seed), x, y))
     draws = guide.sample_posterior(jax.random.PRNGKey(seed), params, sample_shape=(2000,))
-    return np.asarray(draws["theta"]), dp_scale
-
-
-def main(problem: str, result: str) -> None:
-    """Analyse a problem, and save the result."""
-    p = np.load(problem)
-    family = str(p["family"])
-    x = jnp.asarray(p["x"], dtype=jnp.float32)
-    y = jnp.asarray(p["y"], dtype=jnp.float32 if family == "normal" else jnp.int32)
-    public = {k: float(p[k]) for k in ("prior_sd", "epsilon", "delta")} | {"outcome": p["outcome"]}
-    choices = hyperparameters(*x.shape, public["epsilon"])
-    start = time.perf_counter()
-    draws, dp_scale = posterior(x, y, family, seed=int(p["seed"]), **public, **choices)
-    found = {"seconds": time.perf_counter() - start, "noise_multiplier": dp_scale, "q": 1.0}
-    np.savez_compressed(result, draws=draws, steps=choices["steps"], **found)
+    return np.asarray(draws["theta"])
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    p = problem()
+    x = jnp.asarray(p.x, dtype=jnp.float32)
+    y = jnp.asarray(p.y, dtype=jnp.float32 if p.family == "normal" else jnp.int32)
+    given = p.family, p.prior_sd, p.outcome, p.epsilon, p.delta, p.seed
+    choices = hyperparameters(*x.shape, p.epsilon)
+    answer(lambda: posterior(x, y, *given, **choices))

@@ -1,22 +1,9 @@
-"""diffprivlib 0.6.6 (Holohan et al. 2019, arXiv:1907.02444): a logistic regression by objective perturbation.
-
-    pip install diffprivlib==0.6.6 "scikit-learn<1.6"
-    python diffprivlib_peer.py PROBLEM.npz RESULT.npz        # see run_peers.py
-
-The objective gets a random linear term (Chaudhuri et al. 2011, https://jmlr.org/papers/v12/chaudhuri11a.html), which
-is pure epsilon-differential privacy if one record is *replaced*: nothing is converted, and delta is not used. The
-result is a point: the package states no uncertainty, so there are no intervals.
-
-What a user chooses: the norm bound of a record, here that of the public ranges, and the penalty, here the prior's.
-"""
-
-import sys
-import time
-import warnings
+"""diffprivlib 0.6.6: a logistic regression by objective perturbation: see README.md."""
 
 import numpy as np
 
 from diffprivlib.models import LogisticRegression
+from peer_program import answer, problem
 
 
 def posterior(x, y, epsilon, prior_sd, data_norm, seed):
@@ -28,22 +15,8 @@ def posterior(x, y, epsilon, prior_sd, data_norm, seed):
     return np.concatenate([model.intercept_, model.coef_[0]])
 
 
-def main() -> None:
-    problem, result = sys.argv[1:]
-    warnings.simplefilter("ignore")
-    p = np.load(problem)
-    began = time.perf_counter()
-    # The package clips and adds the intercept itself.
-    draw = posterior(
-        p["x"][:, 1:],
-        p["y"],
-        float(p["epsilon"]),
-        float(p["prior_sd"]),
-        float(p["norm"]),
-        int(p["seed"]),
-    )
-    np.savez(result, draws=draw[None], seconds=time.perf_counter() - began)
-
-
 if __name__ == "__main__":
-    main()
+    p = problem()
+    # The package clips and adds the intercept itself.
+    given = p.x[:, 1:], p.y, p.epsilon, p.prior_sd, p.norm, p.seed
+    answer(lambda: posterior(*given)[None])

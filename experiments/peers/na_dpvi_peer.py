@@ -1,57 +1,12 @@
-"""NA-DPVI: noise-aware differentially private variational inference.
-
-    NA_DPVI=FOLDER_OF_THE_CLONE python na_dpvi_peer.py PROBLEM.npz RESULT.npz
-
-Alrawajfeh, Jälkö and Honkela 2025, Noise-aware differentially private variational inference,
-AISTATS (PMLR 258), doi:10.48550/arXiv.2410.19371. DP-SGD optimises a normal approximation of the
-posterior; a linear model of its trace (gradient = Hessian times distance from the optimum, plus the
-known noise) gives the posterior of the optimum, over which the approximation is averaged. The
-authors' code is run from a clone of github.com/DPBayes/noise-aware-dpvi (commit 50de639), which has
-no licence: it is called, not copied.
-
-Environment (Python 3.11)::
-
-    pip install jax==0.4.25 jaxlib==0.4.25 numpyro==0.14.0 numpy==1.26.4 scipy==1.12.0 \
-        optax==0.2.1 matplotlib==3.8.3 joblib==1.3.2 tqdm
-
-The code imports opacus (and so torch) for a noise scale, which is given here: a stub replaces it.
-It also prints norms of gradients of single records, which are not private: that is switched off.
-
-Adjacency: the code calibrates for add/remove of a record with Poisson subsampling. Here all batches
-have all records (sampling rate 1), so that T steps are T Gaussian mechanisms. Substitution of a
-record moves a sum of gradients that are clipped to C by at most 2 C. Gaussian mechanisms compose to
-one of sensitivity 2 C sqrt(T) (Dong, Roth and Su 2022, doi:10.1111/rssb.12454), so the noise is
-2 C sqrt(T) / mu, where mu solves the analytic condition of Balle and Wang 2018. Its delta was
-checked by integrating the hockey-stick divergence.
-
-Choices of the user, all functions of n, d, and epsilon (see `settings`): steps, learning rates,
-clipping, gradient scales, initial scale, samples for each gradient, burn-in, steps of the
-Laplace approximation. They were tuned on the test problems, which costs the peer no budget:
-
-* Clipping at 0.85 sqrt(d): in a first trial with 1.5, and a larger scale of the covariance's
-  gradient, clipped records biased Adult by 12 standard deviations.
-* The learning rates bound the random walk of the noise, as the authors' rule does. With larger ones
-  the trace leaves the range in which the linear model holds; with smaller ones it does not
-  converge.
-* The gradient of the covariance is scaled so that it adds little to the norm that is clipped.
-* The indicator of one of k categories is centred at 1/k, which makes the Hessian more diagonal.
-* The variational covariance is diagonal, as in the paper, so intervals are too narrow where
-  coefficients are correlated and the noise is small. A full one made posteriors 2 to 11 times too
-  wide in first trials, before the learning rates were bounded.
-
-The loss is the authors', with this problem's prior in place of a standard normal one.
-"""
-
-from __future__ import annotations
+"""NA-DPVI: noise-aware differentially private variational inference; ``NA_DPVI`` is its folder: see README.md."""
 
 import os
 import sys
-import time
 import types
 
 import numpy as np
 
-from scipy import optimize, stats
+from peer_program import answer, dp_sgd_noise, problem
 
 sys.path.insert(0, os.environ["NA_DPVI"])
 sys.dont_write_bytecode = True
@@ -100,7 +55,7 @@ def settings(n, d, epsilon, delta):
     """Arguments of the authors' functions."""
     steps = int(np.clip(n / 8, 400, 3000))
     clipping = 0.85 * d**0.5
-    noise = 2 * np.sqrt(steps) / gaussian_mu(epsilon, delta)
+    noise = dp_sgd_noise(steps, epsilon, delta)
     scale = min(0.5 * n**0.5, 30.0)
     walk = np.sqrt(steps) * noise * clipping
     return dict(
@@ -121,16 +76,6 @@ def settings(n, d, epsilon, delta):
     )  # fmt: skip
 
 
-def gaussian_mu(epsilon, delta):
-    """Sensitivity over noise of a Gaussian mechanism that has this guarantee."""
-
-    def excess(mu):
-        a, b = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-        return stats.norm.cdf(a) - np.exp(epsilon + stats.norm.logcdf(b)) - delta
-
-    return optimize.brentq(excess, 1e-3, 50)
-
-
 def centring(levels, d):
     """Matrix that takes the design to centred indicators, and coefficients of those back."""
     back, end = np.eye(d), d
@@ -143,17 +88,9 @@ def centring(levels, d):
     return back
 
 
-def main(problem, result):
-    data = np.load(problem)
-    if data["family"] != "logistic":
-        raise ValueError("This NA-DPVI is for logistic regression.")
-    guarantee = float(data["epsilon"]), float(data["delta"])
-    start = time.perf_counter()
-    draws = posterior(
-        data["x"], data["y"], data["levels"], float(data["prior_sd"]), *guarantee, int(data["seed"])
-    )
-    np.savez(result, draws=draws, seconds=time.perf_counter() - start)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    p = problem()
+    if p.family != "logistic":
+        raise ValueError("This NA-DPVI is for logistic regression.")
+    given = p.x, p.y, p.levels, p.prior_sd, p.epsilon, p.delta, p.seed
+    answer(lambda: posterior(*given))

@@ -1,52 +1,7 @@
-"""NAPSU-MQ (twinify 2.0.0): noise-aware synthetic data, and Rubin's rules.
-
-    python napsu_mq_peer.py PROBLEM.npz RESULT.npz
-
-Räisä, Jälkö, Kaski and Honkela 2023, Noise-aware statistical inference with differentially private
-synthetic data, AISTATS, doi:10.48550/arXiv.2205.14485. Noisy counts of marginal tables are
-released, NUTS draws the parameters of a maximum entropy distribution given them, each draw makes a
-synthetic data set, each set is analysed, and Rubin's rules combine the results. All covariates must
-be categorical.
-
-Environment (Python 3.11; twinify needs ``jax.config`` as a module and a numpyro before 0.12)::
-
-    pip install jax==0.4.23 jaxlib==0.4.23 numpyro==0.11.0 "numpy<2" "pandas<2" "scipy<1.13" \
-        "arviz<0.18" "matplotlib<3.9" "networkx<3" "disjoint-set<0.8" graphviz tqdm \
-        fourier-accountant "jax-chacha-prng<2"
-    pip install --no-deps d3p==0.2.0 twinify==2.0.0
-
-Adjacency: substitution, as it is in the peer, so nothing is converted. Substitution changes two
-counts by 1 in each of k tables, so the sensitivity is sqrt(2 k) (`NapsuMQModel.fit`). The noise is
-that of the analytic Gaussian mechanism (Balle and Wang 2018), which was checked by integrating the
-hockey-stick divergence (delta of 1e-6 to ten digits).
-
-Choices of the user:
-
-* Queries: income with each covariate, and all covariates together. Their maximum entropy
-  distribution is a logistic regression without interactions, with any distribution of the
-  covariates, so there is no bias. All pairs were biased by up to 0.7 standard errors of the data,
-  and one table of all cells has 2.5 to 6 times the noise variance in the counts that the
-  coefficients need. `query_sets` must be given: without it twinify selects tables by MST with the
-  whole budget, and then spends the whole budget again.
-* The paper's settings for NUTS (4 chains of 2800) would take minutes, so there is one chain
-  of 500 + 1000. The Laplace approximation of twinify did not converge (ConvergenceException).
-* Analysis: the mode of the problem's posterior, which exists even if a cell is empty.
-
-Two functions of twinify are replaced, without a change of the result: its log partition function
-takes minutes to compile, so that of the table of all cells is used (equal to all digits), and
-synthetic data are drawn as counts of the cells, so there are 500 sets (the paper has up to 100).
-
-`draws` are of the normal or t distribution of each coefficient: Rubin's rules give no correlations,
-so the draws are independent over coefficients.
-The queries were chosen with the test problems, which costs the peer no budget.
-"""
-
-from __future__ import annotations
+"""NAPSU-MQ (twinify 2.0.0): noise-aware synthetic data, and Rubin's rules: see README.md."""
 
 import functools
 import itertools
-import sys
-import time
 
 import d3p.random
 import jax
@@ -54,6 +9,7 @@ import numpy as np
 import pandas as pd
 import twinify.napsu_mq.maximum_entropy_inference as inference
 
+from peer_program import answer, problem
 from scipy import special
 from twinify.napsu_mq import NapsuMQModel
 from twinify.napsu_mq.markov_network import MarkovNetwork
@@ -142,18 +98,10 @@ def adapt_twinify():
     inference.run_numpyro_mcmc = shorter
 
 
-def main(problem, result):
-    data = np.load(problem)
-    levels = data["levels"]
-    if data["family"] != "logistic" or np.any(levels == 0):
-        raise ValueError("NAPSU-MQ needs a binary outcome and categorical covariates.")
-    z, y = data["z"].astype(int), data["y"].astype(int)
-    guarantee = float(data["epsilon"]), float(data["delta"])
-    adapt_twinify()
-    start = time.perf_counter()
-    draws = posterior(z, y, levels, float(data["prior_sd"]), *guarantee, int(data["seed"]))
-    np.savez(result, draws=draws, seconds=time.perf_counter() - start)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    p = problem()
+    if p.family != "logistic" or np.any(p.levels == 0):
+        raise ValueError("NAPSU-MQ needs a binary outcome and categorical covariates.")
+    adapt_twinify()
+    given = p.z.astype(int), p.y.astype(int), p.levels, p.prior_sd, p.epsilon, p.delta, p.seed
+    answer(lambda: posterior(*given))

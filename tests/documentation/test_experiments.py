@@ -66,12 +66,12 @@ def test_figures_are_as_said(stored):
 
 
 # ------------------------------------------------------------------------- samplers
-def test_runs_of_fast_mh_kept_to_their_budgets(stored):
+def test_runs_of_fast_mh_kept_to_their_budgets(script, stored):
     for part in stored("fast_mh_experiments").values():
         for row in part["rows"]:
             if row["epsilon"] is not None:  # rounded to four digits
                 assert 0.9 * row["epsilon"] < row["epsilon spent"] <= row["epsilon"]
-                assert row["draws"] <= part["settings"]["draws"]
+                assert row["draws"] <= script("fast_mh_experiments").DRAWS
 
 
 def test_sghmc_calculated_bias(script, stored):
@@ -132,11 +132,10 @@ def test_comparison_of_samplers(script, stored):
 
 
 # ------------------------------------------------------------------------------- privatized data
-def test_privatized_coverage_is_that_of_the_paper(script, stored):
+def test_privatized_coverage_is_that_of_the_paper(stored):
     """Two samples of a hundred each; the bound holds for all 40 cells in 98 of 100 cases."""
-    privatized, results = script("privatized_experiments"), stored("privatized_experiments")
-    assert results["published"] == privatized.PUBLISHED
-    for kind, rows in privatized.PUBLISHED.items():
+    results = stored("privatized_experiments")
+    for kind, rows in results["published"].items():
         means = []
         for epsilon, published in rows.items():
             found = np.array(results[kind][epsilon]["covered"]) / 100
@@ -293,16 +292,16 @@ def test_forecasts_and_what_was_measured(script, stored):
         assert n_dim == 4 or (line > ratios[4, epsilon]).all()
 
 
-@pytest.mark.parametrize(
-    "name, page", [("overview_figure", "benchmarks"), ("peers/peer_figure", "peers")]
-)
-def test_pictures_are_drawn_from_what_is_stored(script, name, page):
-    figure = script(name)
-    (drawn,) = re.findall(rb"Comment\x00([0-9a-f]{64})", figure.PICTURE.read_bytes())
-    found = figure.stored()
-    assert drawn.decode() == figure.digest(found)
-    assert f"(_static/{figure.PICTURE.name})" in page_of(page)
-    if page == "benchmarks":
-        assert figure.caption(found) in " ".join(page_of(page).split())
-    else:
-        assert f"docs/_static/{figure.PICTURE.name}" in (ROOT / "README.md").read_text()
+def test_pictures_are_drawn_from_what_is_stored(script):
+    overview, peers = script("overview_figure"), script("peers/run_peers").EXPERIMENT.stored()
+    tables, numbers = script("peers/peer_tables"), overview.stored()
+    pictures = {
+        "benchmarks": (overview.PICTURE, numbers),
+        "peers": (tables.PICTURE, tables.drawn(peers)),
+    }
+    for page, (picture, found) in pictures.items():
+        (drawn,) = re.findall(rb"Comment\x00([0-9a-f]{64})", picture.read_bytes())
+        assert drawn.decode() == script("runner").digest(found)
+        assert f"(_static/{picture.name})" in page_of(page)
+    assert overview.caption(numbers) in " ".join(page_of("benchmarks").split())
+    assert "docs/_static/peers.png" in (ROOT / "README.md").read_text()

@@ -30,7 +30,6 @@ PAGES = {
     "stand_in_experiments": "private_covariates",
     "synthetic_experiments": "after_the_release",
     "peers/run_peers": "peers",
-    "peers/dapper_comparison": None,
 }
 #: Those that need a package of an extra.
 NEEDS = {"clusters": "distributed", "out_of_core": "pyarrow"}
