@@ -54,8 +54,8 @@ def private_scores(
     """Release noisy sums of clipped scores: all that :class:`~pymc_dp.DPScore` needs.
 
     A *score* is the gradient of a record's log-likelihood at a public reference, in coordinates in which the
-    posterior's precision is 1 per record. A part of the budget, at most a tenth unless the guess may be far or
-    covariates are those of a stand-in, pays for a start that moves the reference from the guess to the bulk of
+    posterior's precision is 1 per record. A part of the budget, at most a fifth unless the prior is wide or
+    covariates are those of a stand-in, may pay for a start that moves the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in of the user a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
     part, a fifth if combinations are counted, else 5 to 40 per cent, pays for a stand-in that is
@@ -72,7 +72,8 @@ def private_scores(
         Pays for the releases, all of it: nothing else can be claimed on it later. Its `chains` have no
         meaning here.
     guess : dict of str to array or "prior", optional
-        Public values of parameters, by default PyMC's initial point.
+        Public values of parameters near which the release is designed. By default the first sum is at PyMC's initial
+        point, and the design is for draws of the prior, unless this is wide.
     noise : {"auto", "l2", "gaussian"}
         Law of the noise; ``"auto"`` takes the one with the smaller standard deviation. With ``delta = 0`` it
         is l2 noise.

@@ -91,7 +91,8 @@ class ScorePlan(Shown):
     def sd_ratios(self) -> Mapping[str, np.ndarray]:
         """Forecast of the posterior's standard deviation over the one without privacy, by parameter.
 
-        To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
+        It is the median over draws of the prior, or for parameters at a given guess (also where the prior is wide, with a
+        note). To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
         entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name.
         """
         model, ratios = self.simulator.model, self.design.design.sd_ratios
