@@ -13,6 +13,7 @@ from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
 from pymc_dp.scores import plan_scores, simulated_scores
+from pymc_dp.scores.design import best_design
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.queries.test_cells import cell_covariance
@@ -155,8 +156,9 @@ def test_what_is_cut_off_is_what_a_wrong_probability_makes_of_it():
     assert 0.1 * found._cut_off(bound)[0] == pytest.approx(wanted, rel=0.03)
 
 
-def closed_form(found, there, bound, noise_sd, g, larger):
+def closed_form(found, there, noise_sd, g, larger):
     """Forecast of a sum at one position of records that follow the model at another; `larger` makes ``g`` the norm that is clipped."""
+    bound = found.design(noise_sd).bound
     root, p = found.directions[0, 0], special.expit(LEVEL + there.theta[0] * g)
     factors = np.minimum(1, bound / np.maximum(larger * g * root, 1e-9))
     slope, square = (np.sum(p * (1 - p) * g**2 * root**k * factors**k) for k in (1, 2))
@@ -174,7 +176,7 @@ def test_the_plan_expects_what_comes_out():
     larger, noise_sd = np.maximum(p, 1 - p), 2 * plan.design.main.noise_sd
     clipped = np.mean(larger * g * found.directions[0, 0] > 1.001 * design.bound)
     assert 0.2 < design.clipped == pytest.approx(clipped, abs=0.02)
-    wanted = closed_form(found, found, design.bound, noise_sd, g, larger)
+    wanted = closed_form(found, found, noise_sd, g, larger)
     assert plan.sd_ratios["b"][0] == pytest.approx(wanted, rel=0.03)
 
 
@@ -184,13 +186,13 @@ def test_forecasts_are_medians_over_the_law_of_the_parameters(arrives):
     public, noise_sd = Simulator(model_of(*data()), covariates="public"), 100.0
     law, rng = lambda n: np.linspace(-1.5, 2.5, n)[:, None], np.random.default_rng(4)
     found = SimulatedScores(public, np.zeros(1), rng, law)
-    wanted = []
-    for there in found.there:
-        reference = there if arrives else found
-        bound = reference.design(noise_sd).bound
-        wanted.append(closed_form(reference, there, bound, noise_sd, data()[0], 0.5))
+    pairs = [(there if arrives else found, there) for there in found.there]
+    wanted = np.median([closed_form(*pair, noise_sd, data()[0], 0.5) for pair in pairs])
     forecast = found.forecast(noise_sd, arrives).sd_ratios[0]
-    assert forecast == pytest.approx(np.median(wanted), rel=0.02)
+    assert forecast == pytest.approx(wanted, rel=0.02)
+    # A first sum leads to the parameters, or not.
+    budget = PrivacyBudget(0.2 if arrives else 0.05, 1e-6, chains=1)
+    assert bool(best_design(found, budget, N, "auto", 0.0).start) == arrives
     # A planted fault: at the guess alone.
     alone = SimulatedScores(public, np.zeros(1), rng).forecast(noise_sd, arrives).sd_ratios[0]
-    assert alone != pytest.approx(np.median(wanted), rel=0.05)
+    assert alone != pytest.approx(wanted, rel=0.05)
