@@ -167,7 +167,7 @@ def test_noise_of_sites_has_the_law_that_is_asked_for(noisy_likelihood, likeliho
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_sites_refuse_less_than_the_least_noise(noisy_likelihood, question):
+def test_line_7_sites_refuse_less_than_the_least_noise(noisy_likelihood, question):
     """At a scale of 1e-12 the answer was the exact sum."""
     sensitivity = {"scores": 1.4, "products": math.sqrt(2) * 1.21, "norms": math.sqrt(2)}[question]
     for scale in (1e-12, 0.999 * sensitivity, math.inf, math.nan, -3.0, 1.001 * sensitivity):
@@ -179,7 +179,7 @@ def test_sites_refuse_less_than_the_least_noise(noisy_likelihood, question):
                 noisy_likelihood.noisy(QUESTIONS[question], law, bits)
 
 
-def test_digests_of_sites_do_not_show_which_columns_are_equal():
+def test_line_7_digests_of_sites_do_not_show_which_columns_are_equal():
     equal = {"x": np.arange(20.0), "y": np.arange(20.0), "z": np.ones(20)}
     found = []
     for data in (equal, equal | {"y": equal["y"] + 1}):

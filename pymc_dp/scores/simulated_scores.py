@@ -41,9 +41,9 @@ _MOST_PRODUCTS = 4096
 #: Relative error of the information that is left by moments, in units of that of the moments (greater where the
 #: information is small).
 _AMPLIFIED = 1.6
-
-#: Draws of the parameters' law over which a release is designed, and records simulated at each: least, and for each parameter.
-_N_DRAWS, _LEAST_RECORDS, _RECORDS_EACH = 16, 2000, 20
+#: Draws of the parameters' law over which a release is designed, of so many parameters in all, but at least some; and records
+#: simulated at each: least, and for each parameter.
+_MOST_DRAWS, _MOST_PARAMETERS, _LEAST_DRAWS, _LEAST_RECORDS, _RECORDS_EACH = 16, 400, 4, 2000, 20
 
 _UNKNOWN = TailMisfit()
 
@@ -243,7 +243,7 @@ def _possible(
 ) -> Iterator[SimulatedScores]:
     """Simulated scores at draws of the parameters, where records can be simulated."""
     try:
-        draws = law(_N_DRAWS)
+        draws = law(max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_PARAMETERS // simulator.simulated.n_dim)))  # fmt: skip
     except NotImplementedError:  # a pm.CustomDist without random
         return
     for theta in draws:

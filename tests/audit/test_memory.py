@@ -52,7 +52,7 @@ def run(model, budget, step, cores=1):
 # ---------------------------------------------------------------- several budgets
 
 
-def test_three_budgets(model):
+def test_line_2_three_budgets(model):
     """All are counted, also if worker processes claimed, and if their data are others."""
     budgets = []
     for _ in range(3):

@@ -399,10 +399,10 @@ MISUSES = ((tuning, 0.5), (without_callback, 0.5), (second_run, 8.0), (too_many_
 EQUAL = {"one value": np.append(Y[:-1], 0.5)}
 #: What may be refused, for all data or for none.
 REFUSED = {
-    "initial value": Cell(initial, neighbours=SOME),
-    "equal columns": Cell(equal_columns, Y.copy(), EQUAL),  # a covariate has these values, which is public
-    "equal groups": Cell(equal_groups, neighbours=EQUAL, fast=1),
-    "other budgets": Cell(other_budgets, *ALL_EQUAL, fast=1),
+    "line 4: initial value": Cell(initial, neighbours=SOME),
+    "line 5: equal columns": Cell(equal_columns, Y.copy(), EQUAL),  # a covariate has these values, which is public
+    "line 5: equal groups": Cell(equal_groups, neighbours=EQUAL, fast=1),
+    "line 2: other budgets": Cell(other_budgets, *ALL_EQUAL, fast=1),
     **{f"{how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, "penalty"), neighbours=SOME, fast=1) for how, epsilon in MISUSES},
     **{f"{name}: {how.__name__} {epsilon}": Cell(functools.partial(misused, how, epsilon, name), neighbours=ONE) for how, epsilon in MISUSES[:2] for name in ("Barker on batches", "HMC")},
     **{f"{name}: checked": Cell(functools.partial(checked, name), neighbours=SOME) for name in ("penalty", "SGHMC")},

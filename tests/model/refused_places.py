@@ -128,7 +128,7 @@ def _(d):
 LENGTH = POTENTIAL + ".*which no parameter has|" + POTENTIAL + ".*whose length no parameter has"
 
 
-@entry("one censoring time, as often as persons are censored", refused=LENGTH, y=POSITIVE)
+@entry("line 8: one censoring time, as often as persons are censored", refused=LENGTH, y=POSITIVE)
 def _(d):
     a, b = pm.Exponential("a", 1), pm.Exponential("b", 1)
     pm.Weibull("y", a, b, observed=d["y"])

@@ -115,7 +115,7 @@ def test_the_comparison_finds_a_dependence(monkeypatch):
         test_no_record_moves_another_ones_term(entry)
 
 
-def test_every_door_knows_the_adjacency():
+def test_line_1_every_door_knows_the_adjacency():
     """Positions are accepted under substitution, and refused under add/remove with nothing spent: line 1."""
     with pm.Model() as model:
         pm.Normal("y", pm.Normal("b") * (pt.arange(N) % 2), 1.0, observed=np.linspace(0.0, 1.0, N))

@@ -448,7 +448,7 @@ def test_functions_that_draw_have_captured_no_data(how):
 
 
 @pytest.mark.parametrize("side", ["lower", "upper"])
-def test_censoring_bounds_carry_no_outcome(side):
+def test_line_15_censoring_bounds_carry_no_outcome(side):
     """Bounds that are infinite for some rows are refused where they are public: line 15."""
     sign = 1 if side == "upper" else -1
     follow_up = sign * np.linspace(1.0, 2.0, N)

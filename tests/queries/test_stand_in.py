@@ -74,7 +74,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("container", [list, tuple, pd.Series, "array"])
 @pytest.mark.parametrize("given", [(0, 10), [0, 1, 2], ("f", "m", "other")])
-def test_ranges_one_record_of_any_kind_is_the_last_category(given, container):
+def test_line_6_one_record_of_any_kind_is_the_last_category(given, container):
     """No entry raises or warns, and none changes the positions of others."""
     good = ["f", "m", "other"] if isinstance(given[0], str) else [0, True, 2.0]
     others = Ranges(x=given).places({"x": good})[:, 0]
@@ -391,7 +391,7 @@ def test_refused_plans(change, error, match):
         plan(epsilon=1.0, delta=1e-3, model=model, **change)
 
 
-def test_a_release_that_spends_everything_and_raises():
+def test_line_9_a_release_that_spends_everything_and_raises():
     """One range at delta = 0: the stand-in and the start left 4e-10 of epsilon to the main sum, of which noise was 2**62 steps."""
     rng = np.random.default_rng(1)
     x = rng.uniform(-1, 1, size=1000)

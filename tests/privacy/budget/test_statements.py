@@ -107,7 +107,7 @@ class TestWhatTheReportSays:
     """About covariates, and parts that are not a sum."""
 
     @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
-    def test_public_covariates_are_not_protected(self, adjacency):
+    def test_line_14_public_covariates_are_not_protected(self, adjacency):
         report = budget_of(adjacency=adjacency).report()
         assert "covariates" not in str(report)
         public = replace(report, public_covariates=True)
