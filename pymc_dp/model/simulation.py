@@ -102,8 +102,7 @@ class SimulatedRecords(CompiledModel):
         self._kept: np.ndarray | None = None
         #: That of the covariates, of a stand-in that was released.
         self.error: StandInError | None = None
-        #: For each observed variable the record of each row.
-        self.labels = labels
+        #: Whether a record is one row of each observed variable.
         self._one_each = all(np.array_equal(each, np.arange(self._n_all)) for each in labels)
         with quiet_compilers():  # Numba compiles at the first call
             self._drawing: Drawing | None = Drawing([derived.theta], draws)
@@ -151,9 +150,6 @@ class SimulatedRecords(CompiledModel):
         subset.n_records = len(records)
         if self.error is not None:
             subset.error = self.error.keeping(records)
-        places = np.zeros(self.n_records, dtype=np.int64)
-        places[records] = np.arange(len(records))
-        subset.labels = [places[label] for label in self.labels]
         return subset
 
     def _numbers(self, index: np.ndarray | None) -> np.ndarray | None:

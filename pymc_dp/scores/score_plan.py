@@ -246,7 +246,7 @@ class ScorePlan(Shown):
             found = normal_posterior(
                 simulator, features, simulated.theta, simulator.n_records, self.rng
             )
-            law = partial(self.rng.multivariate_normal, found.mean, found.covariance)
+            law = partial(self.rng.multivariate_normal, found.mean, found.covariance, check_valid="ignore")  # fmt: skip
             return SimulatedScores(simulator, found.mean, self.rng, law)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return simulated

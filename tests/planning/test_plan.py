@@ -83,20 +83,6 @@ def test_what_was_observed_does_not_matter(planned):
 
 
 @pytest.mark.slow
-def test_a_plan_at_a_draw_from_the_prior(simulator):
-    """Records at parameters that the prior has drawn, before there are any data."""
-    drawn = penalty_plan(simulator, guess="prior", random_seed=3)
-    beta = drawn.position["beta"]
-    assert 0.5 < beta.std() < 6 and "one draw from the prior" in str(drawn)
-    same = penalty_plan(simulator, guess={"beta": beta}, random_seed=3)
-    assert same.chosen == drawn.chosen
-    other = penalty_plan(simulator, guess="prior", random_seed=4)
-    assert not np.allclose(other.position["beta"], beta)
-    with pytest.raises(ValueError, match="or 'prior', got 'posterior'"):
-        penalty_plan(simulator, guess="posterior")
-
-
-@pytest.mark.slow
 def test_a_stand_in_has_any_number_of_rows(planned):
     small = logistic(x=X[:1000])
     found = penalty_plan(model=logistic(), covariates=small)

@@ -11,6 +11,8 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from scipy import stats
+
 from pymc_dp import PrivacyBudget, PrivateScores, private_scores
 from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.planning import start
@@ -76,23 +78,14 @@ def test_nothing_is_spent_if_anything_is_wrong(what):
     assert budget.ledger.claims(budget.id) == [] and budget.spent() == 0
 
 
-def test_an_exhausted_budget_is_refused():
-    budget = budget_for()
-    budget.spend("before", ((Gaussian(4.5), 1),))
-    with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
-        released(budget)
-    (claim,) = budget.ledger.claims(budget.id)
-    assert claim.step == "before"
-
-
 def test_a_budget_pays_once():
     budget = budget_for()
     released(budget)
-    before = budget.spent()
+    before = budget.ledger.claims(budget.id)
     for seed in (1, 2):
-        with pytest.raises(PrivacyBudgetExhausted, match="budget"):
+        with pytest.raises(PrivacyBudgetExhausted, match="Nothing was accessed"):
             released(budget, seed)
-    assert budget.spent() == before
+    assert budget.ledger.claims(budget.id) == before
 
 
 # ---------------------------------------------------------------------- what is claimed
@@ -207,6 +200,29 @@ def test_each_reference_is_found_by_all_sums_before(monkeypatch):
     monkeypatch.setattr(score_plan, "normal_posterior", listen)
     scores = replace(plan, budget=budget_for(6.0)).release()
     assert numbers == [1, 2] and len(scores.releases) == 3
+
+
+def test_designs_are_for_draws_of_the_prior_and_then_of_the_posterior():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, pm.HalfNormal("scale"))
+        pm.Bernoulli("y", logit_p=mu, observed=np.arange(N) % 2)
+    source, rng = Simulator(model), np.random.default_rng(3)
+    log_scale, mu = source.prior_draws(2000, rng).T
+    assert stats.kstest(np.exp(log_scale), stats.halfnorm.cdf).pvalue > 1e-4
+    assert stats.kstest(mu / np.exp(log_scale), stats.norm.cdf).pvalue > 1e-4
+    for given in ("prior", {"mu": 0.0}):
+        plan = plan_scores(source, budget_for(), guess=given)
+        assert plan.simulated.there == [] and ("draw from the prior" in str(plan)) == (
+            given == "prior"
+        )
+    plan = plan_scores(source, budget_for(), random_seed=1)
+    assert len(plan.simulated.there) == 16 and "Note" not in str(plan)
+    after = plan._after([plan._one(plan.simulated, Gaussian(0.1))], plan.simulated)
+    drawn = np.array([each.theta[1] for each in after.there])
+    sd = np.sqrt(4 / N)  # nearly all outcomes are known
+    assert abs(drawn.mean() - after.theta[1]) < sd and 0.5 * sd < drawn.std() < 1.7 * sd
+    with pytest.raises(ValueError, match="or 'prior', got 'posterior'"):
+        source.position("posterior")
 
 
 def test_nothing_is_released_before_its_claim(monkeypatch):

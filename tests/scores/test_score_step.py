@@ -95,6 +95,5 @@ def test_what_is_wrong_is_refused():
     with pytest.raises(ValueError, match="all variables"):
         step_of(vars=[model["t"]])
     step_of(vars=[model["sigma"], model["t"]])
-
     with pytest.raises(ValueError, match="another model than that of the simulator"):
         step_of(model=pm.Model())
