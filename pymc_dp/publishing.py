@@ -32,13 +32,15 @@ PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent",
 _OWN_STATS = {*PUBLIC_STATS, "exhausted", "budget_token"}
 #: Statistics that PyMC adds to any run, without information on the data.
 _IGNORED_STATS = {"warning"}
-#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, recommend 1.01; private chains are short.
-_LARGEST_R_HAT = 1.1
+#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, recommend an R-hat up to 1.01 and 400 effective draws. Chains that
+#: pay for each draw are short; where draws are free, at most a tenth of them need be effective.
+_LARGEST_R_HAT, _LEAST_EFFECTIVE, _EFFECTIVE_PART = {True: 1.1, False: 1.05}, 400, 0.1
 #: What helps if chains disagree: where the budget pays for each draw, and where draws are free.
 _HELP = {
     True: "More records, a larger epsilon, fewer chains or a simpler model would help (a hierarchical one: centred); the budget does not "
     "allow a longer run.",
-    False: "Draws are free: sample(step=DPScore(PrivateScores.of(result)), draws=...) makes more of them from the same scores.",
+    False: "Draws are free: sample(step=DPScore(PrivateScores.of(result)), draws=...) makes more of them from the same scores. If "
+    "chains disagree again, the scores leave these parameters nearly free: a narrower prior, or a larger epsilon, would help.",
 }
 
 
@@ -295,10 +297,18 @@ def warn_of_chains(released: Any, pays: bool) -> None:
     if posterior.sizes["chain"] == 1 or posterior.sizes["draw"] < 4:
         return
     worst = {name: float(r.max()) for name, r in az.rhat(posterior).data_vars.items()}
-    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT}
-    if bad:
+    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT[pays]}
+    found = [f"disagree (R-hat {bad})"] if bad else []
+    if not pays:
+        n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]
+        counts = [az.ess(posterior, method=kind).data_vars for kind in ("bulk", "tail")]
+        least = {name: min(float(c[name].min()) for c in counts) for name in worst}
+        wanted = min(_LEAST_EFFECTIVE, _EFFECTIVE_PART * n_draws)
+        if few := {name: int(n) for name, n in least.items() if n < wanted}:
+            found.append(f"mix slowly (effective draws {few})")
+    if found:
         warnings.warn(
-            f"The chains disagree (R-hat {bad}): their draws are too few to describe the posterior. {_HELP[pays]}",
+            f"The chains {' and '.join(found)}: their draws are too few to describe the posterior. {_HELP[pays]}",
             stacklevel=4,
         )
 

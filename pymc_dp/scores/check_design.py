@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from scipy.special import chndtrinc
 from scipy.stats import chi2, ncx2
 
 from pymc_dp.display import Shown
@@ -19,8 +21,8 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
 from pymc_dp.queries.noisy_total import Release
 
-#: A p-value below it rejects the model.
-REJECTION_LEVEL = 0.01
+#: A p-value below it rejects the model; probability with which a misfit that "would be seen" is rejected.
+REJECTION_LEVEL, _SEEN = 0.01, 0.8
 #: Candidates for the bins: quantiles of the norms of simulated scores. Fewer bins for few records.
 _LEVELS = (
     (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.999),
@@ -33,16 +35,19 @@ _OUTLIERS, _STRETCH = 0.01, 1.1
 _RESOLUTION = 1e-6
 #: Standard deviations by which a count must differ from the model's before it changes the clip bound.
 _CLEAR = 3.0
+#: Parameters that are named, those that an unseen misfit could move most.
+_N_NAMED = 3
 #: Last edge beyond the largest simulated norm, if no other is possible.
 _MARGIN = 1.2
 
 
 @dataclass(frozen=True)
 class CheckDesign(Shown):
-    """Bins of the fit check, as quantile levels, and the noise on their counts."""
+    """Bins of the fit check, as quantile levels, the noise on their counts, and the share that may go unseen."""
 
     mechanism: Gaussian | L2Laplace
     levels: tuple[float, ...]
+    unseen: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +106,8 @@ def design_check(
     before: Accesses,
     noise: str,
 ) -> CheckDesign:
-    """Bins with the greatest power on simulated norms, and the least noise within the budget."""
-    found = []
+    """Bins with the greatest power on simulated norms, less the share that may go unseen, and the least noise within the budget."""
+    found: list[tuple[float, CheckDesign]] = []
     for levels in _LEVELS:
         n_bins = len(levels) + 1
         mechanism = least_noise(
@@ -110,13 +115,32 @@ def design_check(
         )  # fmt: skip
         edges = edges_of(norms, levels)
         sd = Bins([edges]).sensitivity(budget.adjacency) * mechanism.noise_sd
-        found.append((_power(norms, edges, n_records, sd), levels, mechanism))
-    _, levels, mechanism = max(found, key=lambda candidate: candidate[0])
-    return CheckDesign(mechanism, levels)
+        power, unseen = _power(norms, edges, n_records, sd)
+        found.append((round(power - unseen, 2), CheckDesign(mechanism, levels, unseen)))
+    return max(found, key=lambda candidate: candidate[0])[1]
 
 
-def _power(norms: np.ndarray, edges: np.ndarray, n_records: int, sd: float) -> float:
-    """Mean power of a chi-square test of the counts."""
+def unseen_share(expected: np.ndarray, inverse: np.ndarray) -> float:
+    """Share of the records that must be in the last bin instead for a chi-square test of all counts to see it, at most 1."""
+    shift = np.eye(len(expected))[-1] * expected.sum() - expected
+    n = len(expected)
+    least = chndtrinc(chi2.isf(REJECTION_LEVEL, n), n, 1 - _SEEN)
+    return float(min(1.0, math.sqrt(least / (shift @ inverse @ shift))))
+
+
+def unseen_in_words(unseen: float, shifts: Mapping[str, np.ndarray]) -> str:
+    """How many records may not follow the model without being seen, and what these could do, for the parameters that move most."""
+    largest = {name: float(np.max(shift)) for name, shift in shifts.items() if np.size(shift)}
+    names = sorted(largest, key=largest.__getitem__, reverse=True)[:_N_NAMED]
+    moved = ", ".join(f"{name} by {largest[name]:.2g}" for name in names)
+    return (
+        f"up to {unseen:.1%} of the records may not follow the model without being seen, and could move {moved} standard "
+        "deviations at most"
+    )
+
+
+def _power(norms: np.ndarray, edges: np.ndarray, n_records: int, sd: float) -> tuple[float, float]:
+    """Mean power of a chi-square test of the counts, and the share that it may not see."""
 
     def probabilities(values: np.ndarray) -> np.ndarray:
         places = np.searchsorted(edges, values, side="right")
@@ -129,4 +153,5 @@ def _power(norms: np.ndarray, edges: np.ndarray, n_records: int, sd: float) -> f
     inverse = np.linalg.inv(covariance + sd**2 * np.eye(len(expected)))
     n, least = len(expected), chi2.isf(REJECTION_LEVEL, len(expected))
     shifts = [n_records * (p - expected) for p in (outliers, probabilities(_STRETCH * norms))]
-    return float(np.mean([ncx2.sf(least, n, shift @ inverse @ shift) for shift in shifts]))
+    power = float(np.mean([ncx2.sf(least, n, shift @ inverse @ shift) for shift in shifts]))
+    return power, unseen_share(n_records * expected, inverse)

@@ -30,6 +30,7 @@ class NormalPosterior(NamedTuple):
     theta: np.ndarray
     gradient: np.ndarray
     information: np.ndarray
+    gain: np.ndarray
 
     def __repr__(self) -> str:
         return one_line(self)
@@ -108,7 +109,8 @@ def _linearized(
     gradient = temperature * pull @ excess
     mean = theta + covariance @ (gradient + local.grad_log_prior(theta))
     information = temperature * np.diag(information)
-    return NormalPosterior(mean, covariance, whole, theta, gradient, information)
+    gain = temperature * covariance @ pull
+    return NormalPosterior(mean, covariance, whole, theta, gradient, information, gain)
 
 
 def information_of(

@@ -10,13 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from pymc.logprob.transforms import (
-    CircularTransform,
-    IntervalTransform,
-    LogOddsTransform,
-    LogTransform,
-)
-
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError, explain
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
@@ -29,7 +22,7 @@ from pymc_dp.progress import note, shown
 from pymc_dp.queries.noisy_total import Release, noisy_total
 from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
-from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of
+from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of, unseen_in_words
 from pymc_dp.scores.design import StartDesign
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
@@ -37,8 +30,6 @@ from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
 
-#: Transforms that map each entry by itself.
-_ELEMENTWISE = (LogTransform, LogOddsTransform, IntervalTransform, CircularTransform)
 #: Entries of a parameter that a printed plan shows.
 _N_SHOWN = 6
 
@@ -95,13 +86,17 @@ class ScorePlan(Shown):
         note). To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
         entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name.
         """
-        model, ratios = self.simulator.model, self.design.design.sd_ratios
-        names = {}
-        for rv, transform in model.rvs_to_transforms.items():
-            if isinstance(transform, _ELEMENTWISE):
-                names[model.rvs_to_values[rv].name] = rv.name
-        slices = self.simulator.likelihood.slices
-        return {names.get(name, name): ratios[part] for name, part in slices.items()}
+        return self.simulator.by_name(self.design.design.sd_ratios)
+
+    @property
+    def unseen_shifts(self) -> Mapping[str, np.ndarray]:
+        """Shift of each parameter's posterior mean that a misfit could cause without being seen, in its standard deviations.
+
+        At most: by the largest share of the records that the fit check misses with a probability of 0.2
+        (``design.check.unseen``), or by all without a check (:func:`~pymc_dp.scores.check_fit`).
+        """
+        unseen = self.design.check.unseen if self.design.check else 1.0
+        return self.simulator.by_name(unseen * self.design.design.largest_shifts)
 
     def release(self, *, progressbar: bool | str = True) -> PrivateScores:
         """Claim the accesses from the budget, and make the releases.
@@ -321,6 +316,7 @@ class ScorePlan(Shown):
             lines.append(
                 f"fit check: {design.check.mechanism.name}, counts of score norms in {len(design.check.levels) + 1} bins"
             )
+            lines.append(f"           {unseen_in_words(design.check.unseen, self.unseen_shifts)}")
         lines.append("expected posterior standard deviation, relative to the one without privacy:")
         return lines
 

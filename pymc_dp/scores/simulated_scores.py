@@ -50,12 +50,13 @@ _UNKNOWN = TailMisfit()
 
 @dataclass(frozen=True, eq=False)
 class ScoreDesign(Shown):
-    """Clip bound of a release and its forecast."""
+    """Clip bound of a release and its forecast; shifts, in standard deviations, if no record followed the model."""
 
     bound: float
     clipped: float
     sd_ratios: np.ndarray
     cost: float
+    largest_shifts: np.ndarray
 
 
 class Law(NamedTuple):
@@ -211,21 +212,24 @@ class SimulatedScores(Shown):
     def evaluate(self, bound: float, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """Forecast for a clip bound: the median over the laws."""
         term, noise = self.term(bound), (noise_sd * bound) ** 2 * np.eye(self.n_features)
-        lost, found = misfit.beyond(bound) * self._cut_off(bound), []
+        lost, found, largest = misfit.beyond(bound) * self._cut_off(bound), [], []
         for law in self._laws:
             features = law.part * term.clipped(law.vectors.copy(), law.logp)
             information, pull = information_of(law.scores, features, noise, self._n)
             precision = floored(law.prior + self._temperature * information, law.whole)
             covariance, without = np.linalg.inv(precision), np.diag(np.linalg.inv(law.whole))
             # Shift of the posterior mean if the model is wrong about a part of what is cut off.
-            shift = np.abs(covariance @ pull) @ lost * self._n * self._temperature
+            gain = self._temperature * covariance @ pull
+            shift = np.abs(gain) @ lost * self._n
             found.append((np.diag(covariance) / without, shift**2 / without))
+            largest.append(largest_shifts(gain, covariance, term, self._n))
         squares, shifts = np.median(found, axis=0)
         return ScoreDesign(
             bound=bound,
             clipped=float(np.mean(self._clipped_norms > bound * (1 + _ROUNDING))),
             sd_ratios=np.sqrt(squares),
             cost=float(np.mean(squares - 1 + shifts)),
+            largest_shifts=np.median(largest, axis=0),
         )
 
     def forecast(self, noise_sd: float, arrives: bool) -> ScoreDesign:
@@ -236,6 +240,17 @@ class SimulatedScores(Shown):
         ratios = np.median([each.sd_ratios for each in found], axis=0)
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
         return replace(middle, sd_ratios=ratios)
+
+
+def largest_shifts(
+    gain: np.ndarray, covariance: np.ndarray, term: ClippedScores, n_records: float
+) -> np.ndarray:
+    """Largest shift of each posterior mean, in standard deviations, if so many records do not follow the model.
+
+    A feature of the model has a mean near zero, or, less the midpoint, one within the clip bound; theirs is within the bound.
+    """
+    change = n_records * term.bound * (2 if term.clipping == "midpoint" else 1)
+    return change * np.linalg.norm(gain, axis=1) / np.sqrt(np.diag(covariance))
 
 
 def _possible(

@@ -25,8 +25,10 @@ from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.scores.check_design import CheckDesign, edges_of
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.fit_check import _tested, check_fit
+from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.terms import score_release
 
@@ -281,6 +283,54 @@ def test_misfit_is_rejected_and_named(normal, name):
     (check,) = p_values(normal, [0.0, spread], draw, 30_000, 4.0, 1)
     assert check.is_rejected
     assert words in check.message
+
+
+def contaminated(share, size=60.0):
+    return lambda rng, n: np.where(rng.random(n) < share, size, rng.normal(size=n))
+
+
+@pytest.mark.slow
+def test_the_share_that_may_go_unseen_is_seen_with_probability_80_per_cent(normal):
+    (right,) = p_values(normal, [0.0, 0.0], normal_draw, N_ROWS, 4.0, 1)
+    planned_share = planned(normal, N_ROWS, 4.0).check.unseen
+    assert 0.01 < right.unseen < 0.1
+    assert planned_share == pytest.approx(right.unseen, rel=0.2)
+    shares = {factor: factor * right.unseen for factor in (0.5, 1.0)}
+    found = {
+        factor: np.mean(
+            [
+                c.is_rejected
+                for c in p_values(normal, [0.0, 0.0], contaminated(share), N_ROWS, 4.0, 40)
+            ]
+        )
+        for factor, share in shares.items()
+    }
+    # The second statistic sees more; records far out move the reference's posterior, which hides some.
+    assert found[0.5] < found[1.0]
+    assert 0.6 < found[1.0]
+    assert found[0.5] < 0.8
+
+
+def test_the_shift_by_an_unseen_misfit_covers_what_comes_out(normal):
+    """As many records as may go unseen, all far out in one direction: the sum moves by their number times the bound."""
+    (right,) = p_values(normal, [0.0, 0.0], normal_draw, N_ROWS, 4.0, 1)
+    share = right.unseen
+    rng = np.random.default_rng([0, N_ROWS])
+    y = normal_draw(rng, N_ROWS)
+    shifted = np.where(np.arange(N_ROWS) < share * N_ROWS, 60.0, y)
+    reference = np.zeros(2) + 2 / math.sqrt(N_ROWS)
+    means, sds = [], []
+    for data in (y, shifted):
+        scores = released(normal, reference, data, 4.0, np.random.default_rng(1))
+        features = ScoreFeatures(scores, normal.simulated)
+        found = normal_posterior(normal, features, reference, N_ROWS, np.random.default_rng(2))
+        means.append(found.mean)
+        sds.append(np.sqrt(np.diag(found.covariance)))
+    moved = np.abs(means[1] - means[0]) / sds[0]
+    allowed = np.array([right.unseen_shifts[name][()] for name in ("mu", "log_sigma")])
+    assert (moved < 1.2 * allowed).all()
+    assert moved.max() > 0.5 * allowed.max()
+    assert "could move" in str(right)
 
 
 @pytest.mark.slow
