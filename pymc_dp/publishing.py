@@ -32,9 +32,9 @@ PUBLIC_STATS = ("accepted", "acceptance_rate", "step_distance", "epsilon_spent",
 _OWN_STATS = {*PUBLIC_STATS, "exhausted", "budget_token"}
 #: Statistics that PyMC adds to any run, without information on the data.
 _IGNORED_STATS = {"warning"}
-#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, recommend an R-hat up to 1.01 and 400 effective draws. Chains that
-#: pay for each draw are short; where draws are free, at most a tenth of them need be effective.
-_LARGEST_R_HAT, _LEAST_EFFECTIVE, _EFFECTIVE_PART = {True: 1.1, False: 1.05}, 400, 0.1
+#: Vehtari et al. (2021), https://doi.org/10.1214/20-BA1221, recommend an R-hat up to 1.01, and 400 effective draws; private chains
+#: are short. Where draws are free, so many must be effective, or a tenth of all if there are few.
+_LARGEST_R_HAT, _LEAST_EFFECTIVE, _EFFECTIVE_PART = 1.1, 400, 0.1
 #: What helps if chains disagree: where the budget pays for each draw, and where draws are free.
 _HELP = {
     True: "More records, a larger epsilon, fewer chains or a simpler model would help (a hierarchical one: centred); the budget does not "
@@ -297,7 +297,7 @@ def warn_of_chains(released: Any, pays: bool) -> None:
     if posterior.sizes["chain"] == 1 or posterior.sizes["draw"] < 4:
         return
     worst = {name: float(r.max()) for name, r in az.rhat(posterior).data_vars.items()}
-    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT[pays]}
+    bad = {name: round(r, 2) for name, r in worst.items() if r > _LARGEST_R_HAT}
     found = [f"disagree (R-hat {bad})"] if bad else []
     if not pays:
         n_draws = posterior.sizes["chain"] * posterior.sizes["draw"]

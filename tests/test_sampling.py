@@ -3,7 +3,6 @@
 import functools
 import json
 import math
-import warnings
 
 import arviz as az
 import numpy as np
@@ -221,12 +220,16 @@ def test_chains_that_disagree_or_do_not_move():
 
     rng = np.random.default_rng(1)
     good, moved = rng.normal(size=(2, 200)), np.ones((2, 200), dtype=bool)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_chains(result(good, moved), pays=True)
-        warn_of_chains(result(good[:1], moved[:1]), pays=True)
+    warn_of_chains(result(good, moved), pays=True)  # warnings are errors
+    warn_of_chains(result(good[:1], moved[:1]), pays=True)
     with pytest.warns(UserWarning, match="R-hat"):
         warn_of_chains(result(good + np.array([[0.0], [3.0]]), moved), pays=True)
+    slow = np.repeat(good[:, ::25], 25, axis=1)  # 16 different draws in 400
+    warn_of_chains(result(good, moved), pays=False)
+    with pytest.warns(
+        UserWarning, match=r"mix slowly \(effective draws {'mu': \d+}\).*narrower prior"
+    ):
+        warn_of_chains(result(slow, moved), pays=False)
     moved[1] = False
     with pytest.warns(UserWarning, match=r"Chains \[1\] have not moved"):
         warn_of_chains(result(good, moved), pays=True)
