@@ -11,13 +11,7 @@ from pymc_dp.model.graphs.data_variables import interpreted
 
 
 def positions(model: pm.Model, values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Draws of a model's free variables, as vectors of its value variables.
-
-    Raises
-    ------
-    ValueError
-        If a variable is missing, has another shape, or a draw is outside the variable's domain.
-    """
+    """Draws of a model's free variables, as vectors of its value variables; ValueError if they do not fit its variables."""
     free = model.free_RVs
     if missing := [rv.name for rv in free if rv.name not in values]:
         raise ValueError(f"The draws lack {', '.join(missing)}, free variables of the model; they have {', '.join(values) or 'none'}.")  # fmt: skip
