@@ -16,8 +16,12 @@ from pymc_dp.comparison.difference_clipping import simulated_differences
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.model import RecordLikelihood, predictive_densities
 from pymc_dp.model.graphs.row_subsets import Blocked
-from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import Differences, PredictiveDensities, log_predictive
+from pymc_dp.model.predictive_densities import (
+    Differences,
+    PredictiveDensities,
+    log_predictive,
+    positions,
+)
 from pymc_dp.model.sums import batch_likelihood
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
 from pymc_dp.privacy.accounting.composition import Cost
