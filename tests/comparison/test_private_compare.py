@@ -413,13 +413,6 @@ def test_the_number_must_be_public_to_choose_a_bound(simulators):
     assert budget.spent() == 0
 
 
-@pytest.mark.slow
-def test_equal_predictions():
-    same = {"a": made_up(mu=MU), "b": made_up(mu=MU)}
-    with pytest.raises(ValueError, match="nothing to compare"):
-        private_compare(same, models_of(Y, second=normal), budget=budget_for(1.0))
-
-
 # Result
 
 
