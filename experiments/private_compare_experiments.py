@@ -15,8 +15,7 @@ from scores_experiments import logistic, logistic_posterior, model_of
 import pymc_dp as dp
 
 from pymc_dp.comparison import private_compare
-from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import log_predictive
+from pymc_dp.model.predictive_densities import log_predictive, positions
 
 EPSILON, DELTA, LEVEL = 0.5, 1e-6, 0.9
 N_RECORDS, N_SETS, N_RELEASES, N_DRAWS = 20_000, 20, 10, 100

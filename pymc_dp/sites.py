@@ -17,10 +17,9 @@ import pymc as pm
 
 from pymc_dp.arguments import as_positive_float
 from pymc_dp.data import Records
-from pymc_dp.data.messages import Connection, receive, send
-from pymc_dp.data.several_sites import COUNT_STEPS, Sites
+from pymc_dp.data.several_sites import COUNT_STEPS, Connection, Sites, receive, send
 from pymc_dp.model.block_model import BlockModel
-from pymc_dp.model.block_terms import of_shard
+from pymc_dp.model.blocked_likelihood import of_shard
 from pymc_dp.model.data_keys import KeyedDigest
 from pymc_dp.model.terms import ClippedChange, ClippedScores, ScoreNorms, ScoreProducts, Term
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits

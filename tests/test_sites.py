@@ -19,7 +19,7 @@ from scipy import stats
 import pymc_dp as dp
 
 from pymc_dp.data import Records, Sites
-from pymc_dp.data.messages import receive, send
+from pymc_dp.data.several_sites import receive, send
 from pymc_dp.errors import ModelError
 from pymc_dp.model import BlockedLikelihood, ClippedScores, ScoreNorms, ScoreProducts
 from pymc_dp.model.data_keys import KeyedDigest

@@ -24,8 +24,7 @@ from pymc_dp.containers import group_of
 from pymc_dp.errors import PrivacyLeakWarning
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.likelihood import RecordLikelihood
-from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import Differences, PredictiveDensities
+from pymc_dp.model.predictive_densities import Differences, PredictiveDensities, positions
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator

@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pymc_dp.data.columns import in_words
-from pymc_dp.data.messages import Connection, receive, send
 from pymc_dp.data.source import Kinds
 from pymc_dp.errors import ModelError
 
 #: Steps of a count to which sites add noise: their rounding must be fine, as the noise on counts may be small.
 COUNT_STEPS = 2**20
+#: Between a coordinator and a site: a word, and arrays of numbers or None; nothing that could run code.
+Message = tuple[str, list[Any]]
+
+
+class Connection(Protocol):
+    """Channel for messages, such as a ``multiprocessing.connection.Connection``."""
+
+    def send_bytes(self, buf: bytes, /) -> None:
+        """Send one message."""
+
+    def recv_bytes(self) -> bytes:
+        """Wait for a message; EOFError after the last one."""
+
+    def poll(self, timeout: float, /) -> bool:
+        """Whether a message, or the end, arrives within `timeout` seconds."""
+
+
+def send(connection: Connection, word: str, *values: Any) -> None:
+    """Send a word and values: arrays of numbers, numbers, strings or None."""
+    given = {f"{k}": np.asarray(v) for k, v in enumerate(values) if v is not None}
+    content = io.BytesIO()
+    np.savez(content, word=np.array(word), n=np.array(len(values)), **given)  # type: ignore[arg-type]
+    connection.send_bytes(content.getvalue())
+
+
+def receive(connection: Connection, timeout: float) -> Message:
+    """Receive a message; TimeoutError after `timeout` seconds, EOFError if the other side has closed the connection."""
+    if not connection.poll(timeout):
+        raise TimeoutError(
+            f"No answer within {timeout:g} s: look whether the other side still runs."
+        )
+    with np.load(io.BytesIO(connection.recv_bytes()), allow_pickle=False) as found:
+        values = [found[f"{k}"] if f"{k}" in found else None for k in range(int(found["n"]))]
+        word = str(found["word"])
+    return word, [v.item() if v is not None and v.ndim == 0 else v for v in values]
 
 
 class Sites:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import math
 import os
+import threading
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Any
 
@@ -22,11 +23,12 @@ import pymc as pm
 from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.model.base_likelihood import Likelihood
 from pymc_dp.model.block_model import BlockModel, holding, made_up
-from pymc_dp.model.block_terms import LogLikelihoods, of_blocks, of_shard
 from pymc_dp.model.compiled_model import CompiledModel
 from pymc_dp.model.data_keys import new_digest
 from pymc_dp.model.sums.batch_likelihood import checked_index
+from pymc_dp.model.sums.gradients import Block
 from pymc_dp.model.terms import Term
+from pymc_dp.model.withheld import evaluate
 
 #: Parameters, prior and description are those of the model of a block.
 _OF_THE_BLOCK = (
@@ -34,6 +36,8 @@ _OF_THE_BLOCK = (
     "public", "model_token",
 )  # fmt: skip
 _NOT_BY_SITES = "Sites tell sums of clipped terms over all of their records: use a sampler that reads all records, and a finite clip bound."
+#: The model of a block has one block at a time, also on a worker with several threads.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 class BlockedLikelihood(CompiledModel, Likelihood):
@@ -186,3 +190,53 @@ class BlockedLikelihood(CompiledModel, Likelihood):
         if isinstance(self.records, Shards):
             return self.records.map(of_shard, self._on_workers, self._private, term, index=index)
         return of_blocks(self.records, index, self._block, self._private, term)
+
+
+@dataclass(frozen=True)
+class LogLikelihoods:
+    """Log-likelihoods of records at some positions, a row each: not a term, as they are not summed."""
+
+    points: Sequence[np.ndarray]
+
+    def of(self, block: Block) -> np.ndarray:
+        """Those of a block, shape ``(n_points, n_rows)``."""
+        return np.array([block.logp(point) for point in self.points])
+
+
+def of_blocks(
+    records: Records,
+    index: np.ndarray | None,
+    model: BlockModel,
+    private: bool,
+    term: Term | LogLikelihoods,
+) -> Iterator[np.ndarray]:
+    """Value of a term for one block of all records after the other, or of some records by number."""
+    for rows in _blocks(records, index):
+        model.load(rows)
+        yield evaluate(
+            "when its log-likelihood was evaluated", term.of, model.block, private=private
+        )
+
+
+def of_shard(
+    records: Records,
+    index: np.ndarray | None,
+    model: BlockModel,
+    private: bool,
+    term: Term | LogLikelihoods,
+) -> np.ndarray:
+    """On a worker: the sum over all records of a shard, or over some; log-likelihoods of records side by side."""
+    with _ONE_AT_A_TIME:
+        found = [*of_blocks(records, index, model, private, term)]
+    return (
+        np.concatenate(found, axis=1) if isinstance(term, LogLikelihoods) else np.sum(found, axis=0)
+    )
+
+
+def _blocks(records: Records, index: np.ndarray | None) -> Iterator[dict[str, np.ndarray]]:
+    if index is None:
+        with closing(records.blocks()) as blocks:
+            yield from blocks
+        return
+    for begin in range(0, len(index), records.block_rows):
+        yield records.take(index[begin : begin + records.block_rows])

@@ -126,17 +126,7 @@ class CompiledModel:
         return MappingProxyType(self._slices)
 
     def log_prior(self, theta: np.ndarray) -> float:
-        """Log-prior density on the unconstrained scale, with Jacobian terms and potentials.
-
-        Parameters
-        ----------
-        theta : array of float64, shape (n_dim,)
-
-        Returns
-        -------
-        float
-            ``-inf`` where it is not a number, or where a parameter is outside its domain.
-        """
+        """Log-prior density of an unconstrained position, with Jacobian terms and potentials; ``-inf`` outside of the domain."""
         return float(self._log_prior(self._checked(theta)))
 
     def grad_log_prior(self, theta: np.ndarray) -> np.ndarray:

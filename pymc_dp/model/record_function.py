@@ -117,37 +117,12 @@ class Bins(Term):
 class RecordFunction(Source):
     """A vector for each record, as a function of this record's data alone.
 
-    The function is called once, with symbols that stand for the data of one row, and its graph is then applied to
-    all rows: it cannot see two rows at once.
+    `function` maps columns by name, and `public` further arguments, to a scalar, a vector or a list of scalars of PyTensor. It is
+    called once, with symbols for the data of one row, and its graph is applied to all rows: it cannot see two rows at once.
+    Vectors of rows with the same label in `records` are summed. `shape` is that of a row's result: ``()`` or ``(n_dim,)``.
 
-    Parameters
-    ----------
-    function : callable
-        Maps the columns of one row, by name (those that are its arguments), to a PyTensor scalar, vector, or a list
-        of scalars.
-    data : mapping of str to array, or DataFrame
-        Columns of numbers, with a row on the leading axis of each.
-    public : mapping of str to array, optional
-        Further arguments of the function, the same for all rows, without data of records.
-    records : array of int, shape (n_rows,), optional
-        The privacy unit that each row belongs to; vectors of its rows are summed. By default each row is a unit.
-
-    Attributes
-    ----------
-    n_records : int
-        Number of privacy units.
-    shape : tuple of int
-        Of the function's result for a row: ``()`` or ``(n_dim,)``.
-    containers : tuple of ndarray
-        The columns, to be compared as objects.
-
-    Raises
-    ------
-    UnsupportedModel
-        If the function has an array of its own, also inside of an operation; if it draws random numbers, or has an
-        operation that cannot be inspected; or if its result is not a vector of public length.
-    ValueError, TypeError
-        If data, labels or arguments do not fit together.
+    UnsupportedModel if the function has an array of its own, random numbers or an operation that cannot be inspected, or if
+    its result is not a vector of public length.
     """
 
     def __init__(

@@ -35,14 +35,9 @@ _SMALL = 1e-10
 
 
 class StandInError(Shown):
-    """Statistics of rows, and the error of their means.
+    """Statistics of rows, shape ``(n, k)``, maybe sparse, and the `covariance` of the errors of their means, shape ``(k, k)``.
 
-    Parameters
-    ----------
-    statistics : array, or sparse array, of shape (n, k)
-        Of the first rows, so many that the regression is known.
-    covariance : array of shape (k, k)
-        Of the errors of their means.
+    There are so many of the first rows that the regression is known.
     """
 
     def __init__(self, statistics: np.ndarray | sparse.csr_array, covariance: np.ndarray) -> None:

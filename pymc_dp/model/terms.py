@@ -115,21 +115,7 @@ class Source(ABC):
         return sum(self.map(term, index), np.zeros(term.n_dim, dtype=np.int64))
 
     def noisy(self, term: Term, law: Any, bits: Any) -> np.ndarray:
-        """The sum with noise, added exactly; paid for by the caller.
-
-        Parameters
-        ----------
-        term : Term
-            What is summed.
-        law : NoiseLaw
-            Of the noise on the sum.
-        bits : BitSource
-            Of the noise: the operating system's secret ones, except in tests.
-
-        Returns
-        -------
-        array of float64, shape (n_dim,)
-        """
+        """The sum with noise of a :class:`NoiseLaw`, added exactly, shape ``(n_dim,)``; paid for by the caller."""
         return law.add(self.total(term), term.exponent, bits)
 
 

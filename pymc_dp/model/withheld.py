@@ -18,11 +18,7 @@ T = TypeVar("T")
 def evaluate(where: str, function: Callable[..., T], *arguments: Any, private: bool = True) -> T:
     """Call a function that evaluates private data; `where` says what it does, for the message: "when ...".
 
-    Raises
-    ------
-    ModelError
-        In place of every error that is not from this package, unless `private` is False. It has neither
-        the text of that error nor a reference to it.
+    A ModelError replaces every error that is not from this package, and has neither its text nor a reference to it.
     """
     if not private:
         return function(*arguments)

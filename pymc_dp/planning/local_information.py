@@ -35,10 +35,10 @@ _MAX_PAIRS = 32
 Gradient = Callable[[np.ndarray], np.ndarray]
 
 
-def metrics_agree(a: np.ndarray, b: np.ndarray, factor: float = _TRUST_FACTOR) -> bool:
+def metrics_agree(a: np.ndarray, b: np.ndarray) -> bool:
     """Trust region of a Newton step: two metrics differ by less than a factor in every direction."""
     ratios = eigh(b, a, eigvals_only=True)
-    return bool(ratios.min() > 1 / factor and ratios.max() < factor)
+    return bool(ratios.min() > 1 / _TRUST_FACTOR and ratios.max() < _TRUST_FACTOR)
 
 
 class LocalInformation(NamedTuple):

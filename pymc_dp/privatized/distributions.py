@@ -66,6 +66,11 @@ def _is_whole(x: Any) -> TensorVariable:
     return pt.eq(x, pt.floor(x))
 
 
+def _most_probable(rv: Any, size: Any, value: Any, *_: Any) -> TensorVariable:
+    """Release without noise, the support point of each distribution here."""
+    return pt.full(size, _nearest(value))
+
+
 class _DiscreteLaplaceRV(_ReleaseRV):
     name = "discrete_laplace"
     _print_name = ("DiscreteLaplace", "\\operatorname{DiscreteLaplace}")
@@ -120,16 +125,12 @@ class DiscreteLaplace(Discrete):
 
     rv_type = _DiscreteLaplaceRV
     rv_op = _DiscreteLaplaceRV.rv_op
+    support_point = staticmethod(_most_probable)
 
     @classmethod
     def dist(cls, mu: Any, scale: Any, **kwargs: Any) -> TensorVariable:
         """Create a variable outside of a model; takes the same parameters."""
         return super().dist([_widened(mu), _typed(scale, config.floatX)], **kwargs)
-
-    @staticmethod
-    def support_point(rv: Any, size: Any, mu: Any, scale: Any) -> TensorVariable:
-        """Most probable release."""
-        return pt.full(size, _nearest(mu))
 
     @staticmethod
     def logp(value: Any, mu: Any, scale: Any) -> TensorVariable:
@@ -206,16 +207,12 @@ class DiscreteGaussian(Discrete):
 
     rv_type = _DiscreteGaussianRV
     rv_op = _DiscreteGaussianRV.rv_op
+    support_point = staticmethod(_most_probable)
 
     @classmethod
     def dist(cls, mu: Any, sigma: Any, **kwargs: Any) -> TensorVariable:
         """Create a variable outside of a model; takes the same parameters."""
         return super().dist([_widened(mu), _typed(sigma, config.floatX)], **kwargs)
-
-    @staticmethod
-    def support_point(rv: Any, size: Any, mu: Any, sigma: Any) -> TensorVariable:
-        """Most probable release."""
-        return pt.full(size, _nearest(mu))
 
     @staticmethod
     def logp(value: Any, mu: Any, sigma: Any) -> TensorVariable:
@@ -284,6 +281,7 @@ class RandomizedResponse(Discrete):
 
     rv_type = _RandomizedResponseRV
     rv_op = _RandomizedResponseRV.rv_op
+    support_point = staticmethod(_most_probable)
 
     @classmethod
     def dist(cls, value: Any, epsilon: Any, n_categories: Any = 2, **kwargs: Any) -> TensorVariable:
@@ -293,13 +291,6 @@ class RandomizedResponse(Discrete):
             raise TypeError(f"n_categories must be an integer; its type is {n_categories.dtype}.")
         epsilon = _typed(epsilon, config.floatX)
         return super().dist([_widened(value), epsilon, _widened(n_categories)], **kwargs)
-
-    @staticmethod
-    def support_point(
-        rv: Any, size: Any, value: Any, epsilon: Any, n_categories: Any
-    ) -> TensorVariable:
-        """True category."""
-        return pt.full(size, _nearest(value))
 
     @staticmethod
     def logp(answer: Any, value: Any, epsilon: Any, n_categories: Any) -> TensorVariable:

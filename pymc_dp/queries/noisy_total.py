@@ -89,15 +89,7 @@ def check_unused(budget: PrivacyBudget, label: str) -> None:
 
 
 def noise_of_all(budget: PrivacyBudget, label: str, n_dim: int, noise: str) -> Gaussian | L2Laplace:
-    """Choose the noise of a vector that all of a budget pays for; nothing is claimed.
-
-    Raises
-    ------
-    PrivacyBudgetExhausted
-        If the budget has been used already.
-    ValueError
-        If the budget cannot pay for noise of this kind.
-    """
+    """Choose the noise of a vector that all of a budget pays for; nothing is claimed."""
     check_unused(budget, label)
     if budget.epsilon == math.inf:
         return NO_PROTECTION

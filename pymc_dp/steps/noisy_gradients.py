@@ -26,21 +26,8 @@ class Coordinates:
 
     Momenta ``p ~ N(0, Mass)`` become ``A' p``, standard normal; gradients ``g`` become ``A' g``. Norms
     are taken in ``w``: a clip bound for gradients is log-likelihood per unit of ``w``, which is one
-    posterior standard deviation if the mass matrix is the inverse of the posterior's covariance.
-
-    Parameters
-    ----------
-    mass_matrix : None, or array_like of shape (d,) or (d, d)
-        Identity, diagonal, or symmetric and positive definite.
-    part : array of int, shape (d,)
-        Positions of the coordinates in ``theta``.
-    n_dim : int
-        Length of ``theta``.
-
-    Raises
-    ------
-    ValueError
-        If the mass matrix has another shape or is not positive definite.
+    posterior standard deviation if the mass matrix is the inverse of the posterior's covariance. They are
+    the coordinates of ``theta`` at the positions `part`.
     """
 
     def __init__(self, mass_matrix: npt.ArrayLike | None, part: np.ndarray, n_dim: int) -> None:
@@ -93,23 +80,10 @@ class NoisyGradient:
     .. math:: T k \Big(\sum_i \operatorname{clip}_b(A' \nabla \ell_i(\theta)) + N(0, \sigma^2 I)\Big)
               + A' \nabla \log p(\theta)
 
-    with ``1 / k`` the part of the records that is expected in a batch. Records are summed as whole
-    steps of a dyadic grid, and the noise is rounded to that grid, so that the result is a function of
-    the Gaussian mechanism on a sum that changes by at most ``2 b`` if a record is replaced, by ``b`` if
-    one is removed.
-
-    Parameters
-    ----------
-    likelihood : Likelihood
-        Source of the gradients.
-    coordinates : Coordinates
-        Coordinates in which they are clipped.
-    clip_bound : float
-        ``b``; infinite for no clipping, in runs that are not private.
-    temperature : float
-        ``T``.
-    grad_log_prior : callable, optional
-        Instead of the model's own.
+    with ``1 / k`` the part of the records that is expected in a batch, and ``T`` the temperature. Records are
+    summed as whole steps of a dyadic grid, and the noise is rounded to that grid, so that the result is a
+    function of the Gaussian mechanism on a sum that changes by at most ``2 b`` if a record is replaced, by
+    ``b`` if one is removed.
     """
 
     def __init__(

@@ -26,6 +26,7 @@ from pymc_dp.privacy.budget.allocation import Allocation
 from pymc_dp.privacy.mechanisms import mechanism as mechanisms
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision
 from pymc_dp.steps import Metropolis, accept_reject
+from tests.audit.replay import Leak
 from tests.exactness.targets import compiled_once
 
 ORDERS = np.array([1.1, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 256.0])
@@ -36,10 +37,6 @@ LIMIT = 1e-9
 #: The Bernoulli draw takes a double: probabilities that underflow, one data set before the other, are taken as equal.
 #: All that could tell the data sets apart below this happens with this probability.
 UNDERFLOW = 1e-290
-
-
-class Leak(AssertionError):
-    """A decision reveals more than was charged."""
 
 
 # ---------------------------------------------------------------- the audit

@@ -148,18 +148,6 @@ def test_a_report_that_does_not_say_what_it_covers(released):
         release(old)
 
 
-def test_what_was_not_released_cannot_be_cleaned(run, released):
-    idata, model, budget = run
-    with pytest.raises(ValueError, match="no privacy report"):
-        release(idata)
-    with pytest.raises(PrivacyLeak, match="without a budget"):
-        release(idata, model)
-    with pytest.raises(ValueError, match="Give the model"):
-        release(idata, None, budget)
-    with pytest.raises(ValueError, match=r"release\(released\)"):
-        release(released, model, budget)
-
-
 def test_reproducible_randomness_has_no_epsilon(run):
     """Attributes used to state epsilon = 3, beside a report that guaranteed nothing."""
     _, model, _ = run

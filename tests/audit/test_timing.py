@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 
 from tests.audit.audited_samplers import SAMPLERS, budget_for, build, normal_model, same_releases
+from tests.audit.replay import Leak
 
 pytestmark = pytest.mark.slow
 
@@ -24,10 +25,6 @@ FALSE_ALARM, MARGIN = 1e-9, 0.15
 BLOCKS, PER_BLOCK = 101, 9
 #: Of the record: its likelihood is zero, or no number, or as for others but made of the smallest numbers.
 VALUES = (1e300, math.inf, 5e-324)
-
-
-class Leak(AssertionError):
-    """One data set takes longer than another."""
 
 
 def started(step, seed=1):

@@ -16,8 +16,12 @@ from pymc_dp.comparison.difference_clipping import simulated_differences
 from pymc_dp.errors import PrivacyBudgetExhausted, PrivacyLeakWarning, UnsupportedModel
 from pymc_dp.model import RecordLikelihood, predictive_densities
 from pymc_dp.model.graphs.row_subsets import Blocked
-from pymc_dp.model.positions import positions
-from pymc_dp.model.predictive_densities import Differences, PredictiveDensities, log_predictive
+from pymc_dp.model.predictive_densities import (
+    Differences,
+    PredictiveDensities,
+    log_predictive,
+    positions,
+)
 from pymc_dp.model.sums import batch_likelihood
 from pymc_dp.model.sums.exact_sums import GRID_BITS, sums_with_squares
 from pymc_dp.privacy.accounting.composition import Cost
@@ -407,13 +411,6 @@ def test_the_number_must_be_public_to_choose_a_bound(simulators):
     with pytest.raises(ValueError, match="number of records"):
         private_compare(RELEASED, simulators, budget=budget)
     assert budget.spent() == 0
-
-
-@pytest.mark.slow
-def test_equal_predictions():
-    same = {"a": made_up(mu=MU), "b": made_up(mu=MU)}
-    with pytest.raises(ValueError, match="nothing to compare"):
-        private_compare(same, models_of(Y, second=normal), budget=budget_for(1.0))
 
 
 # Result

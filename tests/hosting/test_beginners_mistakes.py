@@ -280,6 +280,7 @@ RESULTS = {
     "chains as text": (lambda w: w.sample(chains="4"), TypeError, "chains must be a whole number"),
     "draws beyond memory": (lambda w: w.sample(draws=10**15), ValueError, "do not fit into memory: ask for fewer"),
     "release: no result": (lambda w: dp.release(None, w.model, w.budget()), TypeError, "result of pm.sample or sample.., got a NoneType"),
+    "release: nothing else": (lambda w: dp.release(w.prior), ValueError, "no privacy report"),
     "release: no budget": (lambda w: dp.release(w.prior, w.model), PrivacyLeak, "without a budget"),
     "release: no model": (lambda w: dp.release(w.prior, budget=w.budget()), ValueError, "Give the model that was sampled"),
     "release: exchanged": (lambda w: dp.release(w.prior, w.budget(), w.model), TypeError, "budget must be a PrivacyBudget.* got a Model"),

@@ -217,23 +217,7 @@ def test_where_softplus_was_rewritten_with_kinks(mode):
 
 @pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
 def test_persons_with_rows_in_several_tables(mode):
-    rng = np.random.default_rng(1)
-    persons = rng.permutation(np.repeat(np.arange(12), rng.integers(1, 9, size=12)))
-    visits, n = RNG.normal(size=(len(persons), 2)), len(persons)
-    with pm.Model() as model:
-        mu = pm.Normal("mu", shape=2)
-        pm.Normal("visits", mu, pm.HalfNormal("s"), observed=visits)
-        pm.Normal("lengths", mu[0] * visits[:, 1], 1.0, observed=RNG.normal(size=n))
-        # Twice the same test for person 3, and none for others but 5 and 9.
-        pm.Normal("tests", mu[1], 2.0, observed=RNG.normal(size=4))
-        pm.Normal("ages", mu.sum(), 2.0, observed=RNG.normal(size=12))
-    records = {
-        "visits": persons,
-        "lengths": persons,
-        "tests": np.array([3, 9, 3, 5]),
-        "ages": np.arange(12),
-    }
-    likelihood = RecordLikelihood(model, records=records, compile_kwargs={"mode": mode})
+    model, likelihood, _ = test_indexing.persons_in_tables(mode)
     theta = thetas(likelihood, model, 1)[0]
     indices = [(3, 0, 11, 3, 5), (1, 2), (9,), np.arange(12)[::-1]]
     check(likelihood, theta, differences(likelihood, theta), rtol=1e-6, indices=indices)

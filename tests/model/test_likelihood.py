@@ -69,6 +69,8 @@ def test_ravel_and_unravel_are_inverse_and_ordered_like_the_value_variables():
 def test_theta_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"shape \(1,\), not \(2,\)"):
         linear(3).logp(np.zeros(2))
+    with pytest.raises(ValueError, match=r"shape \(1,\), not \(2,\)"):
+        linear(3).logp_at(np.zeros(2), [0])
 
 
 # --- frozen, and portable -----------------------------------------------------------------------

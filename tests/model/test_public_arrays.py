@@ -140,8 +140,3 @@ def test_refusals_do_not_depend_on_equal_values(last):
         )
     with pytest.raises(ValueError, match="covariates=stand_in_model"):
         SimulatedRecords(model, public=[t])  # a copy of the outcome is private
-
-
-def test_a_single_name_is_refused(model):
-    with pytest.raises(ValueError, match="pass a list"):
-        PublicArrays(model, "x")

@@ -8,17 +8,15 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pytensor.compile.mode import Mode
-
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
 from pymc_dp.model.graphs.row_subsets import Blocked
 from pymc_dp.model.sums import batch_likelihood as batches
+from tests.model.test_likelihood import PYTHON, thetas
 
 # PyMC may compile its initial point to C, and pip-installed PyTensor finds no BLAS for that.
 pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
-PYTHON = Mode(linker="py", optimizer=None)
 N = 60  # a length that nothing else has
 RNG = np.random.default_rng(11)
 INDICES = [[3, 0, 59, 59, 1], [2], [], np.arange(N)[::-1], [7] * 70]
@@ -33,14 +31,8 @@ GROUPS = RNG.integers(9, size=N)
 GROUP_COVARIATES = RNG.normal(size=(9, 3))
 
 
-def thetas(likelihood: RecordLikelihood, model: pm.Model, n: int = 2) -> list[np.ndarray]:
-    rng = np.random.default_rng(3)
-    start = likelihood.ravel(model.initial_point())
-    return [start + rng.normal(scale=0.4, size=start.shape) for _ in range(n)]
-
-
 def check(likelihood: RecordLikelihood, model: pm.Model, indices=INDICES) -> None:
-    for theta in thetas(likelihood, model):
+    for theta in thetas(likelihood, model, 2):
         full = likelihood.logp(theta)
         for index in indices:
             batch = likelihood.logp_at(theta, index)
@@ -292,14 +284,14 @@ def test_not_a_number_counts_as_impossible():
 # --- records of several rows --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
-def test_persons_with_scattered_rows(mode):
+def persons_in_tables(mode):
+    """Twelve persons with rows in several tables."""
     rng = np.random.default_rng(1)
     persons = rng.permutation(np.repeat(np.arange(12), rng.integers(1, 9, size=12)))
     visits, n = RNG.normal(size=(len(persons), 2)), len(persons)
     with pm.Model() as model:
         mu = pm.Normal("mu", shape=2)
-        pm.Normal("visits", mu, 1.0, observed=visits)
+        pm.Normal("visits", mu, pm.HalfNormal("s"), observed=visits)
         pm.Normal("lengths", mu[0] * visits[:, 1], 1.0, observed=RNG.normal(size=n))
         # Twice the same test for person 3, and none for others but 5 and 9.
         pm.Normal("tests", mu[1], 2.0, observed=RNG.normal(size=4))
@@ -310,7 +302,12 @@ def test_persons_with_scattered_rows(mode):
         "tests": np.array([3, 9, 3, 5]),
         "ages": np.arange(12),
     }
-    likelihood = RecordLikelihood(model, records=records, compile_kwargs={"mode": mode})
+    return model, RecordLikelihood(model, records=records, compile_kwargs={"mode": mode}), n
+
+
+@pytest.mark.parametrize("mode", [PYTHON, pytest.param("NUMBA", marks=pytest.mark.slow)])
+def test_persons_with_scattered_rows(mode):
+    model, likelihood, n = persons_in_tables(mode)
     check(likelihood, model, [[3, 0, 11, 3, 5], [1, 2], [9], [], np.arange(12)[::-1]])
     # Visits and lengths have their rows found once.
     assert len(likelihood._batch.groups) == 3
@@ -395,12 +392,7 @@ def test_the_comparison_of_these_tests_finds_an_index_off_by_one():
 def test_wrong_indices(index):
     likelihood, model = simple()
     with pytest.raises(IndexError, match="index must be"):
-        likelihood.logp_at(thetas(likelihood, model)[0], index)
-
-
-def test_wrong_theta():
-    with pytest.raises(ValueError, match=r"shape \(5,\), not \(2,\)"):
-        simple()[0].logp_at(np.zeros(2), [0])
+        likelihood.logp_at(thetas(likelihood, model, 1)[0], index)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.uint64])
@@ -415,7 +407,7 @@ def test_pickling(used):
     with pm.Model() as model:
         pm.Bernoulli("y", logit_p=X @ pm.Normal("b", shape=4), observed=BINARY)
     likelihood = RecordLikelihood(model, records=np.arange(N) // 5)
-    theta = thetas(likelihood, model)[0]
+    theta = thetas(likelihood, model, 1)[0]
     if used:
         likelihood.logp_at(theta, [0])
     copy = cloudpickle.loads(cloudpickle.dumps(likelihood))

@@ -18,6 +18,7 @@ from pymc_dp.steps import accept_reject, base
 from pymc_dp.steps import noisy_gradients as gradients
 from pymc_dp.steps.hmc import leapfrog
 from pymc_dp.steps.noisy_gradients import Coordinates
+from tests.audit.replay import Leak
 from tests.exactness.targets import (
     BANANA,
     compiled_once,
@@ -186,10 +187,6 @@ def paid_step(step=DPHMC, target=BANANA, epsilon=6.0, chains=2, adjacency="subst
 
 
 # ---------------------------------------------------------------- accesses
-
-
-class Leak(AssertionError):
-    """More was accessed than was paid for."""
 
 
 class Watched:

@@ -127,9 +127,5 @@ def _read_by(function: types.FunctionType) -> Iterator[Any]:
     yield from (function.__kwdefaults__, vars(function))
     for each in (function.__globals__[n] for n in names if n in function.__globals__):
         yield each
-        if isinstance(each, types.ModuleType) and not _is_of_library_module(each):
+        if isinstance(each, types.ModuleType) and each.__name__.split(".")[0] not in _LIBRARIES:
             yield from (vars(each).get(name) for name in names)
-
-
-def _is_of_library_module(module: types.ModuleType) -> bool:
-    return module.__name__.split(".")[0] in _LIBRARIES

@@ -20,7 +20,6 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Second
 from pytensor.tensor.basic import Alloc, ARange
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.subtensor import Subtensor
 
@@ -205,7 +204,9 @@ def lengths_in(
             axes = axes if shape is v else [axes[_entry(v)]]
             lengths |= _lengths(x, axes, [r for r in ancestors([x]) if is_private(r)])
             stack.extend(value_inputs(shape.owner))
-        elif _is_fill(v):  # ones_like(x)
+        elif isinstance(
+            getattr(v.owner.op, "scalar_op", None), Second
+        ):  # ones_like(x): its shape, other values
             x, value = v.owner.inputs
             lengths |= _lengths(x, [*range(x.ndim)], [r for r in ancestors([x]) if is_private(r)])
             stack.append(value)
@@ -219,12 +220,6 @@ def constant_lengths(graphs: Sequence[Variable], stop: Set[Variable]) -> set[int
     found = filter(is_length, upstream(graphs, stop))
     entries = (stored(v.owner.inputs[0])[_entry(v)] for v in found)
     return {int(n) for entry in entries for n in np.atleast_1d(entry)}
-
-
-def _is_fill(v: Variable) -> bool:
-    """Whether an array has the shape of its first input and the values of its second."""
-    op = v.owner.op
-    return isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
 
 
 def _entry(v: Variable) -> Any:

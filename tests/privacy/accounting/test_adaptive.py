@@ -15,23 +15,14 @@ from pymc_dp.privacy.accounting.calibration import delta_of, epsilon_of
 from pymc_dp.privacy.accounting.composition import ACCOUNTANTS, Cost, renyi_budget
 from pymc_dp.privacy.accounting.filters import Filter, GaussianShare
 from pymc_dp.privacy.budget.allocation import allocate
-from pymc_dp.privacy.budget.claims import BudgetTerms, StepAccess
+from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.mechanisms.mechanism import ORDERS, Gaussian
 from pymc_dp.privacy.mechanisms.per_proposal import PerProposalDecision, PerProposalPoissonMinibatch
 from pymc_dp.privacy.mechanisms.subsampled import SampledGaussian
+from tests.privacy.budget.test_budget import DISTANCES, access
 
-DISTANCES = tuple(np.random.default_rng(0).rayleigh(0.02, size=50).tolist())
 EPSILONS, DELTAS = st.floats(1e-2, 50), st.floats(1e-12, 1e-2)
 NOTHING = Cost.of([])
-
-
-def varying(rule=None, laziness=1.0, label="B[x]"):
-    family = PerProposalDecision(2.0, rule or Penalty(1.4), None, laziness, DISTANCES)
-    return step(((family, 1),), label)
-
-
-def step(mechanisms, label="B[x]", **kwargs):
-    return StepAccess(label, ("x",), mechanisms, 1, ("x",), 1000, True, **kwargs)
 
 
 class TestRule:
@@ -82,11 +73,6 @@ class TestRule:
         assert tiny.limit < 0 and not tiny.fits(Cost.of([(Gaussian(1e9), 1)]))
         assert tiny.fits(NOTHING) and tiny.left(NOTHING) < 0
 
-    @pytest.mark.parametrize("order", [1.0, 0.5, math.nan])
-    def test_invalid_orders(self, order):
-        with pytest.raises(ValueError, match="exceed 1"):
-            AdaptiveComposition(1.0, 1e-6, order)
-
     @given(
         epsilon=st.floats(0.1, 20), parts=st.lists(st.floats(0.01, 1), min_size=1, max_size=5),
         accountant=st.sampled_from(["best", "gaussian"]),
@@ -125,11 +111,12 @@ class TestGaussianBudgets:
 
     @pytest.mark.parametrize("rule, laziness", [(Barker(), 1.0), (Penalty(2.0), 0.5)])
     def test_chains_stay_within_their_shares(self, rule, laziness):
-        access = varying(rule, laziness)
+        family = PerProposalDecision(2.0, rule, None, laziness, DISTANCES)
+        step = access(((family, 1),), "B[x]", ("x",))
         terms = BudgetTerms("b", 2.0, 1e-6, "gaussian")
         other_accesses = [(Gaussian(20.0), 3)]
-        plan = allocate({access.label: access}, terms, 2, Cost.of(other_accesses))[access.label]
-        family, rng, charged = access.mechanisms[0][0], np.random.default_rng(1), []
+        plan = allocate({step.label: step}, terms, 2, Cost.of(other_accesses))[step.label]
+        rng, charged = np.random.default_rng(1), []
         for _ in range(2):
             allocation, used = plan.fresh(), 0
             while allocation.charge(((cell := family.at(rng.choice(DISTANCES)), 1),)):
@@ -142,7 +129,7 @@ class TestGaussianBudgets:
 
     def test_batches_are_refused_by_name(self):
         family = PerProposalPoissonMinibatch(0.01, Barker(), 10.0, 1000, None, DISTANCES)
-        access = step(((family, 1),))
-        allocate({"B[x]": access}, BudgetTerms("b", 2.0, 1e-6), 1)
+        step = access(((family, 1),), "B[x]", ("x",))
+        allocate({"B[x]": step}, BudgetTerms("b", 2.0, 1e-6), 1)
         with pytest.raises(ValueError, match=r"'gaussian' has no bound for: .*Poisson"):
-            allocate({"B[x]": access}, BudgetTerms("b", 2.0, 1e-6, "gaussian"), 1)
+            allocate({"B[x]": step}, BudgetTerms("b", 2.0, 1e-6, "gaussian"), 1)

@@ -10,18 +10,7 @@ from hypothesis import strategies as st
 
 from pymc_dp.acceptance import Barker
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits, bernoulli, decide
-
-
-class Fixed:
-    """A bit source that plays back given words."""
-
-    secret = False
-
-    def __init__(self, *words):
-        self.words = list(words)
-
-    def word(self):
-        return self.words.pop(0)
+from tests.privacy.randomness.test_batches import Fixed
 
 
 @given(p=st.floats(0, 1), first=st.integers(0, 2**64 - 1), second=st.integers(0, 2**64 - 1))

@@ -4,6 +4,7 @@ Each of the statistical tests fails by chance once in a million times. The check
 an argument, so that they can be shown to find planted faults.
 """
 
+import inspect
 import math
 import types
 
@@ -11,7 +12,6 @@ from decimal import Context, Decimal, Inexact, localcontext
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import mpmath
 import numpy as np
@@ -142,11 +142,6 @@ def hard_proposals_are_right(module):
             if module._accepted(scale, 1, script(*case)).tolist() != expected:
                 return False
     return True
-
-
-def test_hard_proposals():
-    """Against rational and 300-digit arithmetic, where float decides and where late bits do."""
-    assert hard_proposals_are_right(gaussian_noise)
 
 
 def test_hard_proposals_are_hard():
@@ -293,9 +288,9 @@ def fits_cells(module, scale, key=2):
     return chisquare(counts, DRAWS * law).pvalue > FALSE_ALARM
 
 
-def fits_pairs(module, key=3):
+def fits_pairs(module):
     """Chi-square test of two numbers together, from many small arrays: place and order do not matter."""
-    bits = seeded(key)
+    bits = seeded(3)
     pairs = np.array([module.rounded_gaussian(1.0, 2, bits) for _ in range(DRAWS // 5)])
     if pairs.shape != (DRAWS // 5, 2):
         return False
@@ -310,18 +305,9 @@ def fits_continuum(module, scale, key=4):
     return kstest(values / scale, norm.cdf).pvalue > FALSE_ALARM
 
 
-@pytest.mark.parametrize("scale", SMALL)
-def test_cells(scale):
-    assert fits_cells(gaussian_noise, scale)
-
-
 @pytest.mark.parametrize("scale", LARGE)
 def test_continuum(scale):
     assert fits_continuum(gaussian_noise, scale)
-
-
-def test_pairs():
-    assert fits_pairs(gaussian_noise)
 
 
 @pytest.mark.parametrize("shape", [(), 0, 1, 7, (0, 3), (4, 5), (2, 3, 4)])
@@ -410,8 +396,6 @@ def test_noisy_sum_refuses(steps, exponent, scale, reported):
 
 # ------------------------------------------------------------------------------------------- wrong ways
 
-SOURCE = Path(gaussian_noise.__file__).read_text(encoding="utf-8")
-
 PLANTED = {
     "no sign": ("np.repeat([1, -1]", "np.repeat([1, 1]"),
     "another law of j": ("(Decimal(-i * i) / 2).exp()", "(Decimal(-i * i) / 3).exp()"),
@@ -449,11 +433,14 @@ PLANTED = {
 }
 
 
-def with_fault(old, new):
-    assert SOURCE.count(old) == 1, old
-    module = types.ModuleType("faulty")
-    exec(compile(SOURCE.replace(old, new), "faulty", "exec"), module.__dict__)
-    return module
+def with_fault(module, old, new):
+    """A module in which one piece of code is another one."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, old
+    faulty = types.ModuleType("faulty")
+    faulty.__dict__["__name__"] = module.__name__  # for its dataclasses
+    exec(compile(source.replace(old, new), "faulty", "exec"), faulty.__dict__)
+    return faulty
 
 
 def all_is_well(module):
@@ -467,8 +454,10 @@ def all_is_well(module):
 
 @pytest.mark.parametrize(("old", "new"), PLANTED.values(), ids=PLANTED)
 def test_faults_are_found(old, new):
-    assert not all_is_well(with_fault(old, new))
+    assert not all_is_well(with_fault(gaussian_noise, old, new))
 
 
 def test_nothing_is_found_without_a_fault():
-    assert all_is_well(with_fault("_SLACK = 8.0", "_SLACK = 9.0"))
+    """Against rational and 300-digit arithmetic, where float decides and where late bits do; and by frequencies."""
+    assert all_is_well(gaussian_noise)
+    assert all_is_well(with_fault(gaussian_noise, "_SLACK = 8.0", "_SLACK = 9.0"))

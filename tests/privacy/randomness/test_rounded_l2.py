@@ -1,8 +1,6 @@
 """Rounded l2 noise: its law in one and more dimensions, rounding, neighbours, planted faults."""
 
-import inspect
 import math
-import types
 
 from itertools import product
 
@@ -16,8 +14,8 @@ from scipy import integrate, stats
 
 from pymc_dp.privacy.randomness import rounded_l2 as module_under_test
 from pymc_dp.privacy.randomness.bits import OperatingSystemBits, SeededBits
+from tests.privacy.randomness.test_rounded_gaussian import with_fault
 
-SOURCE = inspect.getsource(module_under_test)
 #: Probability of a false alarm of each test.
 LEVEL = 1e-4
 
@@ -74,16 +72,9 @@ def fits_continuum(module, d=5, scale=2.0**30 + 0.3, n=2500):
     )
 
 
-def test_one_dimension():
-    assert fits_laplace(module_under_test)
-
-
-def test_two_dimensions():
-    assert fits_cells(module_under_test)
-
-
-def test_continuum():
-    assert fits_continuum(module_under_test)
+@pytest.mark.parametrize("fits", [fits_laplace, fits_cells, fits_continuum])
+def test_law(fits):
+    assert fits(module_under_test)
 
 
 @given(seed=st.integers(0, 2**32))
@@ -146,14 +137,6 @@ PLANTED = {
 }
 
 
-def with_fault(old, new):
-    assert SOURCE.count(old) == 1, old
-    module = types.ModuleType("faulty")
-    module.__dict__["__name__"] = module_under_test.__name__  # for its dataclass
-    exec(compile(SOURCE.replace(old, new), "faulty", "exec"), module.__dict__)
-    return module
-
-
 def all_is_well(module):
     return fits_laplace(module) and fits_cells(module) and fits_continuum(module)
 
@@ -162,7 +145,7 @@ def all_is_well(module):
 @pytest.mark.parametrize(("old", "new"), PLANTED.values(), ids=PLANTED)
 def test_faults_are_found(old, new):
     try:
-        well = all_is_well(with_fault(old, new))
+        well = all_is_well(with_fault(module_under_test, old, new))
     except (OverflowError, ValueError):  # of a shift, or of a conversion to int64
         well = False
     assert not well
@@ -170,13 +153,15 @@ def test_faults_are_found(old, new):
 
 @pytest.mark.slow
 def test_half_the_noise_is_found():
-    module = with_fault("numerator, denominator = scale.as_integer_ratio()", "numerator, denominator = (scale / 2).as_integer_ratio()")  # fmt: skip
+    module = with_fault(module_under_test, "numerator, denominator = scale.as_integer_ratio()", "numerator, denominator = (scale / 2).as_integer_ratio()")  # fmt: skip
     assert largest_log_ratio(module) > 6
 
 
 @pytest.mark.slow
 def test_nothing_is_found_without_a_fault():
-    assert all_is_well(with_fault("u, x, v = first >> 1,", "u, x, v = first // 2,"))
+    assert all_is_well(
+        with_fault(module_under_test, "u, x, v = first >> 1,", "u, x, v = first // 2,")
+    )
 
 
 def test_secret_bits():
