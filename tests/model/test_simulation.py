@@ -13,8 +13,10 @@ from scipy import stats
 
 from pymc_dp import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs import drawing as drawing_module
 from pymc_dp.model.graphs.captured import check_functions
 from pymc_dp.model.graphs.data_variables import observed_arrays
+from pymc_dp.model.graphs.drawing import Drawing
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.simulation import SimulatedRecords
 from tests.model.example_models import FAMILIES, N
@@ -229,6 +231,45 @@ def test_laws_with_fixed_numbers(build, expected):
     assert stats.kstest(places.ravel(), stats.uniform.cdf).pvalue > 1e-4
     quarters = np.minimum(np.sort(places, axis=0) * 4, np.nextafter(4, 0)).astype(int)
     np.testing.assert_array_equal(quarters, np.arange(4)[:, None] + np.zeros_like(quarters))
+
+
+#: Laws whose quantile functions are PyMC's, of a parameter that is 1.5, and SciPy's.
+QUANTILES = [
+    (lambda t: pm.StudentT.dist(nu=3.5, mu=t, sigma=2, shape=400), stats.t(3.5, 1.5, 2)),
+    (lambda t: pm.Gamma.dist(t, 0.5, shape=400), stats.gamma(1.5, scale=2)),
+    (lambda t: pm.Beta.dist(t, 0.8, shape=400), stats.beta(1.5, 0.8)),
+    (lambda t: pm.InverseGamma.dist(3, t, shape=400), stats.invgamma(3, scale=1.5)),
+    (lambda t: pm.Cauchy.dist(t, 2, shape=400), stats.cauchy(1.5, 2)),
+    (lambda t: pm.HalfCauchy.dist(t, shape=400), stats.halfcauchy(scale=1.5)),
+    (lambda t: pm.Pareto.dist(t, 0.3, shape=400), stats.pareto(1.5, scale=0.3)),
+    (lambda t: pm.Moyal.dist(t, 2, shape=400), stats.moyal(1.5, 2)),
+    (lambda t: pm.Triangular.dist(lower=-1, c=t, upper=3, shape=400), stats.triang(0.625, -1, 4)),
+]
+
+
+def check_quantiles(pairs):
+    """Quantiles, and ordinary draws, against SciPy."""
+    t, theta = pt.dscalar(), [np.array(1.5)]
+    drawing, rng = Drawing([t], [build(t) for build, _ in pairs]), np.random.default_rng(SEED)
+    u = rng.random(400)
+    found, drawn = drawing.of([u] * len(pairs), theta), drawing(drawing.generators(rng), theta)
+    for q, y, (_, expected) in zip(found, drawn, pairs, strict=True):
+        np.testing.assert_allclose(q, expected.ppf(u), rtol=1e-4)
+        assert stats.kstest(y, expected.cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    "pairs", [QUANTILES[:3], pytest.param(QUANTILES[3:], marks=pytest.mark.slow)]
+)
+def test_quantile_functions(pairs):
+    check_quantiles(pairs)
+
+
+def test_exchanged_parameters_are_found(monkeypatch):
+    right = drawing_module._icdf
+    monkeypatch.setattr(drawing_module, "_icdf", lambda op, u, *args: right(op, u, *args[:-2], *args[:-3:-1]))  # fmt: skip
+    with pytest.raises(AssertionError):
+        check_quantiles(QUANTILES[1:2])
 
 
 @pytest.mark.slow
