@@ -78,14 +78,6 @@ def _mean(y):
     pm.Normal("y", pm.Normal("t", 0.2, 1.0), 1.0, observed=y)
 
 
-def _student(y):
-    pm.StudentT("y", nu=4, mu=pm.Normal("t", 0.2, 1.0), sigma=1.0, observed=y)
-
-
-def _gamma(y):
-    pm.Gamma("y", pm.math.exp(pm.Normal("t", 0.5, 0.4)), 1.0, observed=y)
-
-
 def _location_scale(y):
     mu, sigma = pm.Normal("t", 0.2, 1.0), pm.LogNormal("sigma", 0.1, 0.4)
     pm.Normal("y", mu, sigma, observed=y)
@@ -118,13 +110,15 @@ CASES = {
             lambda t, n, rng: rng.normal(t[0], 1, n),
         ),
         Case(
-            "student", 5, _student, {"t": ()}, (np.array([0.2]), np.array([1.0])), np.arange(-40, 40, 0.01),
+            "student", 5, lambda y: pm.StudentT("y", nu=4, mu=pm.Normal("t", 0.2, 1.0), observed=y),
+            {"t": ()}, (np.array([0.2]), np.array([1.0])), np.arange(-40, 40, 0.01),
             lambda t, y: stats.t.logpdf(y, 4, t[0]),
             lambda t, y: (5 * (y - t[0]) / (4 + (y - t[0]) ** 2))[:, None],
             lambda t, n, rng: t[0] + rng.standard_t(4, n),
         ),
         Case(
-            "gamma", 5, _gamma, {"t": ()}, (np.array([0.5]), np.array([0.4])), np.arange(0.0025, 40, 0.005),
+            "gamma", 5, lambda y: pm.Gamma("y", pm.math.exp(pm.Normal("t", 0.5, 0.4)), 1.0, observed=y),
+            {"t": ()}, (np.array([0.5]), np.array([0.4])), np.arange(0.0025, 40, 0.005),
             lambda t, y: stats.gamma.logpdf(y, np.exp(t[0])),
             lambda t, y: (np.exp(t[0]) * (np.log(y) - digamma(np.exp(t[0]))))[:, None],
             lambda t, n, rng: rng.gamma(np.exp(t[0]), size=n),

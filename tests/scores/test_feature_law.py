@@ -96,18 +96,13 @@ def simulated_moments(build, theta, n_sets=60, simulated=None):
 
 @pytest.mark.parametrize(
     ("build", "kind", "largest"),
-    [
-        (gaussian, FixedNumbers, 0.1),
-        (heavy, FixedNumbers, 0.1),
-        (heavy, Reweighted, 0.5),
-        (gaussian, Reweighted, 0.8),
-    ],
+    [(gaussian, FixedNumbers, 0.1), (heavy, FixedNumbers, 0.1), (gaussian, Reweighted, 0.8)],
 )
 def test_simulated_moments_hold_far_from_the_centre(build, kind, largest):
     """Errors in standard deviations of the sum of all records; anchors are about eight of the posterior's apart.
 
-    With six seeds they were at most 0.16 (of which 0.15 is the error of the reference), 0.38 and 0.70; from records of one
-    position, 1.1 and 3.3.
+    With six seeds they were at most 0.16 (of which 0.15 is the error of the reference) and 0.70; from records of one
+    position, 3.3.
     """
     law = law_of(build, kind)
     one = law_of(build, kind, n_anchors=1) if kind is Reweighted else None
@@ -138,7 +133,7 @@ def test_rows_that_are_kept_have_the_same_law(build, kind):
 
 @pytest.mark.parametrize(
     ("build", "kind", "error"),
-    [(binary, Enumerated, 1e-6), (heavy, Reweighted, 1e-6), (gaussian, FixedNumbers, 0.15)],
+    [(binary, Enumerated, 1e-6), (heavy, Reweighted, 1e-6), (heavy, FixedNumbers, 0.15)],
 )
 def test_derivatives(build, kind, error):
     """Those of moving points are the covariances with their scores, which differ by the error of simulation."""
