@@ -11,8 +11,9 @@ term is :math:`m m'`. There are three choices of points:
 *Enumerated*
     Outcomes that are few whole numbers: :math:`y_k = k`, with :math:`w_{rk} = p(k \mid x_r, \theta)`. Exact.
 *Fixed random numbers*
-    Outcomes that are a smooth function of parameters and of numbers that are uniform, normal or exponential, whatever
-    the parameters are: these numbers are drawn once, stratified over the points of a row, and equally weighted.
+    Outcomes that are a smooth function (for many laws the quantile function) of parameters and of numbers that are
+    uniform, normal or exponential, whatever the parameters are: these numbers are drawn once, stratified over the points
+    of a row, and equally weighted.
 *Reweighted*
     All else: records simulated at anchors :math:`\theta_a` that span the posterior, with weights :math:`\propto
     p(y \mid x, \theta) / \sum_a p(y \mid x, \theta_a)`: of each row, or, with less than 32 points of a row, over all.

@@ -13,8 +13,10 @@ from scipy import stats
 
 from pymc_dp import UnsupportedModel
 from pymc_dp.model import RecordLikelihood
+from pymc_dp.model.graphs import drawing
 from pymc_dp.model.graphs.captured import check_functions
 from pymc_dp.model.graphs.data_variables import observed_arrays
+from pymc_dp.model.graphs.drawing import Drawing
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.simulation import SimulatedRecords
 from tests.model.example_models import FAMILIES, N
@@ -157,7 +159,6 @@ def test_kinks_have_the_right_curvature():
 # ---------------------------------------------------------------- the law of what is drawn
 
 MANY = 20_000
-ONES = np.ones(2000)
 
 
 def law_model(n=MANY, change=0.0):
@@ -205,30 +206,48 @@ def test_law(law):
         assert np.abs(wrong.mean(axis=0)).max() < 0.01 and abs(np.mean(wrong[:, 2] ** 2)) < 1
 
 
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        (lambda t: pm.Laplace("y", t, 2.0, observed=ONES), stats.laplace(1, 2)),
-        (lambda t: pm.Logistic("y", t, 2.0, observed=ONES), stats.logistic(1, 2)),
-        (lambda t: pm.Gumbel("y", t, 2.0, observed=ONES), stats.gumbel_r(1, 2)),
-        (lambda t: pm.LogNormal("y", t, 2.0, observed=ONES), stats.lognorm(2, scale=np.e)),
-        (lambda t: pm.Weibull("y", 1.5, pm.math.exp(t), observed=ONES), stats.weibull_min(1.5, scale=np.e)),
-        (lambda t: pm.Exponential("y", scale=pm.math.exp(t), observed=ONES), stats.expon(scale=np.e)),
-    ],
-    ids=lambda x: getattr(getattr(x, "dist", None), "name", ""),
-)  # fmt: skip
-def test_laws_with_fixed_numbers(build, expected):
-    """Those of draws, and of numbers that are stratified: of four sets of a row, each is in another quarter of its law."""
-    with pm.Model() as model:
-        build(pm.Normal("t"))
-    simulated, theta = SimulatedRecords(model), np.array([1.0])
-    (y,) = simulated.draw(theta, np.random.default_rng(SEED))
-    assert stats.kstest(y, expected.cdf).pvalue > 1e-4
-    numbers = simulated.standard_numbers(4, np.random.default_rng(SEED))
-    places = np.array([expected.cdf(simulated.draw_from(theta, z)[0]) for z in numbers])
-    assert stats.kstest(places.ravel(), stats.uniform.cdf).pvalue > 1e-4
-    quarters = np.minimum(np.sort(places, axis=0) * 4, np.nextafter(4, 0)).astype(int)
-    np.testing.assert_array_equal(quarters, np.arange(4)[:, None] + np.zeros_like(quarters))
+#: Distributions of a parameter that is 1.5, and SciPy's: first by standard draws, then by PyMC's quantile functions.
+LAWS = [
+    (lambda t: pm.Laplace.dist(t, 2, shape=5), stats.laplace(1.5, 2)),
+    (lambda t: pm.Logistic.dist(t, 2, shape=5), stats.logistic(1.5, 2)),
+    (lambda t: pm.Gumbel.dist(t, 2, shape=5), stats.gumbel_r(1.5, 2)),
+    (lambda t: pm.LogNormal.dist(t, 2, shape=5), stats.lognorm(2, scale=np.exp(1.5))),
+    (lambda t: pm.Weibull.dist(t, 2, shape=5), stats.weibull_min(1.5, scale=2)),
+    (lambda t: pm.Exponential.dist(scale=t, shape=5), stats.expon(scale=1.5)),
+    (lambda t: pm.StudentT.dist(nu=3.5, mu=t, sigma=2, shape=5), stats.t(3.5, 1.5, 2)),
+    (lambda t: pm.Gamma.dist(t, 0.5, shape=5), stats.gamma(1.5, scale=2)),
+    (lambda t: pm.Beta.dist(t, 0.8, shape=5), stats.beta(1.5, 0.8)),
+    (lambda t: pm.InverseGamma.dist(3, t, shape=5), stats.invgamma(3, scale=1.5)),
+    (lambda t: pm.Cauchy.dist(t, 2, shape=5), stats.cauchy(1.5, 2)),
+    (lambda t: pm.HalfCauchy.dist(t, shape=5), stats.halfcauchy(scale=1.5)),
+    (lambda t: pm.Pareto.dist(t, 0.3, shape=5), stats.pareto(1.5, scale=0.3)),
+    (lambda t: pm.Moyal.dist(t, 2, shape=5), stats.moyal(1.5, 2)),
+]
+
+
+def check_laws(laws):
+    """Those of draws; and of 400 sets of numbers, each gives another 400th of the law."""
+    t, theta, rng = pt.dscalar(), [np.array(1.5)], np.random.default_rng(SEED)
+    law = Drawing([t], [build(t) for build, _ in laws])
+    generators, numbers = law.generators(rng), law.numbers(400, rng)
+    drawn = zip(*(law(generators, theta) for _ in numbers), strict=True)
+    sets = zip(*(law.of(z, theta) for z in numbers), strict=True)
+    for (_, expected), y, q in zip(laws, drawn, sets, strict=True):
+        assert stats.kstest(np.ravel(y), expected.cdf).pvalue > 1e-4
+        place = 400 * np.sort(expected.cdf(q), axis=0) - np.arange(400)[:, None]
+        assert -1e-4 < place.min() and place.max() < 1 + 1e-4
+
+
+@pytest.mark.parametrize("part", [(0, 6), (6, 9), pytest.param((9, 14), marks=pytest.mark.slow)])
+def test_laws_with_fixed_numbers(part):
+    check_laws(LAWS[slice(*part)])
+
+
+def test_exchanged_parameters_are_found(monkeypatch):
+    right = drawing._icdf
+    monkeypatch.setattr(drawing, "_icdf", lambda *args: right(*args[:-2], *args[:-3:-1]))
+    with pytest.raises(AssertionError):
+        check_laws(LAWS[7:8])
 
 
 @pytest.mark.slow

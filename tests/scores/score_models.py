@@ -14,7 +14,7 @@ import numpy as np
 import pymc as pm
 
 from scipy import fft, sparse, stats
-from scipy.special import expit, gammaln, logsumexp, xlogy
+from scipy.special import digamma, expit, gammaln, logsumexp, xlogy
 
 from pymc_dp import DPScore, PrivateScores
 from pymc_dp.planning.simulator import Simulator
@@ -108,6 +108,20 @@ CASES = {
             lambda t, y: stats.norm.logpdf(y, t[0]),
             lambda t, y: (y - t[0])[:, None],
             lambda t, n, rng: rng.normal(t[0], 1, n),
+        ),
+        Case(
+            "student", 5, lambda y: pm.StudentT("y", nu=4, mu=pm.Normal("t", 0.2, 1.0), observed=y),
+            {"t": ()}, (np.array([0.2]), np.array([1.0])), np.arange(-40, 40, 0.01),
+            lambda t, y: stats.t.logpdf(y, 4, t[0]),
+            lambda t, y: (5 * (y - t[0]) / (4 + (y - t[0]) ** 2))[:, None],
+            lambda t, n, rng: t[0] + rng.standard_t(4, n),
+        ),
+        Case(
+            "gamma", 5, lambda y: pm.Gamma("y", pm.math.exp(pm.Normal("t", 0.5, 0.4)), 1.0, observed=y),
+            {"t": ()}, (np.array([0.5]), np.array([0.4])), np.arange(0.0025, 40, 0.005),
+            lambda t, y: stats.gamma.logpdf(y, np.exp(t[0])),
+            lambda t, y: (np.exp(t[0]) * (np.log(y) - digamma(np.exp(t[0]))))[:, None],
+            lambda t, n, rng: rng.gamma(np.exp(t[0]), size=n),
         ),
         Case(
             "location_scale", 4, _location_scale, {"t": (), "sigma_log__": ()},

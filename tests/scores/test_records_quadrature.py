@@ -31,8 +31,12 @@ SETTINGS = {
     "bernoulli, midpoint": ("bernoulli", 30, [("l2", 0.5, [2.0], 0.05, "midpoint")], 0.05),
     "poisson, l2": ("poisson", 20, [("l2", 0.5, [0.8], 0.6)], 0.05),
     "mean, Gaussian": ("mean", 40, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
+    "student, Gaussian": ("student", 40, [("gaussian", 0.3, [0.4], 0.6)], 0.05),
+    "gamma, Gaussian": ("gamma", 40, [("gaussian", 0.3, [0.6], 0.6)], 0.05),
     "mean, two releases": ("mean", 20, [("gaussian", 0.2, [0.2], 0.3), ("gaussian", 0.2, [0.5], 0.5)], 0.05),
 }  # fmt: skip
+
+SLOW = {"student, Gaussian", "gamma, Gaussian", "mean, two releases"}
 
 
 def made(setting, seed=1):
@@ -72,10 +76,7 @@ def errors(setting, n=None, seed=1):
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        pytest.param(s, marks=[pytest.mark.slow] if s == "mean, two releases" else [])
-        for s in SETTINGS
-    ],
+    [pytest.param(s, marks=[pytest.mark.slow] if s in SLOW else []) for s in SETTINGS],
 )
 def test_the_law_of_few_records_is_nearly_exact(setting):
     assert errors(setting) < 1
