@@ -159,6 +159,8 @@ def _standardized(graphs: Sequence[Variable]) -> tuple[list[Variable], dict[Vari
         if function is not None:
             parameters = [new.get(v, v) for v in node.op.dist_params(node)]
             value = function(variable, *parameters)
+        elif draw.dtype[0] != "f":
+            return None
         else:
             try:
                 value = _icdf(node.op, variable, *inputs)
