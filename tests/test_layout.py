@@ -15,8 +15,8 @@ FILES = {
 }
 MAX_LINES = {"pymc_dp": 400, "tests": 700}
 #: Lines of all files; of the package its files and levels of imports, too. A change may lower these, and not raise them.
-MOST = {"pymc_dp": 29_850, "tests": 35_400, "experiments": 5_260}
-MOST_FILES, MOST_LEVELS = 166, 27
+MOST = {"pymc_dp": 29_810, "tests": 35_340, "experiments": 5_260}
+MOST_FILES, MOST_LEVELS = 163, 27
 
 
 #: Python and pytest look for these names in each folder.
