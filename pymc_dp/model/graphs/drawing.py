@@ -50,7 +50,7 @@ _STANDARD: dict[type, tuple[str, Callable[..., Variable]]] = {
     ptr.UniformRV: ("random", lambda u, low, high: low + (high - low) * u),
     ptr.LaplaceRV: (
         "random",
-        lambda u, mu, b: mu - b * pt.sgn(u - 0.5) * pt.log1p(-2 * pt.abs(u - 0.5)),
+        lambda u, mu, b: mu - b * pt.sign(u - 0.5) * pt.log1p(-2 * pt.abs(u - 0.5)),
     ),
     ptr.LogisticRV: ("random", lambda u, mu, s: mu + s * pt.log(u / (1 - u))),
     ptr.GumbelRV: ("standard_exponential", lambda e, mu, beta: mu - beta * pt.log(e)),
