@@ -12,12 +12,6 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc.logprob.transforms import (
-    CircularTransform,
-    IntervalTransform,
-    LogOddsTransform,
-    LogTransform,
-)
 from pytensor.compile.mode import Mode
 
 from pymc_dp.arguments import as_float, as_integer, check_labels
@@ -46,8 +40,6 @@ from pymc_dp.queries.stand_in import StandIn, uniform_stand_in
 #: Where records are read in blocks: rows that are simulated, least and most, and numbers in these. The information
 #: of 100 000 rows with 20 covariates is accurate to 1.4 %, which is the part of the reference's error that stays.
 _LEAST_ROWS, _MOST_ROWS, _MOST_NUMBERS = 20_000, 100_000, 2**21
-#: Transforms that map each entry by itself.
-_ELEMENTWISE = (LogTransform, LogOddsTransform, IntervalTransform, CircularTransform)
 #: Public values of parameters by name, "prior", or None for PyMC's initial point.
 Guess = Mapping[str, Any] | str | None
 
@@ -298,11 +290,6 @@ class Simulator(Shown):
         if not (np.isfinite(theta).all() and np.isfinite(self.likelihood.log_prior(theta))):
             raise ValueError(f"guess is where the prior is zero: {self.likelihood.unravel(theta)}.")
         return theta
-
-    def by_name(self, values: np.ndarray) -> dict[str, np.ndarray]:
-        """Values for each unconstrained parameter, under the model's names where a transform maps each entry by itself."""
-        names = {self.model.rvs_to_values[rv].name: rv.name for rv, t in self.model.rvs_to_transforms.items() if isinstance(t, _ELEMENTWISE)}  # fmt: skip
-        return {names.get(name, name): values[part] for name, part in self.likelihood.slices.items()}  # fmt: skip
 
     def prior_draws(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """Draws from the prior, on the unconstrained scale, shape ``(n, n_dim)``."""

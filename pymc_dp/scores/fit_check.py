@@ -39,7 +39,7 @@ from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
-from pymc_dp.scores.simulated_scores import largest_shifts
+from pymc_dp.scores.simulated_scores import by_name, largest_shifts
 
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
@@ -162,11 +162,8 @@ def check_fit(
     unseen = unseen_share(total * centre, _inverse_covariance(errors[1:]))
     gains = np.split(found.gain, features.ends[1:-1], axis=1)
     parts = zip(gains, scores.releases, strict=True)
-    shifts = simulator.by_name(
-        np.sum(
-            [largest_shifts(g, found.covariance, r.term, unseen * total) for g, r in parts], axis=0
-        )
-    )
+    of_each = [largest_shifts(g, found.covariance, r.term, unseen * total) for g, r in parts]
+    shifts = by_name(simulator, np.sum(of_each, axis=0))
     message = _in_words(histogram, differences, total * centre, p_value, simulator)
     if p_value >= REJECTION_LEVEL:
         message += f"; {unseen_in_words(unseen, shifts)}"

@@ -28,7 +28,7 @@ from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected
-from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores
+from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores, by_name
 
 #: Entries of a parameter that a printed plan shows.
 _N_SHOWN = 6
@@ -86,7 +86,7 @@ class ScorePlan(Shown):
         note). To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
         entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name.
         """
-        return self.simulator.by_name(self.design.design.sd_ratios)
+        return by_name(self.simulator, self.design.design.sd_ratios)
 
     @property
     def unseen_shifts(self) -> Mapping[str, np.ndarray]:
@@ -96,7 +96,7 @@ class ScorePlan(Shown):
         (``design.check.unseen``), or by all without a check (:func:`~pymc_dp.scores.check_fit`).
         """
         unseen = self.design.check.unseen if self.design.check else 1.0
-        return self.simulator.by_name(unseen * self.design.design.largest_shifts)
+        return by_name(self.simulator, unseen * self.design.design.largest_shifts)
 
     def release(self, *, progressbar: bool | str = True) -> PrivateScores:
         """Claim the accesses from the budget, and make the releases.

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 
+from pymc.logprob import transforms
+
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.sums.clipped_vectors import norm_ratios
@@ -24,6 +26,8 @@ from pymc_dp.scores.check_design import TailMisfit, tail_misfit
 from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.steps.noisy_gradients import Coordinates
 
+#: Transforms that map each entry by itself.
+_ELEMENTWISE = (transforms.LogTransform, transforms.LogOddsTransform, transforms.IntervalTransform, transforms.CircularTransform)  # fmt: skip
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
 _QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
 #: Factor above the largest simulated norm, for the bound that is to clip nothing.
@@ -251,6 +255,14 @@ def largest_shifts(
     """
     change = n_records * term.bound * (2 if term.clipping == "midpoint" else 1)
     return change * np.linalg.norm(gain, axis=1) / np.sqrt(np.diag(covariance))
+
+
+def by_name(simulator: Simulator, values: np.ndarray) -> dict[str, np.ndarray]:
+    """A value for each unconstrained parameter, under the model's names where a transform maps each entry by itself."""
+    model = simulator.model
+    transforms_of = model.rvs_to_transforms.items()
+    names = {model.rvs_to_values[rv].name: rv.name for rv, t in transforms_of if isinstance(t, _ELEMENTWISE)}  # fmt: skip
+    return {names.get(name, name): values[part] for name, part in simulator.likelihood.slices.items()}  # fmt: skip
 
 
 def _possible(
