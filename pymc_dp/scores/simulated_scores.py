@@ -241,9 +241,9 @@ class SimulatedScores(Shown):
         if not (arrives and self.there):
             return self.design(noise_sd)
         found = [each.design(noise_sd) for each in self.there]
-        ratios = np.median([each.sd_ratios for each in found], axis=0)
+        ratios, shifts = np.median([(d.sd_ratios, d.largest_shifts) for d in found], axis=0)
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
-        return replace(middle, sd_ratios=ratios)
+        return replace(middle, sd_ratios=ratios, largest_shifts=shifts)
 
 
 def largest_shifts(
