@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pymc_dp.display import Shown
 from pymc_dp.privacy.accounting.composition import Cost
@@ -15,24 +18,18 @@ from pymc_dp.privacy.mechanisms.mechanism import Accesses, Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import check_can_be_made
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, design_check
-from pymc_dp.scores.simulated_scores import NEAR, MomentDesign, ScoreDesign, SimulatedScores
+from pymc_dp.scores.simulated_scores import MomentDesign, ScoreDesign, SimulatedScores
 
-#: Candidates for the part of the budget that a first sum takes; and a start with a stand-in or a wide prior, large ones only if
-#: less cannot arrive, or with a stand-in.
-_FIRST_SHARES = (0.0, 0.02, 0.1, 0.2)
-_SHARES, _LARGE_SHARES = (0.0, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1), (0.2, 0.4, 0.6, 0.75)
-#: If the prior allows distances beyond `NEAR`, noisy Newton steps come first, which double, then halve: at least so
-#: many. Two sums after them get the rest of the start's part of the budget.
-_LEAST_STEPS, _STEPS_PART = 4, 0.5
-#: Length of the noise on a record's mean score, relative to the clip bound, at which far steps still point
-#: to the posterior.
-_MOST_NOISE = 0.3
+#: Candidates for the part of the budget that first sums take: for draws of the parameters; for a position; and also with a
+#: stand-in or a wide law of the parameters.
+_FIRST_SHARES, _SHARES = (0.0, 0.02, 0.1, 0.2), (0.0, 0.003, 0.01, 0.02, 0.05, 0.1)
+_LARGE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
+#: Largest number of first sums with a stand-in, and of a search; sums of a search beyond those that are expected to arrive.
+_MOST_SUMS, _MOST_ROUNDS, _MORE_ROUNDS = 4, 16, 2
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
 #: Least epsilon of the main release alone, relative to that of the budget.
 _LEAST_MAIN = 0.1
-#: Part of several steps that is expected in their final average.
-_AVERAGED = 1 / 3
 #: Parts of the budget for the moments that correct a stand-in.
 _MOMENT_SHARES = (0.1, 0.2, 0.3)
 #: Largest error of a reference that counts, squared.
@@ -41,7 +38,7 @@ _LARGEST_ERROR = 10.0
 _MIN_NOISE = 0.3
 
 #: Accesses of the start.
-Steps = tuple[tuple[Gaussian | L2Laplace, int], ...]
+Sums = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +46,7 @@ class StartDesign(Shown):
     """Releases before the main one, which find its reference, and the main one."""
 
     moments: MomentDesign | None
-    steps: Steps
-    sums: Steps
+    start: Sums
     main: Gaussian | L2Laplace
     check: CheckDesign | None
     design: ScoreDesign
@@ -70,11 +66,6 @@ class StartDesign(Shown):
         moments: Accesses = ((self.moments.mechanism, 1),) if self.moments else ()
         stand_in: Accesses = self.stand_in.accesses if self.stand_in else ()
         return (*stand_in, *moments, *self.start)
-
-    @property
-    def start(self) -> Steps:
-        """Accesses of the start."""
-        return (*self.steps, *self.sums)
 
     def check_feasible(self, budget: PrivacyBudget) -> None:
         """Raise ValueError unless all releases can be made and the main one gets at least a tenth of epsilon."""
@@ -111,30 +102,16 @@ def best_design(
         alone = least_noise(
             d, epsilon, delta, before=before, noise=noise, accountant=budget.accountant
         )
-    width = simulated.prior_width
-    many = _LEAST_STEPS + max(0, math.ceil(2 * math.log2(width)))
-    if stand_in is not None and (stand_in.is_joint or width > NEAR):
-        # The error of the stand-in is in the law of all sums, so those from afar may stay.
-        starts = ((many, 2),) if width > NEAR else ((0, 1), (0, 2), (0, 3), (0, 4))
-    elif simulated.information_error:
-        starts = ((many, 0),) if width > NEAR else ((0, 1), (2, 0), (3, 0), (many, 0))
-    else:
-        starts = ((many, 2),) if width > NEAR else ((0, 1),)
     found: list[StartDesign] = []
     has_moments = simulated.has_moments and stand_in is None
     for moments in (0.0, *_MOMENT_SHARES) if has_moments else (0.0,):
-        for share in _FIRST_SHARES if simulated.there else (*_SHARES, *_LARGE_SHARES):
-            is_large = share in _LARGE_SHARES and not (
-                simulated.information_error or simulated.there
-            )
-            if is_large and (width <= NEAR or found[-1].reference_error < width**2):
-                break
+        for share in _shares(simulated):
             if moments + share > _MOST_BEFORE:
                 break
-            for numbers in starts if share else ((0, 0),):
+            for number in _numbers(simulated, alone, share, budget.adjacency):
                 shares = moments, share
                 found.append(
-                    _start_design(simulated, alone, shares, numbers, budget.adjacency, n_records)
+                    _start_design(simulated, alone, shares, number, budget.adjacency, n_records)
                 )
     best = replace(min(found, key=lambda candidate: candidate.cost), stand_in=stand_in)
     if epsilon == math.inf:
@@ -142,33 +119,71 @@ def best_design(
     return _calibrated(best, simulated, budget, n_records, noise, fit_share)
 
 
+def _shares(simulated: SimulatedScores) -> tuple[float, ...]:
+    """Candidates for the part of the budget that first sums take."""
+    if simulated.is_near() and simulated.there:
+        return _FIRST_SHARES
+    may_be_large = simulated.information_error or not simulated.is_near()
+    return _SHARES + _LARGE_SHARES if may_be_large else _SHARES
+
+
+def _numbers(
+    simulated: SimulatedScores, alone: Gaussian | L2Laplace, share: float, adjacency: Adjacency
+) -> Sequence[int]:
+    """Candidates for the number of first sums; of a search those that arrive, or come nearest."""
+    if not share:
+        return (0,)
+    if simulated.is_near():
+        return range(1, _MOST_SUMS + 1 if simulated.information_error else 2)
+    numbers = range(1, _MOST_ROUNDS + 1)
+    left = [_distance_after(simulated, alone, share, number, adjacency) for number in numbers]
+    arriving = [
+        number
+        for number, distance in zip(numbers, left, strict=True)
+        if simulated.is_near(distance)
+    ]
+    return (arriving[0] + _MORE_ROUNDS if arriving else numbers[np.argmin(left)],)
+
+
+def _distance_after(
+    simulated: SimulatedScores, alone: Gaussian | L2Laplace, share: float, number: int,
+    adjacency: Adjacency, wrong: float = 0.0,
+) -> float:  # fmt: skip
+    """Expected distance of the last reference; `wrong` is the relative error of the information.
+
+    Scores of a search have the scale of the distance, as long as this is larger than that of a record.
+    """
+    distance = simulated.distance
+    if number:
+        noise_sd = _part(alone, share / number, simulated.n_features).noise_sd
+        left = simulated.left_by(adjacency.sensitivity_factor * noise_sd)
+        for _ in range(number):
+            distance = math.hypot(left * max(1.0, distance), wrong * distance)
+    return distance
+
+
 def _start_design(
     simulated: SimulatedScores,
     alone: Gaussian | L2Laplace,
     shares: tuple[float, float],
-    numbers: tuple[int, int],
+    number: int,
     adjacency: Adjacency,
     n_records: int,
 ) -> StartDesign:
-    """Moments, a start of so many steps and sums, and the main release with the rest; without a fit check."""
-    factor = adjacency.sensitivity_factor
+    """Moments, so many first sums, and the main release with the rest; without a fit check."""
     d, wrong, moments = simulated.n_features, simulated.information_error, None
     if shares[0]:
         part = _part(alone, shares[0], simulated.n_products)
         moments = simulated.moment_design(part, adjacency)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
-    design = simulated.forecast(factor * _part(alone, 1 - sum(shares), d).noise_sd, shares[1] > 0)
-    share = shares[1] * (_STEPS_PART if all(numbers) else 1.0)
-    steps, sums = (((_part(alone, share / n, d), n),) if n else () for n in numbers)
-    error, length = simulated.prior_square, math.sqrt(d) * factor / n_records
-    if not steps or length * steps[0][0].noise_sd < _MOST_NOISE:  # else they do not arrive
-        for mechanism, number in (*steps, *sums):
-            noise = (design.bound * length * mechanism.noise_sd) ** 2
-            error = noise / max(1.0, _AVERAGED * number) + error * wrong ** (2 * number)
+    noise_sd = adjacency.sensitivity_factor * _part(alone, 1 - sum(shares), d).noise_sd
+    design = simulated.forecast(noise_sd, number > 0)
+    start = ((_part(alone, shares[1] / number, d), number),) if number else ()
+    error = _distance_after(simulated, alone, shares[1], number, adjacency, wrong) ** 2
     cost = design.cost + wrong**2 * n_records * error / d
-    if steps or sums or not simulated.there:  # else the forecast has the distance
-        cost += min(error, _LARGEST_ERROR)
-    return StartDesign(moments, steps, sums, alone, None, design, error, cost)
+    if start or not simulated.there:  # else the forecast has the distance
+        cost += min(error, _LARGEST_ERROR) if simulated.is_near() else error
+    return StartDesign(moments, start, alone, None, design, error, cost)
 
 
 def _calibrated(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
+from pymc_dp.scores.search import N_DRAWS, at_draws
 from pymc_dp.scores.simulated_scores import SimulatedScores
 
 #: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: if combinations are counted; else the
@@ -200,9 +200,12 @@ def plan_scores(
     note("planning on simulated records")
     rng = np.random.default_rng(random_seed)
     theta = simulator.position(guess, rng)
-    law = partial(simulator.prior_draws, rng=rng) if guess is None else None
     try:
-        simulated = SimulatedScores(simulator, theta, rng, law)
+        draws = _prior_draws(simulator, rng) if guess is None else None
+        if draws is None:
+            simulated = SimulatedScores(simulator, theta, rng)
+        else:
+            simulated = at_draws(simulator, theta, draws, rng)
     except UnsupportedModel as error:
         if incomplete := simulator.incomplete_arrays():
             raise UnsupportedModel(f"{error} Not finite: {'; '.join(incomplete)}.") from None
@@ -221,6 +224,13 @@ def plan_scores(
         sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
     notes = () if simulated.there else tuple(notes_on_position(guess))
     return ScorePlan(budget, simulator, simulated, design, notes, rng)
+
+
+def _prior_draws(simulator: Simulator, rng: np.random.Generator) -> np.ndarray | None:
+    try:
+        return simulator.prior_draws(N_DRAWS, rng)
+    except NotImplementedError:  # a pm.CustomDist without random
+        return None
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:

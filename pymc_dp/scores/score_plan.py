@@ -6,7 +6,6 @@ import math
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -14,7 +13,6 @@ from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError, explain
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.planning.start import NoisyNewton
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
@@ -27,6 +25,7 @@ from pymc_dp.scores.design import StartDesign
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
+from pymc_dp.scores.search import N_DRAWS, after_sums, at_draws
 from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores, by_name
 
@@ -154,15 +153,13 @@ class ScorePlan(Shown):
     def _release_sums(self, releases: list[Release]) -> PrivateScores:
         """The start, the fit check, and the main sum, whose clip bound takes account of it; the list gets each sum at once."""
         simulated = self.simulated
-        if self.design.steps:
-            ((step, n_steps),) = self.design.steps
-            simulated = self._after_steps(step, n_steps)
-        if self.design.sums:
-            ((first, n_sums),) = self.design.sums
-            self._spend("first scores", self.design.sums)
+        for first, n_sums in self.design.start:
+            self._spend("first scores", self.design.start)
             for _ in range(n_sums):
                 releases.append(self._one(simulated, first))
                 simulated = self._after(releases, simulated)
+            if n_sums > 1 and simulated.information_error and self.simulator.stand_in is None:
+                releases.clear()  # far away, the error of the stand-in would shift the posterior
         histogram, misfit = None, TailMisfit()
         if check := self.design.check:
             histogram = self._histogram(check, simulated)
@@ -210,39 +207,19 @@ class ScorePlan(Shown):
             return self
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
 
-    def _after_steps(self, mechanism: Gaussian | L2Laplace, n_steps: int) -> SimulatedScores:
-        """Newton steps from the guess; simulated scores at their end.
-
-        If records cannot be simulated there, the guess is kept: the steps are paid for.
-        """
-        newton = NoisyNewton(
-            self.simulator,
-            self.simulated.theta,
-            mechanism,
-            n_steps,
-            self.budget.adjacency,
-            self.rng,
-        )
-        self._spend("start", self.design.steps)
-        theta = newton.run(self.budget.id).theta
-        try:
-            return SimulatedScores(self.simulator, theta, self.rng)
-        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
-            return self.simulated
-
     def _after(self, releases: list[Release], simulated: SimulatedScores) -> SimulatedScores:
         """Simulated scores at the mean of the posterior given sums, of which the last one was released here.
 
         If records cannot be simulated there, the next release is made at `simulated`, too: the sums are paid for.
         """
-        simulator = self.simulator
-        features = ScoreFeatures(self._scores(releases), simulator.simulated)
+        simulator, scores = self.simulator, self._scores(releases)
         try:
-            found = normal_posterior(
-                simulator, features, simulated.theta, simulator.n_records, self.rng
-            )
-            law = partial(self.rng.multivariate_normal, found.mean, found.covariance, check_valid="ignore")  # fmt: skip
-            return SimulatedScores(simulator, found.mean, self.rng, law)
+            if simulated.has_hyperparameters:
+                features = ScoreFeatures(scores, simulator.simulated)
+                found = normal_posterior(simulator, features, simulated.theta, simulator.n_records, self.rng)  # fmt: skip
+                draws = self.rng.multivariate_normal(found.mean, found.covariance, N_DRAWS, check_valid="ignore")  # fmt: skip
+                return at_draws(simulator, found.mean, draws, self.rng)
+            return after_sums(simulator, scores, simulated, self.rng)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return simulated
 
@@ -250,11 +227,16 @@ class ScorePlan(Shown):
         self,
         simulated: SimulatedScores,
         mechanism: Gaussian | L2Laplace,
-        misfit: TailMisfit = TailMisfit(),
+        misfit: TailMisfit | None = None,
     ) -> Release:
-        """Release one sum, which is paid for, with the best clip bound at its reference."""
+        """Release one sum, which is paid for, with the best clip bound at its reference; the last one has a misfit."""
         adjacency = self.budget.adjacency
-        bound = simulated.design(adjacency.sensitivity_factor * mechanism.noise_sd, misfit).bound
+        if misfit or simulated.is_near():
+            bound = simulated.design(
+                adjacency.sensitivity_factor * mechanism.noise_sd, misfit or TailMisfit()
+            ).bound
+        else:
+            bound = simulated.direction_bound
         return noisy_total(self.simulator.likelihood, simulated.term(bound), mechanism, adjacency)
 
     def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> Release:

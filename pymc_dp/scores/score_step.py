@@ -150,7 +150,7 @@ class DPScore(Shown, BlockedStep):
         root = np.linalg.cholesky(approximation.covariance)
         return NormalSums(
             self._features, simulator.simulated, simulator.likelihood, self.scores.n_records,
-            simulator.temperature, approximation.mean, root, not approximation.information.all(),
+            simulator.temperature, [approximation.mean], root, not approximation.information.all(),
             simulator.has_public_covariates, rng,
         )  # fmt: skip
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,10 @@ NEAR = 2.0
 #: shifts the posterior. So with a stand-in the start may take more of the budget, and has several steps: a sum far
 #: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
+#: Quantile of the distances of draws.
+_FAR = 0.8
+#: Least information.
+_SINGULAR = 1e-12
 #: Largest number of products that is released.
 _MOST_PRODUCTS = 4096
 #: Relative error of the information that is left by moments, in units of that of the moments (greater where the
@@ -81,18 +86,18 @@ class Law(NamedTuple):
 class SimulatedScores(Shown):
     """Scores of records simulated at a position, in coordinates with a posterior precision of 1 per record.
 
-    A release at the position is designed for draws of `law`, that of the parameters, unless it is too wide or unknown; else for
-    the position itself.
+    A release at the position is designed for the parameters `draws`, shape ``(n, n_dim)``, or for the position itself.
     """
 
     def __init__(
         self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator,
-        law: Callable[[int], np.ndarray] | None = None, n_least: int | None = None,
+        draws: np.ndarray | None = None, n_least: int | None = None,
     ) -> None:  # fmt: skip
-        self.theta, self._n = theta, simulator.n_records
+        self.theta, self.draws, self._n = theta, draws, simulator.n_records
         local = local_information(simulator, theta, rng, n_least)
         self._scores, self._records = local.gradients, local.records
         part = np.flatnonzero((self._scores != 0).any(axis=0))
+        self.has_hyperparameters = len(part) < len(theta)
         if not len(part):
             raise UnsupportedModel(
                 "the log-likelihood of simulated records does not change with the parameters."
@@ -117,14 +122,22 @@ class SimulatedScores(Shown):
                 self.clipping = "midpoint"
         self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
+        #: A root of the posterior's covariance without privacy, or of that of the draws, coordinate by coordinate.
+        self.root = np.linalg.inv(np.linalg.cholesky(local.precision)).T if draws is None else np.diag(draws.std(axis=0))  # fmt: skip
         self._prior = local.precision - self._temperature * self._n * fisher
         #: Squared distance of a draw of the prior from its mean, in total and in the widest direction.
         self.prior_square, self.prior_width = self._prior_distances(part, mass)
         #: The same at draws of the parameters.
         self.there: list[SimulatedScores] = []
-        if law is not None and not self.information_error and self.prior_width <= NEAR:
-            self.there += _possible(simulator, law, rng)
+        if draws is not None and not self.information_error:
+            self.there += _possible(simulator, draws, rng)
         self._laws = [each._seen_from(self) for each in (self.there or [self])]
+        #: Root mean square distance of the parameters from others that are possible, in roots of a record's variance: a high
+        #: quantile over draws, as data are often nearer to the model than draws of a wide prior are; or that of the prior.
+        self.distance = math.sqrt(self.prior_square)
+        if self.there:
+            distances = [each._distance_to([t.theta for t in self.there]) for each in self.there]
+            self.distance = float(np.quantile(distances, _FAR))
 
     def _seen_from(self, reference: SimulatedScores) -> Law:
         vectors, logp, part = self._vectors, self._logp, np.ones((len(self._logp), 1))
@@ -141,6 +154,41 @@ class SimulatedScores(Shown):
         prior = floored(self._prior, self._whole)[np.ix_(part, part)]
         squares = 1 / np.linalg.eigvalsh(root @ prior @ root.T)
         return float(squares.sum()), float(np.sqrt(squares.max()))
+
+    def _distance_to(self, positions: Sequence[np.ndarray]) -> float:
+        moves = (np.array(positions) - self.theta) @ np.linalg.pinv(self.directions).T
+        return math.sqrt((moves**2).sum(axis=1).mean())
+
+    @property
+    def direction_bound(self) -> float:
+        """A clip bound for sums of directions: nearly all records are clipped, however far away the parameters are."""
+        norms = self._clipped_norms
+        return float(np.quantile(norms[norms > 0], _QUANTILES[0]))
+
+    def is_near(self, distance: float | None = None) -> bool:
+        """Whether scores are nearly linear up to a distance, by default that of the parameters that are possible."""
+        return (self.distance if distance is None else distance) <= NEAR * math.sqrt(self.n_features)  # fmt: skip
+
+    def left_by(self, noise_sd: float) -> float:
+        """Distance that a sum of directions leaves, in units of the one before: its error if records are as at the position.
+
+        The median over the draws of the parameters, if given.
+        """
+        if self.there:
+            return float(np.median([each.left_by(noise_sd) for each in self.there]))
+        slope, covariance = self._of_directions
+        noise = (noise_sd * self.direction_bound) ** 2 * np.eye(len(covariance))
+        information = self._n**2 * slope.T @ np.linalg.solve(self._n * covariance + noise, slope)
+        information += self.directions.T @ self._prior @ self.directions
+        return math.sqrt(np.sum(1 / np.maximum(np.linalg.eigvalsh(information), _SINGULAR)))
+
+    @cached_property
+    def _of_directions(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the mean direction of a record, at the position: its derivative, in the coordinates, and covariance."""
+        law = self._seen_from(self)
+        features = law.part * self.term(self.direction_bound).clipped(law.vectors.copy(), law.logp)
+        centred = features - features.mean(axis=0)
+        return centred.T @ self._vectors / len(centred), centred.T @ centred / len(centred)
 
     @property
     def spread(self) -> np.ndarray:
@@ -266,14 +314,11 @@ def by_name(simulator: Simulator, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _possible(
-    simulator: Simulator, law: Callable[[int], np.ndarray], rng: np.random.Generator
+    simulator: Simulator, draws: np.ndarray, rng: np.random.Generator
 ) -> Iterator[SimulatedScores]:
-    """Simulated scores at draws of the parameters, where records can be simulated."""
-    try:
-        draws = law(max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_PARAMETERS // simulator.simulated.n_dim)))  # fmt: skip
-    except NotImplementedError:  # a pm.CustomDist without random
-        return
-    for theta in draws:
+    """Simulated scores at the first draws of the parameters, where records can be simulated."""
+    n = max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_PARAMETERS // draws.shape[1]))
+    for theta in draws[:n]:
         try:
             yield SimulatedScores(simulator, theta, rng, None, max(_LEAST_RECORDS, _RECORDS_EACH * len(theta)))  # fmt: skip
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError

@@ -27,6 +27,7 @@ https://doi.org/10.1080/10618600.2017.1302882.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -49,6 +50,8 @@ _N_CENTRES, _N_STEPS = 2, 30
 _N_POSITIONS, _SPREAD = 32, 1.5
 #: Positions that are tried for the first one of a chain.
 _MAX_TRIES = 20
+#: Draws of the normal law for each weighted one.
+_N_WEIGHTED = 3
 #: Width of features above which their covariance is that at the centre, for its computing time.
 _MOST_WIDTH = 50
 #: Distance of a log-variance from that of the mean variance beyond which the density, below e^-80, counts as zero.
@@ -75,11 +78,12 @@ class NormalSums(Shown):
         prior: Likelihood,
         n_records: int,
         temperature: float,
-        centre: np.ndarray,
+        starts: Sequence[np.ndarray],
         root: np.ndarray,
         has_hyperparameters: bool,
         given_rows: bool,
         rng: np.random.Generator,
+        most: int = _MOST,
     ) -> None:
         self._features, self._simulated, self._prior = features, simulated, prior
         self._n, self._temperature, self._root = n_records, temperature, root
@@ -87,12 +91,17 @@ class NormalSums(Shown):
         self._l2 = np.flatnonzero(~features.is_gaussian)
         self._expected = np.log(features.release_variances())
         self._varies = len(features.total) <= _MOST_WIDTH
+        centre = starts[0]
         if not has_hyperparameters:
-            centre = self._central(centre, rng)
-        self._set_up(centre, _MOST, rng)
+            centre = self._central(starts, rng)
+        self._set_up(centre, most, rng)
 
-    def _central(self, centre: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The mode, from the law around the given centre and then around each mode found; sets the root, too."""
+    def _central(self, starts: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+        """The mode, from the best start, by the law around it and then around each mode found; sets the root, too."""
+        centre = starts[0]
+        if len(starts) > 1:
+            self._set_up(centre, _FEW, rng)
+            centre = max(starts, key=lambda theta: self.log_density(self.position(theta))[0])
         for _ in range(_N_CENTRES):
             self._set_up(centre, _FEW, rng)
             n, root = len(centre), self._root
@@ -128,7 +137,7 @@ class NormalSums(Shown):
     def _set_up(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
         """The law of the features around a centre; where it is not accurate there, the mean is that of more records."""
         simulated = self._simulated
-        self._centre = centre
+        self.centre = centre
         positions = self._around(centre, rng)
         self._law = feature_law(self._features, simulated, positions, self._given_rows, rng)
         found = self._law.at(centre)
@@ -171,7 +180,7 @@ class NormalSums(Shown):
 
     def state(self, position: np.ndarray) -> SumState:
         """Parameters and log-variances at a position."""
-        n, log_variances = len(self._centre), self._expected.copy()
+        n, log_variances = len(self.centre), self._expected.copy()
         log_variances[self._l2] = position[n:]
         return SumState(position[:n], log_variances)
 
@@ -179,20 +188,32 @@ class NormalSums(Shown):
     def standard(self) -> tuple[np.ndarray, np.ndarray]:
         """A position in the bulk, and a root of the approximate covariance of positions."""
         widths = np.diff(self._features.ends)[self._l2]
-        n = len(self._centre)
+        n = len(self.centre)
         root = np.diag(np.append(np.ones(n), np.sqrt(2 / (widths + 1))))
         root[:n, :n] = self._root
-        return self.position(self._centre), root
+        return self.position(self.centre), root
 
     def first(self, rng: np.random.Generator) -> np.ndarray:
         """First position of a chain, from a law wider than the posterior; nearer to the centre if records cannot be drawn there."""
         width = _SPREAD  # so that R-hat can see a failure
         for _ in range(_MAX_TRIES):
-            theta = self._centre + width * self._root @ rng.standard_normal(len(self._centre))
+            theta = self.centre + width * self._root @ rng.standard_normal(len(self.centre))
             if self.is_possible(theta):
                 return self.position(theta)
             width /= 1.5
         raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
+
+    def draws(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """Parameters, shape ``(n, n_dim)``: weighted draws from the normal law at the mode, drawn again."""
+        z = rng.standard_normal((_N_WEIGHTED * n, len(self.centre)))
+        found = self.centre + z @ self._root.T
+        logs = [self.log_density(self.position(theta))[0] for theta in found] + (z**2).sum(
+            axis=1
+        ) / 2
+        weights = np.exp(logs - np.max(logs))
+        places = (np.arange(n) + rng.random()) / n * weights.sum()
+        places = np.minimum(np.searchsorted(weights.cumsum(), places), len(found) - 1)
+        return found[rng.permutation(places)]
 
     def is_possible(self, theta: np.ndarray) -> bool:
         """Whether the density is positive."""

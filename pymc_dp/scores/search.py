@@ -1,0 +1,80 @@
+"""Where the next sum of scores is released: the law of the parameters given the sums so far, and the best reference for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from scipy.optimize import minimize
+
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.score_features import ScoreFeatures
+from pymc_dp.scores.simulated_scores import SimulatedScores
+from pymc_dp.scores.sum_law import NormalSums
+
+#: Draws of the parameters that are tried as start of a search for the mode, or have a predictive law; records simulated from this.
+N_DRAWS, _N_RECORDS = 40, 20_000
+#: Simulated records for the mean of the sums.
+_MOST_SIMULATED = 200_000
+#: Steps to the reference.
+_N_STEPS = 100
+#: Part of the records of the predictive law whose density must be positive at a reference.
+_POSSIBLE = 0.99
+
+
+def predictive_reference(
+    simulator: Simulator, draws: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
+    """The parameters nearest to the predictive law of draws, in Kullback-Leibler divergence: most likely for its records.
+
+    Scores have the scale of the residuals that are expected there: of a normal regression, the residual variance is that of
+    the noise and of the coefficients. Parameters without scores have their median.
+    """
+    simulated, sets = simulator.simulated, []
+    some = simulated.some(-(-_N_RECORDS // len(draws)), rng)
+    for theta in draws:
+        try:
+            with np.errstate(all="ignore"):
+                sets.append((simulated.draw(theta, rng), some))
+        except ValueError:  # NumPy's, for parameters that are out of range
+            continue
+    start, scale = np.median(draws, axis=0), draws.std(axis=0)
+    if not sets:
+        return start
+    records = simulated.pooled(sets)
+
+    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+        with np.errstate(all="ignore"):
+            logp = records.logp(start + scale * z)
+            is_possible = np.isfinite(logp)
+            if is_possible.mean() < _POSSIBLE:
+                return np.inf, np.zeros(len(z))
+            scores = records.gradients(start + scale * z)[is_possible]
+        return -logp[is_possible].mean(), -scale * np.nan_to_num(scores).mean(axis=0)
+
+    if not np.isfinite(loss(np.zeros(len(start)))[0]):
+        return start
+    found = minimize(loss, np.zeros(len(start)), jac=True, method="L-BFGS-B", options={"maxiter": _N_STEPS})  # fmt: skip
+    return start + scale * found.x
+
+
+def after_sums(
+    simulator: Simulator, scores: PrivateScores, last: SimulatedScores, rng: np.random.Generator
+) -> SimulatedScores:
+    """Simulated scores at the best reference given sums, of which the last one was released at `last`."""
+    starts = np.vstack([last.theta, *(() if last.draws is None else last.draws)])
+    target = NormalSums(
+        ScoreFeatures(scores, simulator.simulated), simulator.simulated, simulator.likelihood, scores.n_records,
+        simulator.temperature, starts, last.root, False, simulator.has_public_covariates, rng, _MOST_SIMULATED,
+    )  # fmt: skip
+    return at_draws(simulator, target.centre, target.draws(N_DRAWS, rng), rng)
+
+
+def at_draws(
+    simulator: Simulator, theta: np.ndarray, draws: np.ndarray, rng: np.random.Generator
+) -> SimulatedScores:
+    """Simulated scores for draws of the parameters: at their centre, or if they are far apart at the best reference."""
+    found = SimulatedScores(simulator, theta, rng, draws)
+    if not found.is_near():
+        found = SimulatedScores(simulator, predictive_reference(simulator, draws, rng), rng, draws)
+    return found
