@@ -25,7 +25,12 @@ from pymc_dp.scores.simulated_scores import MomentDesign, ScoreDesign, Simulated
 _FIRST_SHARES, _SHARES = (0.0, 0.02, 0.1, 0.2), (0.0, 0.003, 0.01, 0.02, 0.05, 0.1)
 _LARGE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
 #: Largest number of first sums with a stand-in, and of a search; sums of a search beyond those that are expected to arrive.
-_MOST_SUMS, _MOST_ROUNDS, _MORE_ROUNDS = 4, 16, 2
+_MOST_SUMS, _MOST_ROUNDS, _MORE_ROUNDS = 4, 16, 1
+#: Part of the way, in logarithms, that a search must be expected to go, as most go farther; and ratio of standard deviations from
+#: which a posterior is useless.
+_LEAST_REACH, _USELESS = 0.5, 10.0
+#: Factor for distances under wide priors: they are written wider than they are meant, and data are nearer to the model than draws.
+_WIDER = 10.0
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
 #: Least epsilon of the main release alone, relative to that of the budget.
@@ -116,6 +121,8 @@ def best_design(
     best = replace(min(found, key=lambda candidate: candidate.cost), stand_in=stand_in)
     if epsilon == math.inf:
         return best
+    if simulated.there and not simulated.is_near():
+        _check_within_reach(simulated, alone, found[0].design.sd_ratios, budget)
     return _calibrated(best, simulated, budget, n_records, noise, fit_share)
 
 
@@ -153,13 +160,37 @@ def _distance_after(
 
     Scores of a search have the scale of the distance, as long as this is larger than that of a record.
     """
-    distance = simulated.distance
+    distance = simulated.distance * (1.0 if simulated.is_near() else _WIDER)
     if number:
         noise_sd = _part(alone, share / number, simulated.n_features).noise_sd
         left = simulated.left_by(adjacency.sensitivity_factor * noise_sd)
         for _ in range(number):
             distance = math.hypot(left * max(1.0, distance), wrong * distance)
     return distance
+
+
+def _check_within_reach(
+    simulated: SimulatedScores, alone: Gaussian | L2Laplace, of_one_sum: np.ndarray, budget: PrivacyBudget
+) -> None:  # fmt: skip
+    """Raise ValueError if neither one sum nor a search finds the parameters, with the epsilon or the prior that would do."""
+
+    def reach(factor: float) -> float:
+        """Logarithm of the ratio of distances that a search bridges with a multiple of its part of epsilon."""
+        power = 1 if isinstance(alone, L2Laplace) else 2  # of epsilon in a share
+        share, scale = _LARGE_SHARES[-1] * factor**power, budget.adjacency.sensitivity_factor
+        noise = [(n, scale * _part(alone, share / n, simulated.n_features).noise_sd) for n in range(1, _MOST_ROUNDS + 1)]  # fmt: skip
+        return max(0.0, *(-n * math.log(simulated.left_by(sd)) for n, sd in noise))
+
+    needed, found = math.log(simulated.distance / simulated.near_distance), reach(1.0)
+    ratio = float(np.median(of_one_sum))
+    if found >= _LEAST_REACH * needed or ratio < _USELESS:
+        return
+    factor = next(f for f in 2.0 ** (np.arange(1, 100) / 4) if reach(f) >= needed)
+    raise ValueError(
+        f"The prior is too wide for epsilon = {budget.epsilon:g}: its draws lie {simulated.distance:.2g} standard deviations of a record apart, and "
+        f"the posterior would be {ratio:.2g} times wider than without privacy. Give epsilon = {factor * budget.epsilon:.2g}, or priors that are "
+        f"{math.exp(needed - found):.2g} times narrower, or guess=, public values near the parameters. Nothing was accessed."
+    )
 
 
 def _start_design(
@@ -183,6 +214,8 @@ def _start_design(
     cost = design.cost + wrong**2 * n_records * error / d
     if start or not simulated.there:  # else the forecast has the distance
         cost += min(error, _LARGEST_ERROR) if simulated.is_near() else error
+    elif not simulated.is_near() and simulated.clipping == "norm":
+        cost *= _WIDER**2  # midpoint features have no scale
     return StartDesign(moments, start, alone, None, design, error, cost)
 
 

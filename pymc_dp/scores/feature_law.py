@@ -53,7 +53,11 @@ class FeatureMoments(NamedTuple):
     weights: np.ndarray
     errors: np.ndarray
     mean: np.ndarray
-    covariance: np.ndarray
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """Covariance of a record's features."""
+        return (self.errors * self.weights.reshape(-1, 1)).T @ self.errors
 
 
 class FeatureLaw(Shown):
@@ -109,14 +113,16 @@ class FeatureLaw(Shown):
         if self._given_rows:
             centres = (weights[..., None] * values).sum(axis=0) / weights.sum(axis=0)[:, None]
         errors = (values - centres).reshape(-1, width)
-        return FeatureMoments(weights, errors, mean, (errors * flat).T @ errors)
+        return FeatureMoments(weights, errors, mean)
 
     def derivative(
-        self, theta: np.ndarray, at: FeatureMoments, mean: np.ndarray, covariance: np.ndarray
+        self, theta: np.ndarray, at: FeatureMoments, mean: np.ndarray, covariance: np.ndarray | None
     ) -> np.ndarray:
-        """Derivative of ``mean @ m`` and of the sum of the entries of ``covariance * V``, shape ``(n_dim,)``."""
-        terms = ((at.errors @ covariance + mean) * at.errors).sum(axis=1, keepdims=True)
-        return self._centred(at.weights, terms)[:, 0] @ self._scores(theta, at.weights)
+        """Derivative of ``mean @ m`` and, if given, of the sum of the entries of ``covariance * V``, shape ``(n_dim,)``."""
+        terms = at.errors @ mean
+        if covariance is not None:
+            terms += ((at.errors @ covariance) * at.errors).sum(axis=1)
+        return self._centred(at.weights, terms[:, None])[:, 0] @ self._scores(theta, at.weights)
 
     def slope(self, theta: np.ndarray, at: FeatureMoments) -> np.ndarray:
         """Jacobian of the mean, shape ``(width, n_dim)``."""

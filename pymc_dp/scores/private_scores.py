@@ -55,7 +55,7 @@ def private_scores(
 
     A *score* is the gradient of a record's log-likelihood at a public reference, in coordinates in which the
     posterior's precision is 1 per record. A part of the budget, at most a fifth unless the prior is wide or
-    covariates are those of a stand-in, may pay for a start that moves the reference from the guess to the bulk of
+    covariates are those of a stand-in, may pay for first sums, which move the reference from the guess to the bulk of
     the posterior; the rest for one sum there. With a stand-in of the user a further part pays for second moments of the
     scores, which its rows are weighted to have; where only ranges of the covariates are given, another
     part, a fifth if combinations are counted, else 5 to 40 per cent, pays for a stand-in that is
@@ -73,7 +73,7 @@ def private_scores(
         meaning here.
     guess : dict of str to array or "prior", optional
         Public values of parameters near which the release is designed. By default the first sum is at PyMC's initial
-        point, and the design is for draws of the prior, unless this is wide.
+        point, or where draws of a wide prior make it best, and the design is for these draws.
     noise : {"auto", "l2", "gaussian"}
         Law of the noise; ``"auto"`` takes the one with the smaller standard deviation. With ``delta = 0`` it
         is l2 noise.
@@ -108,7 +108,8 @@ def private_scores(
     PrivacyBudgetExhausted
         If something was claimed on the budget before, or its account does not pay for it.
     ValueError, TypeError, UnsupportedModel
-        As :class:`~pymc_dp.Simulator`, and for improper priors (``pm.Flat``), before anything is accessed.
+        As :class:`~pymc_dp.Simulator`, and for improper priors (``pm.Flat``) or ones that are too wide for the budget,
+        before anything is accessed.
 
     References
     ----------
@@ -154,7 +155,7 @@ def plan_scores(
     fit_share: float = 0.03,
     random_seed: Any = None,
 ) -> ScorePlan:
-    """Choose start, noise and clip bound of a release of scores on simulated records.
+    """Choose first sums, noise and clip bound of a release of scores on simulated records.
 
     Parameters
     ----------

@@ -165,9 +165,14 @@ class SimulatedScores(Shown):
         norms = self._clipped_norms
         return float(np.quantile(norms[norms > 0], _QUANTILES[0]))
 
+    @property
+    def near_distance(self) -> float:
+        """Distance up to which scores are nearly linear."""
+        return NEAR * math.sqrt(self.n_features)
+
     def is_near(self, distance: float | None = None) -> bool:
         """Whether scores are nearly linear up to a distance, by default that of the parameters that are possible."""
-        return (self.distance if distance is None else distance) <= NEAR * math.sqrt(self.n_features)  # fmt: skip
+        return (self.distance if distance is None else distance) <= self.near_distance
 
     def left_by(self, noise_sd: float) -> float:
         """Distance that a sum of directions leaves, in units of the one before: its error if records are as at the position.

@@ -246,8 +246,8 @@ class NormalSums(Shown):
         inverse, log_det = self._precision(log_variances, spread)
         pulled = inverse @ residual
         value += self._temperature * (log_det - residual @ pulled) / 2
-        half = np.outer(pulled, pulled) - inverse if self._varies else np.zeros_like(inverse)
-        slope = self._law.derivative(theta, moments, pulled, half / 2)
+        half = (np.outer(pulled, pulled) - inverse) / 2 if self._varies else None
+        slope = self._law.derivative(theta, moments, pulled, half)
         gradient = self._prior.grad_log_prior(theta) + self._temperature * self._n * slope
         gradient = np.nan_to_num(gradient, posinf=0.0, neginf=0.0)
         if not len(self._l2):
