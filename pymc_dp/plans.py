@@ -24,7 +24,6 @@ from pymc_dp.planning.simulator import (
     check_number_is_public,
     notes_on_position,
 )
-from pymc_dp.planning.start import PrivateStart
 from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.privacy.budget.draws import check_paid
 from pymc_dp.privacy.budget.ledger import Ledger
@@ -34,6 +33,7 @@ from pymc_dp.queries.ranges import Ranges
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
+from pymc_dp.scores.start import PrivateStart
 from pymc_dp.steps.base import DPStep
 
 _MAX_DRAWS = 20_000

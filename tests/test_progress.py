@@ -142,7 +142,7 @@ def test_starts_checks_and_comparisons_say_what_they_spend(simulator, lines):
     calls = {
         "statistics": lambda **options: dp.private_ppc(released[0], simulator=simulator, statistics=["mean"], **options),
         "the comparison": lambda **options: dp.private_compare(*names, **options),
-        "a private start": lambda **options: dp.planning.private_start(simulator, **options),
+        "a private start": lambda **options: dp.scores.private_start(simulator, **options),
     }  # fmt: skip
     cases = itertools.product(calls.items(), (True, False))
     for budget, ((label, call), shows) in zip(budgets[2:], cases, strict=True):

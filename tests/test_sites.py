@@ -305,7 +305,7 @@ def test_a_copy_is_not_taken_for_records(likelihood, tmp_path, quick_scores):
     simulator.likelihood = copied
     budget = dp.PrivacyBudget(1.0, 1e-5, chains=1, ledger=tmp_path / "a.ledger")
     plan = dp.plan(budget=budget, simulator=simulator)
-    for spend in (plan.release, lambda: dp.planning.private_start(simulator, budget=budget)):
+    for spend in (plan.release, lambda: dp.scores.private_start(simulator, budget=budget)):
         with pytest.raises(RuntimeError, match="copy"):
             spend()
     assert not budget.ledger.claims()

@@ -1,4 +1,4 @@
-"""Fisher information and law of the scores at a position, and the settings of a Newton step from there."""
+"""Fisher information and law of the scores at a position, from simulated records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,9 @@ from scipy.linalg import eigh, hadamard
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.simulation import PooledRecords, differences
-from pymc_dp.model.sums.clipped_vectors import clip_factors
 from pymc_dp.planning.simulator import Simulator
 
-#: Candidates for the clip bound: quantiles of the norms of simulated scores.
-_QUANTILES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.998, 1.0)
-#: Smallest fraction of a move that clipped scores must still show, in any direction.
-_MIN_BREAD = 0.5
-#: The bias of clipping is corrected by its value under the model. Fraction of it that may remain, as
-#: the data are not exactly from the model.
+#: Part of what clipping cuts off that may shift a mean, as the data are not exactly from the model.
 MODEL_MISFIT_FRACTION = 0.1
 #: Number of records simulated at each position.
 _N_SIMULATED = 20_000
@@ -120,60 +114,3 @@ def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> G
         return np.mean([gradient(point) for point in points], axis=0)
 
     return average
-
-
-class NewtonStep(NamedTuple):
-    """Settings of a Newton step with clipped scores, as for a Huber M-estimator.
-
-    All but `grad_log_prior` are in coordinates in which the posterior's precision is 1 per (tempered) record.
-    """
-
-    mass: np.ndarray
-    bound: float
-    clipped_off: np.ndarray
-    error: np.ndarray
-    newton: np.ndarray
-    grad_log_prior: Gradient
-
-
-def newton_step(
-    information: LocalInformation, temperature: float, variance: float, n_records: int
-) -> NewtonStep:
-    """Settings with the clip bound of least expected squared error."""
-    mass, scores = information.precision / (temperature * n_records), information.gradients
-    white = np.linalg.solve(np.linalg.cholesky(mass), scores.T).T
-    norms = np.linalg.norm(white, axis=1)
-    if not norms.max() > 0:
-        raise UnsupportedModel(
-            "the log-likelihood of simulated records does not change with the parameters."
-        )
-    some = slice(None, None, -(-len(white) // _N_SIMULATED))
-    costs = {}
-    for bound in {float(b) for b in np.quantile(norms, _QUANTILES) if b > 0}:
-        removed, bread = _clip(bound, white[some], norms[some])
-        values, vectors = np.linalg.eigh(bread)
-        if values.min() > _MIN_BREAD:
-            inverse = vectors / np.maximum(values, _MIN_BREAD)
-            misfit = MODEL_MISFIT_FRACTION * np.mean(np.abs(removed @ inverse), axis=0)
-            costs[bound] = (
-                bound**2 * variance * np.sum(inverse**2)
-                + np.sum(np.var((white[some] - removed) @ inverse, axis=0))
-                + n_records * np.sum(misfit**2)
-            )
-    bound = min(costs, key=costs.__getitem__, default=float(norms.max()))
-    removed, bread = _clip(bound, white, norms)
-    error = np.atleast_2d(np.cov(removed.T)) / len(removed)
-    values, vectors = np.linalg.eigh(bread)
-    newton = (vectors / np.maximum(values, _MIN_BREAD)) @ vectors.T
-    return NewtonStep(mass, bound, removed.mean(axis=0), error, newton, information.grad_log_prior)
-
-
-def _clip(bound: float, white: np.ndarray, norms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scores removed by clipping, shape ``(n, n_dim)``, and the bread matrix.
-
-    The bread matrix, minus the derivative of the mean clipped score by the parameters of the records' law, is the
-    covariance of clipped score and score.
-    """
-    removed = (1 - clip_factors(norms, bound))[:, None] * white
-    bread = np.eye(white.shape[1]) - (removed.T @ white + white.T @ removed) / (2 * len(white))
-    return removed, bread

@@ -26,6 +26,8 @@ _FIRST_SHARES, _SHARES = (0.0, 0.02, 0.1, 0.2), (0.0, 0.003, 0.01, 0.02, 0.05, 0
 _LARGE_SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)
 #: Largest number of first sums with a stand-in, and of a search; sums of a search beyond those that are expected to arrive.
 _MOST_SUMS, _MOST_ROUNDS, _MORE_ROUNDS = 4, 16, 1
+#: Number of sums of a private start, if the prior allows no large distance.
+_SUMS = 2
 #: Part of the way, in logarithms, that a search must be expected to go, as most go farther; and ratio of standard deviations from
 #: which a posterior is useless.
 _LEAST_REACH, _USELESS = 0.5, 10.0
@@ -150,6 +152,13 @@ def _numbers(
         if simulated.is_near(distance)
     ]
     return (arriving[0] + _MORE_ROUNDS if arriving else numbers[np.argmin(left)],)
+
+
+def number_of_first_sums(
+    simulated: SimulatedScores, mechanism: Gaussian, adjacency: Adjacency
+) -> int:
+    """Number of sums of a private start, for which a mechanism is shared."""
+    return _SUMS if simulated.is_near() else _numbers(simulated, mechanism, 1.0, adjacency)[0]
 
 
 def _distance_after(

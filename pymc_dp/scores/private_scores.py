@@ -27,8 +27,7 @@ from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
-from pymc_dp.scores.search import N_DRAWS, at_draws
-from pymc_dp.scores.simulated_scores import SimulatedScores
+from pymc_dp.scores.search import first_reference
 
 #: Parts of the budget (of the squared ``mu``, or of epsilon) for a stand-in from ranges: if combinations are counted; else the
 #: first one with which the noise on a count is at most this part of the number of records, or the last one.
@@ -200,13 +199,8 @@ def plan_scores(
         )
     note("planning on simulated records")
     rng = np.random.default_rng(random_seed)
-    theta = simulator.position(guess, rng)
     try:
-        draws = _prior_draws(simulator, rng) if guess is None else None
-        if draws is None:
-            simulated = SimulatedScores(simulator, theta, rng)
-        else:
-            simulated = at_draws(simulator, theta, draws, rng)
+        simulated = first_reference(simulator, guess, rng)
     except UnsupportedModel as error:
         if incomplete := simulator.incomplete_arrays():
             raise UnsupportedModel(f"{error} Not finite: {'; '.join(incomplete)}.") from None
@@ -225,13 +219,6 @@ def plan_scores(
         sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
     notes = () if simulated.there else tuple(notes_on_position(guess))
     return ScorePlan(budget, simulator, simulated, design, notes, rng)
-
-
-def _prior_draws(simulator: Simulator, rng: np.random.Generator) -> np.ndarray | None:
-    try:
-        return simulator.prior_draws(N_DRAWS, rng)
-    except NotImplementedError:  # a pm.CustomDist without random
-        return None
 
 
 def _stand_in_design(ranges: Ranges, budget: PrivacyBudget, n_records: int) -> StandInDesign:

@@ -14,18 +14,15 @@ from pymc_dp.errors import LedgerError, explain
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
-from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
-from pymc_dp.privacy.mechanisms.mechanism import Accesses, Gaussian
+from pymc_dp.privacy.mechanisms.mechanism import Accesses
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.noisy_total import Release, noisy_total
 from pymc_dp.queries.stand_in import release_stand_in
 from pymc_dp.queries.stand_in_design import StandInDesign
 from pymc_dp.scores.check_design import CheckDesign, TailMisfit, edges_of, unseen_in_words
 from pymc_dp.scores.design import StartDesign
-from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.score_features import ScoreFeatures
-from pymc_dp.scores.search import N_DRAWS, after_sums, at_draws
+from pymc_dp.scores.search import after_sums, released_sum
 from pymc_dp.scores.second_moments import corrected
 from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores, by_name
 
@@ -152,12 +149,12 @@ class ScorePlan(Shown):
 
     def _release_sums(self, releases: list[Release]) -> PrivateScores:
         """The start, the fit check, and the main sum, whose clip bound takes account of it; the list gets each sum at once."""
-        simulated = self.simulated
+        simulated, adjacency = self.simulated, self.budget.adjacency
         for first, n_sums in self.design.start:
             self._spend("first scores", self.design.start)
             for _ in range(n_sums):
-                releases.append(self._one(simulated, first))
-                simulated = self._after(releases, simulated)
+                releases.append(released_sum(self.simulator, simulated, first, adjacency))
+                simulated = after_sums(self.simulator, releases, simulated, adjacency, self.rng)
             if n_sums > 1 and simulated.information_error and self.simulator.stand_in is None:
                 releases.clear()  # far away, the error of the stand-in would shift the posterior
         histogram, misfit = None, TailMisfit()
@@ -165,7 +162,9 @@ class ScorePlan(Shown):
             histogram = self._histogram(check, simulated)
             misfit = simulated.misfit(histogram, self.design.reference_error)
         self._spend("scores", ((self.design.main, 1),))
-        releases.append(self._one(simulated, self.design.main, misfit))
+        releases.append(
+            released_sum(self.simulator, simulated, self.design.main, adjacency, misfit)
+        )
         return self._scores(releases, histogram)
 
     def _with_stand_in(self, design: StandInDesign) -> ScorePlan:
@@ -206,38 +205,6 @@ class ScorePlan(Shown):
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return self
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)
-
-    def _after(self, releases: list[Release], simulated: SimulatedScores) -> SimulatedScores:
-        """Simulated scores at the mean of the posterior given sums, of which the last one was released here.
-
-        If records cannot be simulated there, the next release is made at `simulated`, too: the sums are paid for.
-        """
-        simulator, scores = self.simulator, self._scores(releases)
-        try:
-            if simulated.has_hyperparameters:
-                features = ScoreFeatures(scores, simulator.simulated)
-                found = normal_posterior(simulator, features, simulated.theta, simulator.n_records, self.rng)  # fmt: skip
-                draws = self.rng.multivariate_normal(found.mean, found.covariance, N_DRAWS, check_valid="ignore")  # fmt: skip
-                return at_draws(simulator, found.mean, draws, self.rng)
-            return after_sums(simulator, scores, simulated, self.rng)
-        except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
-            return simulated
-
-    def _one(
-        self,
-        simulated: SimulatedScores,
-        mechanism: Gaussian | L2Laplace,
-        misfit: TailMisfit | None = None,
-    ) -> Release:
-        """Release one sum, which is paid for, with the best clip bound at its reference; the last one has a misfit."""
-        adjacency = self.budget.adjacency
-        if misfit or simulated.is_near():
-            bound = simulated.design(
-                adjacency.sensitivity_factor * mechanism.noise_sd, misfit or TailMisfit()
-            ).bound
-        else:
-            bound = simulated.direction_bound
-        return noisy_total(self.simulator.likelihood, simulated.term(bound), mechanism, adjacency)
 
     def _histogram(self, check: CheckDesign, simulated: SimulatedScores) -> Release:
         """Release the norms at the reference of the main sum."""

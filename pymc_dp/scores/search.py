@@ -1,12 +1,20 @@
-"""Where the next sum of scores is released: the law of the parameters given the sums so far, and the best reference for it."""
+"""First sums of scores: each is released at the best reference for the parameters given the sums before."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from scipy.optimize import minimize
 
-from pymc_dp.planning.simulator import Simulator
+from pymc_dp.planning.simulator import Guess, Simulator
+from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
+from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
+from pymc_dp.queries.noisy_total import Release, noisy_total
+from pymc_dp.scores.check_design import TailMisfit
+from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
@@ -58,16 +66,53 @@ def predictive_reference(
     return start + scale * found.x
 
 
-def after_sums(
-    simulator: Simulator, scores: PrivateScores, last: SimulatedScores, rng: np.random.Generator
+def first_reference(
+    simulator: Simulator, guess: Guess, rng: np.random.Generator
 ) -> SimulatedScores:
-    """Simulated scores at the best reference given sums, of which the last one was released at `last`."""
-    starts = np.vstack([last.theta, *(() if last.draws is None else last.draws)])
-    target = NormalSums(
-        ScoreFeatures(scores, simulator.simulated), simulator.simulated, simulator.likelihood, scores.n_records,
-        simulator.temperature, starts, last.root, False, simulator.has_public_covariates, rng, _MOST_SIMULATED,
-    )  # fmt: skip
-    return at_draws(simulator, target.centre, target.draws(N_DRAWS, rng), rng)
+    """Simulated scores at a guess, or for draws of the prior."""
+    theta = simulator.position(guess, rng)
+    if guess is None:
+        with suppress(NotImplementedError):  # a pm.CustomDist without random
+            return at_draws(simulator, theta, simulator.prior_draws(N_DRAWS, rng), rng)
+    return SimulatedScores(simulator, theta, rng)
+
+
+def released_sum(
+    simulator: Simulator, simulated: SimulatedScores, mechanism: Gaussian | L2Laplace, adjacency: Adjacency,
+    misfit: TailMisfit | None = None,
+) -> Release:  # fmt: skip
+    """Release a sum, which is paid for, with the best clip bound at its reference; the main one has a misfit."""
+    bound = simulated.direction_bound
+    if misfit or simulated.is_near():
+        noise_sd = adjacency.sensitivity_factor * mechanism.noise_sd
+        bound = simulated.design(noise_sd, misfit or TailMisfit()).bound
+    return noisy_total(simulator.likelihood, simulated.term(bound), mechanism, adjacency)
+
+
+def after_sums(
+    simulator: Simulator, releases: Sequence[Release], last: SimulatedScores, adjacency: Adjacency,
+    rng: np.random.Generator,
+) -> SimulatedScores:  # fmt: skip
+    """Simulated scores at the best reference given sums, of which the last one was released at `last`.
+
+    If records cannot be simulated there, they are `last`: the sums are paid for.
+    """
+    n, simulated, likelihood = simulator.n_records, simulator.simulated, simulator.likelihood
+    scores = PrivateScores(tuple(releases), likelihood.shapes, n, adjacency.value, ())
+    features = ScoreFeatures(scores, simulated)
+    try:
+        if last.has_hyperparameters:
+            found = normal_posterior(simulator, features, last.theta, n, rng)
+            draws = rng.multivariate_normal(found.mean, found.covariance, N_DRAWS, check_valid="ignore")  # fmt: skip
+            return at_draws(simulator, found.mean, draws, rng)
+        starts = [last.theta, *(() if last.draws is None else last.draws)]
+        target = NormalSums(
+            features, simulated, likelihood, n, simulator.temperature, starts, last.root, False,
+            simulator.has_public_covariates, rng, _MOST_SIMULATED,
+        )  # fmt: skip
+        return at_draws(simulator, target.centre, target.draws(N_DRAWS, rng), rng)
+    except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
+        return last
 
 
 def at_draws(

@@ -46,7 +46,7 @@ def model():
 def bought():
     """A start, and the budget that paid for it."""
     simulator, budget = dp.Simulator(one_mean(20_000)), budget_of(4.0, 1)
-    start = dp.planning.private_start(simulator, budget=budget, random_seed=1)
+    start = dp.scores.private_start(simulator, budget=budget, random_seed=1)
     return simulator, budget, start
 
 

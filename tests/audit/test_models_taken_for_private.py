@@ -66,7 +66,7 @@ DOORS = {
     "step": lambda model, budget: dp.DPPenalty(
         budget=budget, clip_bound=1.0, proposal=dp.RandomWalk(0.1), model=model
     ),
-    "private start": lambda model, budget: dp.planning.private_start(
+    "private start": lambda model, budget: dp.scores.private_start(
         dp.Simulator(model, covariates="public"), budget=budget
     ),
     "plan": lambda model, budget: dp.plan(

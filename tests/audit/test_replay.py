@@ -194,7 +194,7 @@ def scores(y, folder):
 
 def start(y, folder):
     simulator = dp.Simulator(model_of(mean, y))
-    return dp.planning.private_start(simulator, budget=budget_of(), n_steps=3, random_seed=1)
+    return dp.scores.private_start(simulator, budget=budget_of(), random_seed=1)
 
 
 @functools.cache

@@ -17,7 +17,6 @@ from scipy import stats
 
 from experiments.published_bounds import MinibatchRelease, moments
 from pymc_dp import Barker, Penalty
-from pymc_dp.planning import private_start
 from pymc_dp.planning.simulated_runs import N_CHAIN
 from pymc_dp.privacy import (
     Decision,
@@ -33,6 +32,7 @@ from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.accounting.groups import successive_claims
 from pymc_dp.privacy.budget.claims import BudgetTerms
 from pymc_dp.privacy.budget.ledger import Ledger
+from pymc_dp.scores import private_start
 from pymc_dp.steps import Lazy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,12 +79,10 @@ def test_closed_forms():
 
 
 def test_defaults():
-    parameters = inspect.signature(private_start).parameters
-    share, steps = (parameters[name].default for name in ("share", "n_steps"))
+    share = inspect.signature(private_start).parameters["share"].default
     assert_says(
         "docs/planning.md",
         f"takes a share of the budget ({percent(share)})",
-        f"{steps} of them share the start's part",
         f"from a chain of {N_CHAIN} draws on the simulated records",
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 
 import numpy as np
 import pymc as pm
@@ -16,15 +15,15 @@ from scipy.special import expit
 from pymc_dp import PrivacyBudget
 from pymc_dp.errors import PrivacyBudgetExhausted
 from pymc_dp.model import ClippedScores
-from pymc_dp.planning import Simulator, private_start, simulator
-from pymc_dp.planning import local_information as newton
-from pymc_dp.planning import start as starts
+from pymc_dp.planning import Simulator, local_information, simulator
 from pymc_dp.privacy.accounting.calibration import epsilon_of
 from pymc_dp.privacy.accounting.composition import Cost
 from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.privacy.randomness.bits import SeededBits
 from pymc_dp.queries import noisy_total
+from pymc_dp.scores import linearized, private_start
+from pymc_dp.scores import start as starts
 
 N = 4000
 RNG = np.random.default_rng(2024)
@@ -82,7 +81,7 @@ def begin(name, epsilon=2.0, seed=1, budget=None, **more):
     compiled, options, start = built(name)
     bits = np.random.default_rng(1000 + seed)
     budget = budget or PrivacyBudget(epsilon, 1e-6, chains=2)
-    start = start | {key: more.pop(key) for key in ("guess", "share", "n_steps") if key in more}
+    start = start | {key: more.pop(key) for key in ("guess", "share") if key in more}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulator, "RecordLikelihood", lambda *_, **__: compiled.likelihood)
         patch.setattr(simulator, "SimulatedRecords", lambda *_, **__: compiled.simulated)
@@ -126,7 +125,7 @@ def watched(**options):
             events.append(("claim", accesses))
 
         def total(term, index=None):
-            assert isinstance(term, ClippedScores) and index is None and term.clipping == "norm"
+            assert isinstance(term, ClippedScores) and index is None
             events.append(("sum", term.bound))
             return type(likelihood).total(likelihood, term)
 
@@ -151,20 +150,19 @@ def watched(**options):
 @pytest.mark.parametrize("adjacency", ["substitute", "add_remove"])
 def test_what_is_accessed_is_what_is_paid_for(adjacency):
     budget = PrivacyBudget(1.0, 1e-6, chains=2, adjacency=adjacency)
-    found, events = watched(budget=budget, n_steps=9, share=0.2, covariates="public", guess=NEAR)
-    z, sides = found.noise_multiplier, 2 if adjacency == "substitute" else 1
+    _, events = watched(budget=budget, share=0.2, covariates="public", guess=NEAR)
+    (claim,), sides = budget.ledger.claims(budget.id), 2 if adjacency == "substitute" else 1
+    ((mechanism, n),) = claim.accesses
     # The first sum compiles, and is thrown away.
-    assert events[:2] == [("sum", 1.0), ("claim", ((Gaussian(z), 9),))]
-    assert [kind for kind, _ in events[2:]] == ["sum", "noise"] * 9
+    assert events[:2] == [("sum", 1.0), ("claim", claim.accesses)] and n > 1
+    assert [kind for kind, _ in events[2:]] == ["sum", "noise"] * int(n)
     for (_, bound), (_, scale) in zip(events[2::2], events[3::2], strict=True):
-        assert scale == pytest.approx(z * sides * bound, rel=1e-14)
-    (claim,) = budget.ledger.claims(budget.id)
-    assert claim.accesses == ((Gaussian(z), 9),) and "private start" in str(budget.report())
-    assert len(found.path) == 10
+        assert scale == pytest.approx(mechanism.noise_multiplier * sides * bound, rel=1e-14)
+    assert "private start" in str(budget.report())
     adaptive = budget.terms.adaptive  # other claims follow
-    assert 0.999 < adaptive.reading(Cost.of([(Gaussian(z), 9 / 0.2)])) <= 1.0
-    assert budget.spent() == adaptive.reading(Cost.of([(Gaussian(z), 9)]))
-    assert epsilon_of([(Gaussian(z), 9)], 1e-6) < budget.spent() < 1
+    assert 0.999 < adaptive.reading(Cost.of([(mechanism, n / 0.2)])) <= 1.0
+    assert budget.spent() == adaptive.reading(Cost.of([(mechanism, n)]))
+    assert epsilon_of([(mechanism, n)], 1e-6) < budget.spent() < 1
 
 
 def test_nothing_is_accessed_if_the_budget_does_not_pay():
@@ -195,26 +193,19 @@ def test_the_number_of_records_is_private_under_add_remove():
 
 # ---------------------------------------------------------------- 2. the right answer
 
-#: Part of a posterior standard deviation by which clipping may move the start, for given data.
-CLIPPING = 0.9
-
 
 def check(name, epsilon, seed=0, n=12, **options):
-    """Errors are those of the noise, but for what clipping adds, which does not vary; the precision is right."""
+    """Errors are those that the covariance given the sums has beyond the one given the records."""
     mode, precision = exact(name, options.get("temperature", 1.0))
     root = np.linalg.cholesky(precision).T
     found = [begin(name, epsilon, seed=100 * seed + k, **options) for k in range(n)]
     errors = np.array([root @ (f.theta - mode) for f in found])
-    variance = np.mean([root @ f.noise @ root.T for f in found], axis=0)
-    bias, sd = errors.mean(axis=0), np.sqrt(np.diag(variance))
-    # The variance of the errors is estimated from few: chi-square with n - 1 degrees of freedom and more.
-    assert np.all(np.abs(bias) < 4.5 * sd / math.sqrt(n) + CLIPPING), bias
-    ratio = np.sum(np.diag(np.cov(errors.T))) / np.sum(sd**2 + 0.05**2)
-    assert ratio < 3.0, ratio
-    if epsilon < 100:
-        assert ratio > 0.2, ratio
-    values = np.linalg.eigvalsh(np.linalg.solve(root.T, np.linalg.solve(root.T, found[0].precision).T))  # fmt: skip
-    assert np.all(np.abs(values - 1) < 0.25), values
+    variance = np.mean([root @ f.covariance @ root.T for f in found], axis=0) - np.eye(len(root))
+    sd = np.sqrt(np.maximum(np.diag(variance), 0.05))
+    # A chi-square variable for each parameter; 5 for the covariances, which are those of 40 draws.
+    assert np.all(np.abs(errors.mean(axis=0)) < 5 * sd / math.sqrt(n)), errors / sd
+    ratio = np.sum(errors.var(axis=0, ddof=1)) / np.sum(sd**2)
+    assert 0.2 < ratio < 3.0, ratio
     return errors
 
 
@@ -230,23 +221,6 @@ def test_users():
     mode, precision = exact("users", 0.5)
     found = begin("users", 8.0, temperature=0.5)
     assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 6
-
-
-@pytest.mark.slow
-def test_without_what_was_cut_off_skewed_gradients_are_off(monkeypatch):
-    """A tenth of all records clipped: right, but without the correction far off, and found to be."""
-    monkeypatch.setattr(newton, "_QUANTILES", (0.9,))
-    monkeypatch.setattr(newton, "_MIN_BREAD", 0.3)
-    check("normal", 4.0)
-    plan = newton.newton_step
-
-    def biased(*arguments):
-        settings = plan(*arguments)
-        return settings._replace(clipped_off=0 * settings.clipped_off)
-
-    monkeypatch.setattr(starts, "newton_step", biased)
-    with pytest.raises(AssertionError):
-        check("normal", 4.0)
 
 
 class TestHyperparameters:
@@ -306,24 +280,17 @@ class TestHyperparameters:
 
     @pytest.mark.slow
     @pytest.mark.long
-    def test_marginal_mode(self, seed=3):
-        """But for what clipping adds for given data, as elsewhere."""
+    def test_marginal_mode(self, monkeypatch):
+        """With the prior's own gradient, in place of its average, the start goes to the joint mode."""
         theta, sd = self.mode
-        _, found = self.start(math.inf, seed)
-        scale = np.diag(np.linalg.inv(found.precision)) ** 0.5
-        scale[1] = sd
-        off = np.abs(found.theta - theta) / scale
-        assert off[1] < 0.4 and off.max() < CLIPPING
-
-    @pytest.mark.slow
-    @pytest.mark.long
-    def test_joint_mode_is_a_trap(self, monkeypatch):
-        """The same with the prior's own gradient."""
-        monkeypatch.setattr(newton, "_averaged", lambda gradient, *_: gradient)
-        theta, sd = self.mode
-        with np.errstate(all="ignore"), pytest.warns(UserWarning, match="has not converged"):
-            _, found = self.start(math.inf)
-        assert found.theta[1] < theta[1] - 3 * sd
+        _, found = self.start(math.inf)
+        assert abs(found.theta[1] - theta[1]) < 0.5 * sd
+        for module in (linearized, local_information):
+            if hasattr(module, "_averaged"):
+                monkeypatch.setattr(module, "_averaged", lambda gradient, *_: gradient)
+        with np.errstate(all="ignore"):
+            _, trapped = self.start(math.inf)
+        assert trapped.theta[1] < theta[1] - 2 * sd
 
     @staticmethod
     def two_levels(governed, seed=3):
@@ -374,7 +341,7 @@ class TestHyperparameters:
             off = (rest - mu) / np.exp(2 * log_tau)
             return np.array([off.sum(), (off * (rest - mu)).sum() - d, *-off])
 
-        found = newton._averaged(gradient, np.arange(2, d + 2), covariance)(theta)
+        found = local_information._averaged(gradient, np.arange(2, d + 2), covariance)(theta)
         expected = gradient(theta)
         expected[1] += np.trace(covariance) / np.exp(2 * theta[1])
         assert found == pytest.approx(expected, rel=1e-10)
@@ -382,14 +349,10 @@ class TestHyperparameters:
     def test_parameters_of_records_have_none(self):
         """There the prior is the model's own."""
         prepared = built("normal")[0]
-        around = newton.local_information(prepared, np.array([30.0, 0.7]), np.random.default_rng(1))
+        around = local_information.local_information(
+            prepared, np.array([30.0, 0.7]), np.random.default_rng(1)
+        )
         assert around.grad_log_prior == prepared.likelihood.grad_log_prior
-
-
-def test_infinite_epsilon():
-    mode, precision = exact("normal")
-    found = begin("normal", math.inf, seed=9)
-    assert np.abs(np.linalg.cholesky(precision).T @ (found.theta - mode)).max() < 0.3
 
 
 @pytest.mark.slow
@@ -398,63 +361,19 @@ def test_units_do_not_matter():
     """Parameters whose posterior is wide in their units."""
     y = 1e6 * (Y - 25)
     with pm.Model() as model:
-        mu = pm.Normal("mu", 0, 1e8)
-        pm.Normal("y", mu, 2e6, observed=y)
+        pm.Normal("y", pm.Normal("mu", 0, 1e8), 2e6, observed=y)
     budget = PrivacyBudget(4.0, 1e-6, chains=1)
     found = private_start(Simulator(model), budget=budget, random_seed=1)
-    assert abs(found.theta[0] - y.mean()) < 5 * 2e6 / math.sqrt(N)
-    assert found.precision[0, 0] == pytest.approx(N / 4e12, rel=0.05)
+    sd = math.sqrt(found.covariance)
+    assert abs(found.theta[0] - y.mean()) < 5 * sd < 50 * 2e6 / math.sqrt(N)
 
 
-# ---------------------------------------------------------------- 3. convergence
+def test_a_start_that_has_not_arrived_warns():
+    with pytest.warns(UserWarning, match=r"has not arrived: .*narrower priors, or a guess="):
+        begin("normal", epsilon=0.01, guess=None)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_moves_double_and_turn_round(far=5000.0):
-    """From so many standard deviations of a record away; with steps enough to rest."""
-    y = np.random.default_rng(2).normal(far, 1.0, size=N)
-    with pm.Model() as model:
-        pm.Normal("y", pm.Normal("mu", 0, 1e5), 1.0, observed=y)
-    budget = PrivacyBudget(8.0, 1e-6, chains=1)
-    found = private_start(Simulator(model), budget=budget, n_steps=40, random_seed=1)
-    sd = math.sqrt(found.noise[0, 0] + 1 / N)
-    assert abs(found.theta[0] - y.mean()) < 5 * sd < 0.2 and found.n_converged_steps > 10
-
-
-def test_a_path_that_is_too_short_warns():
-    with pytest.warns(UserWarning, match=r"has not converged: .*guess=.*n_steps="):
-        begin("normal", n_steps=3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        begin("normal", n_steps=24)
-
-
-def test_mean_begins_where_moves_are_noise():
-    """Weights 1, 1, 1/2, 1/3, ...: the mean of all but the first; begun again by a long move."""
-    mean, coordinates = starts.PolyakAverage(1), starts.Coordinates(np.eye(1), np.arange(1), 1)
-    weights, noises = [], []
-    for move in (9.0, 1.0, -1.0, 0.5, 0.2, 30.0, 1.0, 1.0):
-        errors = starts.MoveErrors(np.eye(1), np.zeros((1, 1)), 0.0)
-        weights.append(mean.weight(np.array([move]), errors, coordinates))
-        noises.append(float(mean.noise[0, 0]))
-    assert weights == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
-    assert noises == pytest.approx([1, 1, 1, 1 / 2, 1 / 3, 1, 1, 1])
-
-
-def test_step_sizes():
-    """Double while moves agree, halve from the first reversal on, single steps near the posterior."""
-    size = starts.ExpandThenBisect(1)
-    moves = [1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, -1.0]
-    assert [size.after(np.array([m]), is_far=True) for m in moves] == [1, 2, 4, 8, 4, 2, 1, 1]
-    assert size.after(np.array([-1.0]), is_far=True) == 2
-    assert size.after(np.array([-1.0]), is_far=False) == 1
-    size.after(np.array([-1.0]), is_far=True)
-    size.reset()
-    assert size.after(np.array([-1.0]), is_far=True) == 2
-
-
-# ---------------------------------------------------------------- 4. errors
+# ---------------------------------------------------------------- 3. errors
 
 
 def test_a_guess_where_the_prior_is_zero():
