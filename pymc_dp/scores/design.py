@@ -32,7 +32,7 @@ _SUMS = 2
 #: which a posterior is useless.
 _LEAST_REACH, _USELESS = 0.5, 10.0
 #: Factor for distances under wide priors: they are written wider than they are meant, and data are nearer to the model than draws.
-_WIDER = 10.0
+_WIDER = 30.0
 #: Largest part of the budget before the main release.
 _MOST_BEFORE = 0.75
 #: Least epsilon of the main release alone, relative to that of the budget.

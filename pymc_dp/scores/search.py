@@ -82,10 +82,11 @@ def released_sum(
     misfit: TailMisfit | None = None,
 ) -> Release:  # fmt: skip
     """Release a sum, which is paid for, with the best clip bound at its reference; the main one has a misfit."""
-    bound = simulated.direction_bound
+    noise_sd = adjacency.sensitivity_factor * mechanism.noise_sd
     if misfit or simulated.is_near():
-        noise_sd = adjacency.sensitivity_factor * mechanism.noise_sd
         bound = simulated.design(noise_sd, misfit or TailMisfit()).bound
+    else:
+        bound = simulated.search_bound(noise_sd)
     return noisy_total(simulator.likelihood, simulated.term(bound), mechanism, adjacency)
 
 

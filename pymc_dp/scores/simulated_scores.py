@@ -41,8 +41,8 @@ NEAR = 2.0
 #: shifts the posterior. So with a stand-in the start may take more of the budget, and has several steps: a sum far
 #: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
-#: Quantile of the distances of draws.
-_FAR = 0.8
+#: Quantile of the distances of draws; part of the largest information, in nats, of a sum of a search.
+_FAR, _MOST_INFORMATION = 0.8, 0.67
 #: Least information.
 _SINGULAR = 1e-12
 #: Largest number of products that is released.
@@ -138,6 +138,8 @@ class SimulatedScores(Shown):
         if self.there:
             distances = [each._distance_to([t.theta for t in self.there]) for each in self.there]
             self.distance = float(np.quantile(distances, _FAR))
+        elif draws is not None:
+            self.distance = self._distance_to(draws)
 
     def _seen_from(self, reference: SimulatedScores) -> Law:
         vectors, logp, part = self._vectors, self._logp, np.ones((len(self._logp), 1))
@@ -164,6 +166,40 @@ class SimulatedScores(Shown):
         """A clip bound for sums of directions: nearly all records are clipped, however far away the parameters are."""
         norms = self._clipped_norms
         return float(np.quantile(norms[norms > 0], _QUANTILES[0]))
+
+    def search_bound(self, noise_sd: float) -> float:
+        """Clip bound of a sum of a search: the least one with most of the largest information about draws of the parameters.
+
+        Each coordinate is predicted from its own sum, linearly (linear Bayes). If the model has a scale, these are sums of
+        directions; with a fixed one they would show only on which side of the reference the parameters lie.
+        """
+        if not self.there:
+            return self.direction_bound
+        moves = np.array([t.theta for t in self.there]) - self.theta
+        coordinates = moves @ np.linalg.pinv(self.directions).T
+        coordinates -= coordinates.mean(axis=0)
+        norms = np.concatenate([np.linalg.norm(law.vectors, axis=1) for law in self._laws])
+        bounds = np.quantile(norms[norms > 0], _QUANTILES)
+
+        def information(bound: float) -> float:
+            term = self.term(bound)
+            features = [law.part * term.clipped(law.vectors.copy(), law.logp) for law in self._laws]
+            means, variances = (
+                np.array([f(x, axis=0) for x in features]) for f in (np.mean, np.var)
+            )
+            means -= means.mean(axis=0)
+            total = (
+                (means**2).mean(axis=0)
+                + variances.mean(axis=0) / self._n
+                + (noise_sd * bound / self._n) ** 2
+            )
+            explained = (coordinates * means).mean(axis=0) ** 2 / (
+                (coordinates**2).mean(axis=0) * total
+            )
+            return -float(np.log1p(-explained).sum())
+
+        found = np.array([information(bound) for bound in bounds])
+        return float(bounds[np.argmax(found >= _MOST_INFORMATION * found.max())])
 
     @property
     def near_distance(self) -> float:
