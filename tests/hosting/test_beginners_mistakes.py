@@ -15,7 +15,6 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp.errors import LedgerError, PrivacyLeak
-from pymc_dp.scores import score_plan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
@@ -28,7 +27,7 @@ RNG = np.random.default_rng(1)
 X = np.column_stack([np.ones(N), 1000 + 0.123456789 * np.arange(N)])
 Y = (RNG.random(N) < 0.5).astype(int)
 AGE = {"age": RNG.uniform(20, 60, N)}
-START = dp.planning.PrivateStart({}, np.zeros(2), np.eye(2), np.eye(2), [], 1.0)
+START = dp.scores.PrivateStart({}, np.zeros(2), np.eye(2))
 WARDS = np.array(["north", "south"] * (N // 2))
 TERMS = {"epsilon": 1.0, "delta": 1e-6}
 QUIET = {"progressbar": False, "cores": 1}
@@ -486,17 +485,3 @@ class TestWhatIsLeft:
         with pytest.raises(RuntimeError, match="no") as caught:
             dp.sample(step=world.step(budget=budget), **QUIET)
         assert "needs a new PrivacyBudget" in self.check(caught.value, ledger)
-
-
-def test_the_sums_are_made_at_the_guess_if_the_start_failed(world, monkeypatch):
-    """Where records cannot be simulated after the steps, which are paid for."""
-
-    def fails(*args):
-        raise dp.UnsupportedModel("not finite")
-
-    plan = dp.plan(**TERMS, simulator=world.simulator, random_seed=1)
-    monkeypatch.setattr(dp.scores.ScorePlan, "_spend", lambda *args: None)
-    arrived = SimpleNamespace(run=lambda budget_id: SimpleNamespace(theta=np.zeros(2)))
-    monkeypatch.setattr(score_plan, "NoisyNewton", lambda *args: arrived)
-    monkeypatch.setattr(score_plan, "SimulatedScores", fails)
-    assert plan._after_steps(plan.design.main, 1) is plan.simulated
