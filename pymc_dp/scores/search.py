@@ -111,7 +111,8 @@ def after_sums(
             features, simulated, likelihood, n, simulator.temperature, starts, last.root, False,
             simulator.has_public_covariates, rng, _MOST_SIMULATED,
         )  # fmt: skip
-        return at_draws(simulator, target.centre, target.draws(N_DRAWS, rng), rng)
+        draws = target.draws(N_DRAWS, np.mean(starts, axis=0), last.root, rng)
+        return at_draws(simulator, target.centre, draws, rng)
     except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
         return last
 

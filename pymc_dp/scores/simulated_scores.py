@@ -42,7 +42,7 @@ NEAR = 2.0
 #: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
 #: Quantile of the distances of draws; part of the largest information, in nats, of a sum of a search.
-_FAR, _MOST_INFORMATION = 0.8, 0.67
+_FAR, _MOST_INFORMATION = 0.8, 0.95
 #: Least information.
 _SINGULAR = 1e-12
 #: Largest number of products that is released.

@@ -50,8 +50,8 @@ _N_CENTRES, _N_STEPS = 2, 30
 _N_POSITIONS, _SPREAD = 32, 1.5
 #: Positions that are tried for the first one of a chain.
 _MAX_TRIES = 20
-#: Draws of the normal law for each weighted one.
-_N_WEIGHTED = 3
+#: Draws of each normal law for a weighted one.
+_N_WEIGHTED = 2
 #: Width of features above which their covariance is that at the centre, for its computing time.
 _MOST_WIDTH = 50
 #: Distance of a log-variance from that of the mean variance beyond which the density, below e^-80, counts as zero.
@@ -203,14 +203,21 @@ class NormalSums(Shown):
             width /= 1.5
         raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
 
-    def draws(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """Parameters, shape ``(n, n_dim)``: weighted draws from the normal law at the mode, drawn again."""
-        z = rng.standard_normal((_N_WEIGHTED * n, len(self.centre)))
-        found = self.centre + z @ self._root.T
-        logs = [self.log_density(self.position(theta))[0] for theta in found] + (z**2).sum(
-            axis=1
-        ) / 2
-        weights = np.exp(logs - np.max(logs))
+    def draws(
+        self, n: int, mean: np.ndarray, root: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Parameters, shape ``(n, n_dim)``: weighted draws, drawn again, from the normal law at the mode and another, wide one.
+
+        If the parameters are beyond what clipped scores tell, the normal law at the mode is too narrow.
+        """
+        laws, size = [(self.centre, self._root), (mean, root)], (_N_WEIGHTED * n, len(mean))
+        found = np.vstack([c + rng.standard_normal(size) @ r.T for c, r in laws])
+        logs = []
+        for c, r in laws:
+            z = np.linalg.solve(r, (found - c).T)
+            logs.append(-(z**2).sum(axis=0) / 2 - np.linalg.slogdet(r)[1])
+        values = np.array([self.log_density(self.position(theta))[0] for theta in found])
+        weights = np.exp((values := values - np.logaddexp(*logs)) - values.max())
         places = (np.arange(n) + rng.random()) / n * weights.sum()
         places = np.minimum(np.searchsorted(weights.cumsum(), places), len(found) - 1)
         return found[rng.permutation(places)]

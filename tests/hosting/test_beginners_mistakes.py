@@ -15,6 +15,7 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp.errors import LedgerError, PrivacyLeak
+from pymc_dp.scores import score_plan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS"),
@@ -418,12 +419,12 @@ def test_impossible_values_are_no_error(world):
 class TestWhatIsLeft:
     """An error after a release states what was spent, and gives what was released."""
 
-    def broken(self, world, monkeypatch, name, ledger):
+    def broken(self, world, monkeypatch, ledger):
         def fails(*args, **kwargs):
             raise np.linalg.LinAlgError("Singular matrix")
 
         plan = dp.plan(**TERMS, simulator=world.simulator, random_seed=1, ledger=ledger)
-        monkeypatch.setattr(dp.scores.ScorePlan, name, fails)
+        monkeypatch.setattr(score_plan, "released_sum", fails)
         with pytest.raises(np.linalg.LinAlgError) as caught:
             dp.sample(plan=plan, **QUIET)
         return caught.value
@@ -443,21 +444,22 @@ class TestWhatIsLeft:
         return dp.Ledger(tmp_path / "a.ledger", epsilon=4.0, delta=1e-6)
 
     def test_the_plan_collapses_before_the_first_sum(self, world, monkeypatch, ledger):
-        error = self.broken(world, monkeypatch, "_one", ledger)
+        error = self.broken(world, monkeypatch, ledger)
         assert error.scores is None
         assert "needs a new PrivacyBudget" in self.check(error, ledger)
 
     def test_the_plan_collapses_after_a_sum(self, world, monkeypatch, ledger):
         """Of two sums, the first one is returned."""
-        one = dp.scores.ScorePlan._one
+        one = score_plan.released_sum
 
         def two(plan, releases):
             plan._spend("scores", ((plan.design.main, 1),))
-            releases.append(one(plan, plan.simulated, plan.design.main))
-            plan._one(plan.simulated, plan.design.main)
+            settings = plan.simulator, plan.simulated, plan.design.main, plan.budget.adjacency
+            releases.append(one(*settings))
+            score_plan.released_sum(*settings)
 
         monkeypatch.setattr(dp.scores.ScorePlan, "_release_sums", two)
-        error = self.broken(world, monkeypatch, "_one", ledger)
+        error = self.broken(world, monkeypatch, ledger)
         assert "dp.DPScore(error.scores" in self.check(error, ledger)
         dp.DPScore(error.scores, simulator=world.simulator)
 
