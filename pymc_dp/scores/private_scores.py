@@ -218,6 +218,9 @@ def plan_scores(
         least = min(m.noise_sd for m, _ in design.accesses)  # type: ignore[attr-defined]
         sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
     notes = () if simulated.there else tuple(notes_on_position(guess))
+    if design.start and not simulated.is_near():
+        notes = (*notes, f"the prior is wide, its draws lie {simulated.distance:.2g} standard deviations of a record apart: {design.start[0][1]} first sums search "
+            "for the parameters, and the forecast holds if they find them. Narrower priors need fewer.")  # fmt: skip
     return ScorePlan(budget, simulator, simulated, design, notes, rng)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -136,7 +136,8 @@ class SimulatedScores(Shown):
         #: quantile over draws, as data are often nearer to the model than draws of a wide prior are; or that of the prior.
         self.distance = math.sqrt(self.prior_square)
         if self.there:
-            distances = [each._distance_to([t.theta for t in self.there]) for each in self.there]
+            positions = np.array([each.theta for each in self.there])
+            distances = [each._distance_to(positions) for each in self.there]
             self.distance = float(np.quantile(distances, _FAR))
         elif draws is not None:
             self.distance = self._distance_to(draws)
@@ -157,8 +158,8 @@ class SimulatedScores(Shown):
         squares = 1 / np.linalg.eigvalsh(root @ prior @ root.T)
         return float(squares.sum()), float(np.sqrt(squares.max()))
 
-    def _distance_to(self, positions: Sequence[np.ndarray]) -> float:
-        moves = (np.array(positions) - self.theta) @ np.linalg.pinv(self.directions).T
+    def _distance_to(self, positions: np.ndarray) -> float:
+        moves = (positions - self.theta) @ np.linalg.pinv(self.directions).T
         return math.sqrt((moves**2).sum(axis=1).mean())
 
     @property
