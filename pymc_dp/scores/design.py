@@ -146,11 +146,7 @@ def _numbers(
         return range(1, _MOST_SUMS + 1 if simulated.information_error else 2)
     numbers = range(1, _MOST_ROUNDS + 1)
     left = [_distance_after(simulated, alone, share, number, adjacency) for number in numbers]
-    arriving = [
-        number
-        for number, distance in zip(numbers, left, strict=True)
-        if simulated.is_near(distance)
-    ]
+    arriving = [n for n, distance in zip(numbers, left, strict=True) if simulated.is_near(distance)]
     return (arriving[0] + _MORE_ROUNDS if arriving else numbers[np.argmin(left)],)
 
 
@@ -169,7 +165,9 @@ def _distance_after(
 
     Scores of a search have the scale of the distance, as long as this is larger than that of a record.
     """
-    distance = simulated.distance * (1.0 if simulated.is_near() else _WIDER)
+    distance = simulated.distance
+    if simulated.there and not simulated.is_near():
+        distance *= _WIDER
     if number:
         noise_sd = _part(alone, share / number, simulated.n_features).noise_sd
         left = simulated.left_by(adjacency.sensitivity_factor * noise_sd)
