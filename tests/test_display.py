@@ -145,7 +145,7 @@ def light(tmp_path_factory):
         MomentDesign(privacy.L2Laplace(1.0, n_dim=3), 1.0, 0.1), score_moments(y, np.eye(300), 1.0, "l2", 1.0, y),
         dp.model.ClippedChange(y, y, 1.0), dp.model.ClippedScores(y, 1.0), dp.model.ScoreNorms(y, np.eye(300), y), dp.model.ScoreProducts(y, np.eye(300), 1.0),
         design_stand_in(ranges, dp.PrivacyBudget(1.0, 1e-6, chains=1), 300, 0.1),
-        dp.planning.PrivateStart({"mu": y}, y, np.eye(300), np.eye(300), [y] * 99, 1.0),
+        dp.scores.PrivateStart({"mu": y}, y, np.eye(300)),
     ]  # fmt: skip
 
 
@@ -233,7 +233,7 @@ def test_a_public_class_without_text_is_noticed():
 TABLES = (
     dp.PrivacyBudget, dp.Ledger, dp.PrivacyReport, dp.Plan, dp.scores.ScorePlan, dp.PrivateScores, dp.scores.FitCheck, DPStep,
     dp.DPScore, dp.PrivatizedRecords, dp.checks.PrivatePPC, dp.comparison.PrivateComparison, dp.queries.PrivateSum,
-    dp.queries.PrivateCounts, dp.queries.StandIn, dp.Simulator, dp.RandomWalk, dp.planning.PrivateStart,
+    dp.queries.PrivateCounts, dp.queries.StandIn, dp.Simulator, dp.RandomWalk, dp.scores.PrivateStart,
 )  # fmt: skip
 
 
