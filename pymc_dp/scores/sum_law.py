@@ -93,17 +93,19 @@ class NormalSums(Shown):
         self._varies = len(features.total) <= _MOST_WIDTH
         centre = starts[0]
         if not has_hyperparameters:
-            centre = self._central(starts, rng)
+            centre = self._central(starts, min(most, _FEW), rng)
         self._set_up(centre, most, rng)
 
-    def _central(self, starts: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    def _central(
+        self, starts: Sequence[np.ndarray], most: int, rng: np.random.Generator
+    ) -> np.ndarray:
         """The mode, from the best start, by the law around it and then around each mode found; sets the root, too."""
         centre = starts[0]
         if len(starts) > 1:
-            self._set_up(centre, _FEW, rng)
+            self._set_up(centre, most, rng)
             centre = max(starts, key=lambda theta: self.log_density(self.position(theta))[0])
         for _ in range(_N_CENTRES):
-            self._set_up(centre, _FEW, rng)
+            self._set_up(centre, most, rng)
             n, root = len(centre), self._root
             found = minimize(
                 lambda z, at=centre, root=root: self._minus(at + root @ z), np.zeros(n), jac=True, method="trust-exact",
