@@ -166,7 +166,7 @@ def _distance_after(
     Scores of a search have the scale of the distance, as long as this is larger than that of a record.
     """
     distance = simulated.distance
-    if simulated.there and not simulated.is_near():
+    if simulated.draws is not None and not simulated.is_near():
         distance *= _WIDER
     if number:
         noise_sd = _part(alone, share / number, simulated.n_features).noise_sd

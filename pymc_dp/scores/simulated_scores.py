@@ -6,7 +6,7 @@ import math
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -129,8 +129,9 @@ class SimulatedScores(Shown):
         self.prior_square, self.prior_width = self._prior_distances(part, mass)
         #: The same at draws of the parameters.
         self.there: list[SimulatedScores] = []
-        if draws is not None and not self.information_error:
-            self.there += _possible(simulator, draws, rng)
+        self._at_draws = partial(_possible, simulator, draws, rng)
+        if not self.information_error:
+            self.there += self._at_draws()
         self._laws = [each._seen_from(self) for each in (self.there or [self])]
         #: Root mean square distance of the parameters from others that are possible, in roots of a record's variance: a high
         #: quantile over draws, as data are often nearer to the model than draws of a wide prior are; or that of the prior.
@@ -174,30 +175,24 @@ class SimulatedScores(Shown):
         Each coordinate is predicted from its own sum, linearly (linear Bayes). If the model has a scale, these are sums of
         directions; with a fixed one they would show only on which side of the reference the parameters lie.
         """
-        if not self.there:
+        if not (there := self.there or [*self._at_draws()]):
             return self.direction_bound
-        moves = np.array([t.theta for t in self.there]) - self.theta
+        laws = [each._seen_from(self) for each in there]
+        moves = np.array([each.theta for each in there]) - self.theta
         coordinates = moves @ np.linalg.pinv(self.directions).T
         coordinates -= coordinates.mean(axis=0)
-        norms = np.concatenate([np.linalg.norm(law.vectors, axis=1) for law in self._laws])
+        norms = np.concatenate([np.linalg.norm(law.vectors, axis=1) for law in laws])
         bounds = np.quantile(norms[norms > 0], _QUANTILES)
 
         def information(bound: float) -> float:
             term = self.term(bound)
-            features = [law.part * term.clipped(law.vectors.copy(), law.logp) for law in self._laws]
-            means, variances = (
-                np.array([f(x, axis=0) for x in features]) for f in (np.mean, np.var)
-            )
+            features = [law.part * term.clipped(law.vectors.copy(), law.logp) for law in laws]
+            means = np.array([x.mean(axis=0) for x in features])
             means -= means.mean(axis=0)
-            total = (
-                (means**2).mean(axis=0)
-                + variances.mean(axis=0) / self._n
-                + (noise_sd * bound / self._n) ** 2
-            )
-            explained = (coordinates * means).mean(axis=0) ** 2 / (
-                (coordinates**2).mean(axis=0) * total
-            )
-            return -float(np.log1p(-explained).sum())
+            errors = np.mean([x.var(axis=0) for x in features], axis=0) / self._n
+            errors += (noise_sd * bound / self._n) ** 2
+            explained = np.mean(coordinates * means, axis=0) ** 2 / np.mean(coordinates**2, axis=0)
+            return -float(np.log1p(-explained / (np.mean(means**2, axis=0) + errors)).sum())
 
         found = np.array([information(bound) for bound in bounds])
         return float(bounds[np.argmax(found >= _MOST_INFORMATION * found.max())])
@@ -356,9 +351,11 @@ def by_name(simulator: Simulator, values: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _possible(
-    simulator: Simulator, draws: np.ndarray, rng: np.random.Generator
+    simulator: Simulator, draws: np.ndarray | None, rng: np.random.Generator
 ) -> Iterator[SimulatedScores]:
-    """Simulated scores at the first draws of the parameters, where records can be simulated."""
+    """Simulated scores at the first draws of the parameters, if any, where records can be simulated."""
+    if draws is None:
+        return
     n = max(_LEAST_DRAWS, min(_MOST_DRAWS, _MOST_PARAMETERS // draws.shape[1]))
     for theta in draws[:n]:
         try:

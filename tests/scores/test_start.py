@@ -72,7 +72,7 @@ def built(name):
         root = np.linalg.cholesky([[1, 0.999], [0.999, 1]])
         data = z @ root.T + [0.0, 3.0]
         model, stand_in = correlated_model(data[0], True), correlated_model(data[1] + 5, False)
-        options["covariates"] = stand_in
+        options["covariates"], start["guess"] = stand_in, {"theta1": 0.1, "theta2": 3.2}
     return Simulator(model, **options), options, start
 
 
