@@ -153,7 +153,10 @@ class PrivateScores(Shown):
         lines = [
             f"Private scores: {len(self.releases)} noisy sum(s) of {self.n_records} records' clipped scores"
         ]
-        for r in self.releases:
+        shown = self.releases if len(self.releases) <= 2 else self.releases[-1:]
+        if first := self.releases[: -len(shown)]:
+            lines.append(f"  {len(first)} first sums of a search, {first[0].noise.kind} noise")
+        for r in shown:
             lines.append(
                 f"  dimension {len(r.total)}, clip bound {r.term.bound:.4g}, {r.noise.kind} noise with sd {r.noise_sd:.4g} per coordinate "
                 f"({r.noise_sd / math.sqrt(self.n_records):.2g} of a record's score times the root of the number of records)"

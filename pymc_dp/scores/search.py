@@ -23,7 +23,7 @@ from pymc_dp.scores.sum_law import NormalSums
 #: Draws of the parameters that are tried as start of a search for the mode, or have a predictive law; records simulated from this.
 N_DRAWS, _N_RECORDS = 40, 20_000
 #: Simulated records for the mean of the sums: the next reference needs no more.
-_MOST_SIMULATED = 40_000
+_MOST_SIMULATED = 20_000
 #: Steps to the reference.
 _N_STEPS = 100
 #: Part of the records of the predictive law whose density must be positive at a reference.

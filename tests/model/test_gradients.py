@@ -175,7 +175,7 @@ def test_models(fill):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*test_indexing.MODELS][::8]
+    "name", [*test_indexing.MODELS][::16]
 )  # each takes half a minute to compile
 def test_models_compiled(name):
     check_model(test_indexing.MODELS[name], "NUMBA")
