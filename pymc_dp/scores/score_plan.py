@@ -181,7 +181,7 @@ class ScorePlan(Shown):
         )
         try:
             simulator = simulator.standing_in(stand_in)
-            simulated = SimulatedScores(simulator, guess, self.rng)
+            simulated = SimulatedScores(simulator, guess, self.rng, self.simulated.draws)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return self
         return replace(self, simulator=simulator, simulated=simulated)
@@ -201,7 +201,7 @@ class ScorePlan(Shown):
             simulator = corrected(
                 simulator, moments, simulator.n_records, guess.theta, guess.spread
             )
-            simulated = SimulatedScores(simulator, guess.theta, self.rng)
+            simulated = SimulatedScores(simulator, guess.theta, self.rng, guess.draws)
         except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError
             return self
         return replace(self, simulator=simulator, simulated=simulated, moments=moments)

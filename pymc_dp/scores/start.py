@@ -11,7 +11,6 @@ import numpy as np
 
 from pymc_dp.arguments import as_float
 from pymc_dp.display import Shown
-from pymc_dp.model.terms import ClippedScores
 from pymc_dp.planning.simulator import Guess, Simulator
 from pymc_dp.privacy.accounting.calibration import calibrate
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -67,7 +66,8 @@ def private_start(
 
     A chain that starts in the tail spends its budget on the way. Here a few noisy sums of clipped scores are released, with
     Gaussian noise, each at the best reference given those before, as first sums of :func:`~pymc_dp.private_scores`. The start
-    is the mode of the posterior given these sums (of hyperparameters, the marginal one).
+    is the mode of the posterior given these sums (of hyperparameters, the marginal one); with a warning, if the posterior is
+    still wide, the best reference for a further sum.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def private_start(
     check_can_be_made(accesses, budget.adjacency)
     likelihood, releases = simulator.likelihood, list[Release]()
     note("compiling the scores")
-    likelihood.rehearsal.total(ClippedScores(simulated.theta, 1.0, simulated.directions))
+    likelihood.rehearsal.total(simulated.term(1.0))
     likelihood.check_reachable(with_noise=True)
     note(f"spending {share:.0%} of epsilon = {budget.epsilon:g} on a private start")
     budget.spend("private start", accesses, likelihood.containers, likelihood.n_records)
@@ -140,10 +140,9 @@ def private_start(
             "record apart. Chains from there may begin in the tail. Give narrower priors, or a guess= that is nearer, from public knowledge.",
             stacklevel=3,
         )
-    draws = simulated.theta[None] if simulated.draws is None else simulated.draws
-    return PrivateStart(
-        simulator.likelihood.unravel(simulated.theta), simulated.theta, np.cov(draws.T), budget.id
-    )
+    theta, draws, root = simulated.theta, simulated.draws, simulated.root
+    covariance = root @ root.T if draws is None else np.atleast_2d(np.cov(draws.T))
+    return PrivateStart(likelihood.unravel(theta), theta, covariance, budget.id)
 
 
 def start_accesses(budget: PrivacyBudget, share: float, number: int) -> tuple[tuple[Gaussian, int]]:
