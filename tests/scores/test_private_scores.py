@@ -138,35 +138,35 @@ def test_a_run_without_protection_says_so():
 
 
 @functools.cache
-def wide(has_scale=True) -> Simulator:
-    """A thousand records, residuals a hundred times narrower than the prior, and nothing known but their number."""
+def wide(has_scale=True) -> tuple[Simulator, np.ndarray]:
+    """A thousand records under N(0, 100^2) priors, with the truth: covariates on raw scales, or a known residual deviation."""
     rng = np.random.default_rng(2)
-    x = rng.normal(size=(1000, 4))
-    y = x @ WIDE + rng.normal(size=1000)
+    x, slopes, sd = rng.normal(size=(1000, 4)), np.array([1.0, 2.0, -1.0, 0.5]), 1.0
+    if has_scale:
+        x = x * [0, 10, 300, 1] + [1, 50, 1000, 0]
+        slopes, sd = np.array([20.0, 0.5, 0.02, 3.0]), 8.0
+    y = x @ slopes + sd * rng.normal(size=1000)
     with pm.Model() as model:
         mean = pm.Data("x", x) @ pm.Normal("b", 0, 100, shape=4)
-        pm.Normal("y", mean, pm.HalfNormal("s", 100) if has_scale else 1.0, observed=y)
-    return Simulator(model, covariates="public")
-
-
-WIDE = np.array([1.0, 2.0, -1.0, 0.5])
+        pm.Normal("y", mean, pm.HalfNormal("s", 50) if has_scale else sd, observed=y)
+    return Simulator(model, covariates="public"), np.append(slopes, [np.log(sd)] * has_scale)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("has_scale", "most"), [(True, 1.0), (False, 1.5)])
-def test_a_search_arrives(has_scale, most):
-    """At epsilon = 1; with a scale 10 of 10 were within 0.64 standard deviations of a record, without one 2 of 3 within 1.
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_a_search_arrives(has_scale):
+    """At epsilon = 1, from draws 8000 or 300 standard deviations of a record apart.
 
-    At PyMC's initial point it is 2 (and the posterior 20 times wider than without privacy), or 250.
+    Of 8 seeds each, 8 and 7 were within 0.9. With medians of draws as references 6 of 8 with a scale were beyond 2; with sums of
+    directions those without one do not arrive.
     """
-    distances = []
+    (source, truth), distances = wide(has_scale), []
     for seed in range(3):
-        plan = plan_scores(wide(has_scale), budget_for(), random_seed=seed)
+        plan = plan_scores(source, budget_for(), random_seed=seed)
         assert not plan.simulated.is_near() and plan.design.start[0][1] > 1
         term = plan.release().releases[-1].term
-        off = term.theta - np.append(WIDE, [0.0] if has_scale else [])
-        distances.append(np.linalg.norm(np.linalg.pinv(term.directions) @ off))
-    assert np.median(distances) < most
+        distances.append(np.linalg.norm(np.linalg.pinv(term.directions) @ (term.theta - truth)))
+    assert np.median(distances) < 1.2
 
 
 def test_a_prior_that_no_search_can_cover_is_refused():
@@ -175,11 +175,11 @@ def test_a_prior_that_no_search_can_cover_is_refused():
     with pytest.raises(
         ValueError, match=r"too wide for epsilon = 0.05: .*Nothing was accessed"
     ) as error:
-        plan_scores(wide(), budget, random_seed=1)
+        plan_scores(wide()[0], budget, random_seed=1)
     assert budget.ledger.claims(budget.id) == []
     epsilon = float(re.search(r"Give epsilon = ([\d.]+)", str(error.value))[1])
-    assert 0.05 < epsilon < 1
-    assert plan_scores(wide(), budget_for(epsilon), random_seed=1).design.start
+    assert 0.05 < epsilon < 4
+    assert plan_scores(wide()[0], budget_for(epsilon), random_seed=1).design.start
 
 
 def test_what_was_paid_for_is_kept_if_the_next_reference_is_impossible(monkeypatch):
