@@ -15,14 +15,13 @@ from pymc_dp.data import Records, Shards, Sites
 from pymc_dp.host_arguments import as_model, check_seed
 from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
-from pymc_dp.planning.plan import MIN_DRAWS, Plan
+from pymc_dp.planning.plan import MIN_DRAWS, Plan, notes_on_position
 from pymc_dp.planning.simulated_runs import PlanningProblem
 from pymc_dp.planning.simulator import (
     Guess,
     Simulator,
     check_is_simulator,
     check_number_is_public,
-    notes_on_position,
 )
 from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.privacy.budget.draws import check_paid
@@ -47,6 +46,7 @@ def plan(
     budget: PrivacyBudget | None = None,
     step: type[DPScore] | type[DPStep] = DPScore,
     guess: Guess = None,
+    interest: Any = None,
     noise: str | None = None,
     chains: int | None = None,
     start: PrivateStart | None = None,
@@ -93,6 +93,8 @@ def plan(
     guess : dict of str to array or "prior", optional
         Where records are drawn: public values by name, as in ``initvals``; or a draw from the prior, another
         one for each `random_seed`. By default PyMC's initial point. Must not be computed from the data.
+    interest : str, PyTensor variable, or sequence of these, optional
+        Of scores only, as that of :func:`~pymc_dp.private_scores`: parameters of which the posterior is to be narrow.
     noise : {"auto", "l2", "gaussian"}, optional
         Of scores only: law of the noise; by default (``"auto"``) the one with the smaller standard deviation.
     chains : int, optional
@@ -172,7 +174,7 @@ def plan(
         "chains": chains, "start": start, "max_draws": max_draws, "other_accesses": other_accesses or None,
     }  # fmt: skip
     is_of_scores = step is DPScore
-    _check_use(step, of_steps if is_of_scores else {"noise": noise})
+    _check_use(step, of_steps if is_of_scores else {"noise": noise, "interest": interest})
     if budget is None:
         if epsilon is None or delta is None:
             raise TypeError("plan() needs epsilon= and delta=, or budget=.")
@@ -194,8 +196,8 @@ def plan(
         with shown(progressbar):
             simulator = _simulator(simulator, options, budget)
             return plan_scores(
-                simulator, budget, guess=guess, noise=noise or "auto", random_seed=random_seed
-            )
+                simulator, budget, guess=guess, interest=interest, noise=noise or "auto", random_seed=random_seed
+            )  # fmt: skip
     _check_step(step)
     max_draws = as_integer("max_draws", _MAX_DRAWS if max_draws is None else max_draws, MIN_DRAWS)
     _check_start(start, guess, budget)

@@ -41,7 +41,7 @@ _log = logging.getLogger("pymc.dp")
 #: Arguments of the budget and of plan() that sample() passes on.
 _BUDGET = {"adjacency", "accountant", "ledger"}
 _PLANNING = {
-    "guess", "noise", "simulator", "covariates", "records", "stand_in_records", "public",
+    "guess", "interest", "noise", "simulator", "covariates", "records", "stand_in_records", "public",
     "n_records", "temperature", "data",
 }  # fmt: skip
 _DRAWS, _CHAINS = 1000, 4
@@ -58,6 +58,7 @@ def sample(
     draws: int | None = None,
     covariates: str | pm.Model | Ranges | None = None,
     guess: Guess = None,
+    interest: Any = None,
     noise: str | None = None,
     reproducible: bool = False,
     model: pm.Model | None = None,
@@ -97,6 +98,8 @@ def sample(
     guess : dict of str to array or "prior", optional
         With `epsilon`: public values of parameters, by name, at which records are simulated. By default PyMC's initial
         point. Must not be computed from the data.
+    interest : str, PyTensor variable, or sequence of these, optional
+        With `epsilon`: parameters or Deterministics of which the posterior is to be narrow (:func:`~pymc_dp.private_scores`).
     noise : {"auto", "l2", "gaussian"}, optional
         With `epsilon`: law of the noise; by default the one with the smaller standard deviation.
     reproducible : bool
@@ -150,7 +153,9 @@ def sample(
     ((4, 1000), True)
     """
     check_named("sample", unnamed)
-    planning: dict[str, Any] = _given(covariates=covariates, guess=guess, noise=noise)
+    planning: dict[str, Any] = _given(
+        covariates=covariates, guess=guess, interest=interest, noise=noise
+    )
     planning |= {name: kwargs.pop(name) for name in _BUDGET | _PLANNING if name in kwargs}
     _check_source(plan, step, epsilon, delta, planning)
     numbers = {n: as_integer(n, x, 1) for n, x in _given(draws=draws, chains=chains).items()}

@@ -52,7 +52,7 @@ def withheld(
     found = {}
     for variable in (*model.free_RVs, *model.deterministics):
         shape = (shapes or {}).get(variable.name, variable.type.shape)
-        hidden = None if variable in model.free_RVs else _private_part(model, variable, public)
+        hidden = None if variable in model.free_RVs else private_part(model, variable, public)
         reason = hidden or _long_axis(shape, lengths)
         if reason is not None:
             found[variable.name] = reason
@@ -96,7 +96,7 @@ def record_dims(
     return dims | {str(d) for d, c in model.coords.items() if c is not None and len(c) in lengths}
 
 
-def _private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> str | None:
+def private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> str | None:
     """Why a variable's graph is not public; None if it is."""
     observed = {*model.observed_RVs, *observed_values(model)}
     seen = {*model.free_RVs, *model.value_vars}

@@ -300,12 +300,15 @@ class PooledRecords:
         return np.concatenate([self._gradients.of(theta, rows) for _, rows in self._chunks])
 
 
+def jacobian(function: Callable[[np.ndarray], np.ndarray], theta: np.ndarray) -> np.ndarray:
+    """Derivatives of a vector, a row for each of its entries, by central differences."""
+    steps = np.diag(1e-4 * (1 + np.abs(theta)))
+    return np.array([(function(theta + h) - function(theta - h)) / (2 * h.sum()) for h in steps]).T
+
+
 def differences(gradient: Callable[[np.ndarray], np.ndarray], theta: np.ndarray) -> np.ndarray:
     """Symmetric Hessian, by central differences of a gradient."""
-    rows = []
-    for e, h in zip(np.eye(len(theta)), 1e-4 * (1 + np.abs(theta)), strict=True):
-        rows.append((gradient(theta + h * e) - gradient(theta - h * e)) / (2 * h))
-    hessian = np.array(rows)
+    hessian = jacobian(gradient, theta)
     return (hessian + hessian.T) / 2
 
 

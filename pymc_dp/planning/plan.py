@@ -178,3 +178,16 @@ class Plan(Shown):
 def _shown(value: Any) -> str:
     """A setting as text."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def notes_on_position(position: Any) -> list[str]:
+    """Notes of a plan on the position at which its records were drawn."""
+    if position is None:
+        return [
+            "the forecast holds near PyMC's initial point, and elsewhere the posterior may be wider: guess=, public values, moves it."
+        ]
+    if isinstance(position, str):
+        return [
+            "records were drawn at one draw from the prior: other values of random_seed= show how much the prior leaves open."
+        ]
+    return []

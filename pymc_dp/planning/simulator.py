@@ -31,6 +31,7 @@ from pymc_dp.model.graphs.data_variables import (
 from pymc_dp.model.likelihood import RecordLikelihood
 from pymc_dp.model.row_positions import check_neighbours
 from pymc_dp.model.simulation import SimulatedRecords
+from pymc_dp.planning.interest import Interest
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.progress import note
@@ -180,6 +181,8 @@ class Simulator(Shown):
         self.whole: Simulator = self
         #: What was last computed with all of them: releases, moments, and a simulator with rows that have these.
         self.latest: Any = None
+        #: Functions of the parameters of which the posterior is to be narrow; by default all parameters.
+        self.interest: Interest | None = None
         self._given_number = n_records
         self.n_records = n_records or self.likelihood.n_records
 
@@ -204,6 +207,15 @@ class Simulator(Shown):
         subset = copy.copy(self)
         subset.simulated = self.simulated.keeping(rows)
         return subset
+
+    def interested_in(self, interest: Any) -> Simulator:
+        """The same for parameters of interest: names of parameters and Deterministics, or expressions of these."""
+        if interest is None:
+            return self
+        new = copy.copy(self)
+        new.whole, new.latest = new, None
+        new.interest = Interest(self.model, interest, self.public, self.has_public_covariates)
+        return new
 
     def standing_in(self, stand_in: StandIn | None) -> Simulator:
         """The same with the rows of a stand-in that was released, in place of made-up ones, and with its errors.
@@ -320,19 +332,6 @@ def check_number_is_public(
             "under add/remove the number of records is private: pass n_records=, a public guess, and covariates=stand_in_model, or "
             'covariates="public" if the model\'s number of rows is public.'
         )
-
-
-def notes_on_position(position: Any) -> list[str]:
-    """Notes of a plan on the position at which its records were drawn."""
-    if position is None:
-        return [
-            "the forecast holds near PyMC's initial point, and elsewhere the posterior may be wider: guess=, public values, moves it."
-        ]
-    if isinstance(position, str):
-        return [
-            "records were drawn at one draw from the prior: other values of random_seed= show how much the prior leaves open."
-        ]
-    return []
 
 
 def _check_covariates(covariates: Any) -> None:

@@ -50,7 +50,7 @@ Sums = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class StartDesign(Shown):
-    """Releases before the main one, which find its reference, and the main one."""
+    """Releases before the main one, which find its reference, and the main one; and without weights for an interest."""
 
     moments: MomentDesign | None
     start: Sums
@@ -60,6 +60,7 @@ class StartDesign(Shown):
     reference_error: float
     cost: float
     stand_in: StandInDesign | None = None
+    even: ScoreDesign | None = None
 
     @property
     def accesses(self) -> Accesses:
@@ -244,11 +245,16 @@ def _calibrated(
         )  # fmt: skip
     if fit_share:
         main = _part(main, 1 - fit_share, simulated.n_features)
-        before = (*best.before, (main, 1))
-        check = design_check(simulated.norms, budget, n_records, before, noise)
     noise_sd = budget.adjacency.sensitivity_factor * main.noise_sd
-    design = simulated.forecast(noise_sd, bool(best.start))
-    return replace(best, main=main, check=check, design=design)
+    designs = [
+        simulated.weighted(w).forecast(noise_sd, bool(best.start)) for w in simulated.weights
+    ]
+    design = min(designs, key=lambda each: each.cost)
+    if fit_share:
+        before, norms = (*best.before, (main, 1)), simulated.weighted(design.weight).norms
+        check = design_check(norms, budget, n_records, before, noise)
+    even = designs[0] if len(designs) > 1 else None
+    return replace(best, main=main, check=check, design=design, even=even)
 
 
 def _part(alone: Gaussian | L2Laplace, share: float, n_dim: int) -> Gaussian | L2Laplace:

@@ -30,6 +30,7 @@ import pymc as pm
 from pymc_dp.display import Shown
 from pymc_dp.model.sums.vector_sums import norm_bins
 from pymc_dp.model.terms import ScoreNorms
+from pymc_dp.planning.interest import by_parameter
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.noisy_total import Release
@@ -39,7 +40,7 @@ from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
-from pymc_dp.scores.simulated_scores import by_name, largest_shifts
+from pymc_dp.scores.simulated_scores import largest_shifts
 
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
@@ -163,7 +164,7 @@ def check_fit(
     gains = np.split(found.gain, features.ends[1:-1], axis=1)
     parts = zip(gains, scores.releases, strict=True)
     of_each = [largest_shifts(g, found.covariance, r.term, unseen * total) for g, r in parts]
-    shifts = by_name(simulator, np.sum(of_each, axis=0))
+    shifts = by_parameter(simulator.model, simulator.likelihood, np.sum(of_each, axis=0))
     message = _in_words(histogram, differences, total * centre, p_value, simulator)
     if p_value >= REJECTION_LEVEL:
         message += f"; {unseen_in_words(unseen, shifts)}"

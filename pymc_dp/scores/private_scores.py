@@ -14,11 +14,11 @@ from pymc_dp.errors import PrivacyBudgetExhausted, UnsupportedModel
 from pymc_dp.host_arguments import as_model, check_seed
 from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
+from pymc_dp.planning.plan import notes_on_position
 from pymc_dp.planning.simulator import (
     Guess,
     Simulator,
     check_is_simulator,
-    notes_on_position,
 )
 from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
 from pymc_dp.progress import note, shown
@@ -39,6 +39,7 @@ def private_scores(
     *,
     budget: PrivacyBudget,
     guess: Guess = None,
+    interest: Any = None,
     noise: str = "auto",
     fit_share: float = 0.03,
     model: pm.Model | None = None,
@@ -73,6 +74,9 @@ def private_scores(
     guess : dict of str to array or "prior", optional
         Public values of parameters near which the release is designed. By default the first sum is at PyMC's initial
         point, or where draws of a wide prior make it best, and the design is for these draws.
+    interest : str, PyTensor variable, or sequence of these, optional
+        Parameters or Deterministics, by name, or expressions of them, such as ``b[1] - b[0]``, of which the posterior is to be
+        narrow; the others get more noise. By default all parameters alike.
     noise : {"auto", "l2", "gaussian"}
         Law of the noise; ``"auto"`` takes the one with the smaller standard deviation. With ``delta = 0`` it
         is l2 noise.
@@ -139,6 +143,7 @@ def private_scores(
             simulator,
             budget,
             guess=guess,
+            interest=interest,
             noise=noise,
             fit_share=fit_share,
             random_seed=random_seed,
@@ -150,6 +155,7 @@ def plan_scores(
     budget: PrivacyBudget,
     *,
     guess: Guess = None,
+    interest: Any = None,
     noise: str = "auto",
     fit_share: float = 0.03,
     random_seed: Any = None,
@@ -164,6 +170,8 @@ def plan_scores(
         Pays for the releases, all of it, when the plan is run.
     guess : dict of str to array or "prior", optional
         Public values of parameters, by default PyMC's initial point.
+    interest : str, PyTensor variable, or sequence of these, optional
+        As that of :func:`~pymc_dp.private_scores`.
     noise : {"auto", "l2", "gaussian"}
         Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
     fit_share : float
@@ -198,6 +206,7 @@ def plan_scores(
             "give both the same ledger file. Nothing was accessed."
         )
     note("planning on simulated records")
+    simulator = simulator.interested_in(interest)
     rng = np.random.default_rng(random_seed)
     try:
         simulated = first_reference(simulator, guess, rng)

@@ -12,6 +12,7 @@ import numpy as np
 from pymc_dp.display import MOST_ROWS, Shown, Table
 from pymc_dp.errors import LedgerError, explain
 from pymc_dp.model.terms import ScoreNorms, ScoreProducts
+from pymc_dp.planning.interest import by_parameter
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.budget.budget import PrivacyBudget
 from pymc_dp.privacy.mechanisms.mechanism import Accesses
@@ -24,7 +25,7 @@ from pymc_dp.scores.design import StartDesign
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.search import after_sums, released_sum
 from pymc_dp.scores.second_moments import corrected
-from pymc_dp.scores.simulated_scores import MomentDesign, SimulatedScores, by_name
+from pymc_dp.scores.simulated_scores import MomentDesign, ScoreDesign, SimulatedScores
 
 #: Entries of a parameter that a printed plan shows.
 _N_SHOWN = 6
@@ -80,9 +81,17 @@ class ScorePlan(Shown):
 
         It is the median over draws of the prior, or for parameters at a given guess (also where the prior is wide, with a
         note). To first order it is the same on the scale of the model as on the unconstrained one. Where a transform mixes
-        entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name.
+        entries (simplexes, ordered vectors), it is that of the unconstrained value, under its name. What is of interest comes
+        first.
         """
-        return by_name(self.simulator, self.design.design.sd_ratios)
+        return self._ratios(self.design.design)
+
+    def _ratios(self, design: ScoreDesign) -> Mapping[str, np.ndarray]:
+        ratios = by_parameter(self.simulator.model, self.simulator.likelihood, design.sd_ratios)
+        if (interest := self.simulator.interest) is None:
+            return ratios
+        likelihood, theta = self.simulator.likelihood, self.simulated.theta
+        return {**interest.by_name(likelihood, theta, design.interest_ratios), **ratios}
 
     @property
     def unseen_shifts(self) -> Mapping[str, np.ndarray]:
@@ -92,7 +101,8 @@ class ScorePlan(Shown):
         (``design.check.unseen``), or by all without a check (:func:`~pymc_dp.scores.check_fit`).
         """
         unseen = self.design.check.unseen if self.design.check else 1.0
-        return by_name(self.simulator, unseen * self.design.design.largest_shifts)
+        shifts = unseen * self.design.design.largest_shifts
+        return by_parameter(self.simulator.model, self.simulator.likelihood, shifts)
 
     def release(self, *, progressbar: bool | str = True) -> PrivateScores:
         """Claim the accesses from the budget, and make the releases.
@@ -157,6 +167,7 @@ class ScorePlan(Shown):
                 simulated = after_sums(self.simulator, releases, simulated, adjacency, self.rng)
             if n_sums > 1 and simulated.information_error and self.simulator.stand_in is None:
                 releases.clear()  # far away, the error of the stand-in would shift the posterior
+        simulated = simulated.weighted(self.design.design.weight)
         histogram, misfit = None, TailMisfit()
         if check := self.design.check:
             histogram = self._histogram(check, simulated)
@@ -270,9 +281,16 @@ class ScorePlan(Shown):
         return lines
 
     def _rows(self) -> list[tuple[str, str]]:
-        rows = []
-        for name, ratios in self.sd_ratios.items():
-            shown = ", ".join(f"{r:.2f}" for r in ratios[:_N_SHOWN])
-            rows.append((name, shown + (", ..." if len(ratios) > _N_SHOWN else "")))
+        rows = [(name, _in_short(ratios)) for name, ratios in self.sd_ratios.items()]
+        if self.design.even is not None:
+            others = self._ratios(self.design.even).values()
+            pairs = zip(rows, others, strict=True)
+            rows = [
+                (name, f"{text} (without interest=: {_in_short(r)})") for (name, text), r in pairs
+            ]
         more = len(rows) - MOST_ROWS
         return rows if more <= 0 else [*rows[:MOST_ROWS], (f"... {more} more", "")]
+
+
+def _in_short(ratios: np.ndarray) -> str:
+    return ", ".join([*(f"{r:.2f}" for r in ratios[:_N_SHOWN]), *["..."][: len(ratios) > _N_SHOWN]])

@@ -17,7 +17,7 @@ from pymc_dp.scores.check_design import TailMisfit
 from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
-from pymc_dp.scores.simulated_scores import SimulatedScores
+from pymc_dp.scores.simulated_scores import QUANTILES, SimulatedScores
 from pymc_dp.scores.sum_law import NormalSums
 
 #: Draws of the parameters that are tried as start of a search for the mode, or have a predictive law; records simulated from this.
@@ -26,6 +26,8 @@ N_DRAWS, _N_RECORDS = 40, 20_000
 _MOST_SIMULATED = 20_000
 #: Steps to the reference.
 _N_STEPS = 100
+#: Part of the largest information, in nats, that the least bound of a sum of a search has.
+_MOST_INFORMATION = 0.95
 #: Part of the records of the predictive law whose density must be positive at a reference.
 _POSSIBLE = 0.99
 
@@ -86,8 +88,35 @@ def released_sum(
     if misfit or simulated.is_near():
         bound = simulated.design(noise_sd, misfit or TailMisfit()).bound
     else:
-        bound = simulated.search_bound(noise_sd)
+        bound = search_bound(simulated, noise_sd)
     return noisy_total(simulator.likelihood, simulated.term(bound), mechanism, adjacency)
+
+
+def search_bound(simulated: SimulatedScores, noise_sd: float) -> float:
+    """Clip bound of a sum of a search: the least one with most of the largest information about draws of the parameters.
+
+    Each coordinate is predicted from its own sum, linearly (linear Bayes). If the model has a scale, these are sums of
+    directions; with a fixed one they would show only on which side of the reference the parameters lie.
+    """
+    if not (there := simulated.there or [*simulated.at_draws()]):
+        return simulated.direction_bound
+    laws, n = [each.seen_from(simulated) for each in there], simulated.n_records
+    moves = np.array([each.theta for each in there]) - simulated.theta
+    coordinates = moves @ np.linalg.pinv(simulated.directions).T
+    coordinates -= coordinates.mean(axis=0)
+    norms = np.concatenate([np.linalg.norm(law.vectors, axis=1) for law in laws])
+    bounds = np.quantile(norms[norms > 0], QUANTILES)
+
+    def information(bound: float) -> float:
+        features = [law.features(simulated.term(bound)) for law in laws]
+        means = np.array([x.mean(axis=0) for x in features])
+        means -= means.mean(axis=0)
+        errors = np.mean([x.var(axis=0) for x in features], axis=0) / n + (noise_sd * bound / n) ** 2  # fmt: skip
+        explained = np.mean(coordinates * means, axis=0) ** 2 / np.mean(coordinates**2, axis=0)
+        return -float(np.log1p(-explained / (np.mean(means**2, axis=0) + errors)).sum())
+
+    found = np.array([information(bound) for bound in bounds])
+    return float(bounds[np.argmax(found >= _MOST_INFORMATION * found.max())])
 
 
 def after_sums(

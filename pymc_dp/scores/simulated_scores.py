@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 from collections.abc import Iterator
@@ -11,8 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
-
-from pymc.logprob import transforms
 
 from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
@@ -27,10 +26,8 @@ from pymc_dp.scores.check_design import TailMisfit, tail_misfit
 from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.steps.noisy_gradients import Coordinates
 
-#: Transforms that map each entry by itself.
-_ELEMENTWISE = (transforms.LogTransform, transforms.LogOddsTransform, transforms.IntervalTransform, transforms.CircularTransform)  # fmt: skip
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
-_QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
+QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998, 1.0)
 #: Factor above the largest simulated norm, for the bound that is to clip nothing.
 _MARGIN = 1.2
 #: Relative difference of equal norms.
@@ -41,10 +38,14 @@ NEAR = 2.0
 #: shifts the posterior. So with a stand-in the start may take more of the budget, and has several steps: a sum far
 #: from the posterior would keep its part of that shift.
 _STAND_IN_ERROR = 0.5
-#: Quantile of the distances of draws; part of the largest information, in nats, of a sum of a search.
-_FAR, _MOST_INFORMATION = 0.8, 0.95
-#: Least information.
-_SINGULAR = 1e-12
+#: Quantile of the distances of draws.
+_FAR = 0.8
+#: Least information; variance that counts as none.
+_SINGULAR, _TINY = 1e-12, 1e-300
+#: Candidates for the weight of coordinates without interest, over the root of their number.
+_WEIGHTS = (3.2, 1.6, 0.8)
+#: What the variance of other parameters counts beside that of interest: so much of it may be given for a unit.
+_OTHERS = 0.2
 #: Largest number of products that is released.
 _MOST_PRODUCTS = 4096
 #: Relative error of the information that is left by moments, in units of that of the moments (greater where the
@@ -66,13 +67,15 @@ class ScoreDesign(Shown):
     sd_ratios: np.ndarray
     cost: float
     largest_shifts: np.ndarray
+    interest_ratios: np.ndarray
+    weight: float
 
 
 class Law(NamedTuple):
     """Records simulated at some parameters, of which a sum is released at a reference.
 
     Scores at the parameters; vectors and log-likelihoods at the reference; the part of a feature that is not its mean given
-    the covariates; precision of the prior, and with all records.
+    the covariates; precision of the prior, and with all records; gradients of what is of interest, a row for each.
     """
 
     scores: np.ndarray
@@ -81,6 +84,11 @@ class Law(NamedTuple):
     part: np.ndarray
     prior: np.ndarray
     whole: np.ndarray
+    interest: np.ndarray
+
+    def features(self, term: ClippedScores) -> np.ndarray:
+        """Clipped scores, without their mean given the covariates."""
+        return self.part * term.clipped(self.vectors.copy(), self.logp)
 
 
 class SimulatedScores(Shown):
@@ -93,7 +101,7 @@ class SimulatedScores(Shown):
         self, simulator: Simulator, theta: np.ndarray, rng: np.random.Generator,
         draws: np.ndarray | None = None, n_least: int | None = None,
     ) -> None:  # fmt: skip
-        self.theta, self.draws, self._n = theta, draws, simulator.n_records
+        self.theta, self.draws, self.n_records = theta, draws, simulator.n_records
         local = local_information(simulator, theta, rng, n_least)
         self._scores, self._records = local.gradients, local.records
         part = np.flatnonzero((self._scores != 0).any(axis=0))
@@ -102,10 +110,11 @@ class SimulatedScores(Shown):
             raise UnsupportedModel(
                 "the log-likelihood of simulated records does not change with the parameters."
             )
-        mass = local.precision[np.ix_(part, part)] / (simulator.temperature * self._n)
+        mass = local.precision[np.ix_(part, part)] / (simulator.temperature * self.n_records)
         self.directions: np.ndarray = Coordinates(mass, part, len(theta)).directions  # type: ignore[assignment]
-        self._vectors = self._scores @ self.directions
-        self.norms = np.linalg.norm(self._vectors, axis=1)
+        self.weight = 1.0
+        self._set_vectors()
+        self._coordinates = self._vectors
         self._logp = local.records.logp(theta)
         fisher = self._scores.T @ self._scores / len(self._scores)
         self._temperature = simulator.temperature
@@ -122,17 +131,18 @@ class SimulatedScores(Shown):
                 self.clipping = "midpoint"
         self._can_simulate = simulator.simulated.can_simulate
         self._whole = local.precision
+        self._interest, self._axes = self._of_interest(simulator, part)
         #: A root of the posterior's covariance without privacy, or of that of the draws, coordinate by coordinate.
         self.root = np.linalg.inv(np.linalg.cholesky(local.precision)).T if draws is None else np.diag(draws.std(axis=0))  # fmt: skip
-        self._prior = local.precision - self._temperature * self._n * fisher
+        self._prior = local.precision - self._temperature * self.n_records * fisher
         #: Squared distance of a draw of the prior from its mean, in total and in the widest direction.
         self.prior_square, self.prior_width = self._prior_distances(part, mass)
         #: The same at draws of the parameters.
         self.there: list[SimulatedScores] = []
-        self._at_draws = partial(_possible, simulator, draws, rng)
+        self.at_draws = partial(_possible, simulator, draws, rng)
         if not self.information_error:
-            self.there += self._at_draws()
-        self._laws = [each._seen_from(self) for each in (self.there or [self])]
+            self.there += self.at_draws()
+        self._laws = [each.seen_from(self) for each in (self.there or [self])]
         #: Root mean square distance of the parameters from others that are possible, in roots of a record's variance: a high
         #: quantile over draws, as data are often nearer to the model than draws of a wide prior are; or that of the prior.
         self.distance = math.sqrt(self.prior_square)
@@ -143,7 +153,8 @@ class SimulatedScores(Shown):
         elif draws is not None:
             self.distance = self._distance_to(draws)
 
-    def _seen_from(self, reference: SimulatedScores) -> Law:
+    def seen_from(self, reference: SimulatedScores) -> Law:
+        """The records here, whose scores are released at a reference."""
         vectors, logp, part = self._vectors, self._logp, np.ones((len(self._logp), 1))
         if self.clipping == "midpoint":  # y - p, over y - 1/2
             part = 2 * (1 - np.exp(self._logp))[:, None]
@@ -151,7 +162,47 @@ class SimulatedScores(Shown):
             with np.errstate(all="ignore"):
                 vectors = self._records.gradients(reference.theta) @ reference.directions
                 logp = self._records.logp(reference.theta)
-        return Law(self._scores, vectors, logp, part, self._prior, self._whole)
+        return Law(self._scores, vectors, logp, part, self._prior, self._whole, self._interest)
+
+    def _of_interest(self, simulator: Simulator, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Gradients of what is of interest; an orthonormal basis of the coordinates of a score that it depends on.
+
+        Hyperparameters, which have no scores, depend on other parameters through their conditional mean.
+        """
+        if simulator.interest is None:
+            return np.zeros((0, len(self.theta))), np.eye(self.n_features)
+        gradients = simulator.interest.gradients(simulator.likelihood, self.theta)
+        rest = np.setdiff1d(np.arange(len(self.theta)), part)
+        whole = self._whole[rest]
+        inner = gradients[:, part] - gradients[:, rest] @ np.linalg.solve(whole[:, rest], whole[:, part])  # fmt: skip
+        axes, lengths, _ = np.linalg.svd(self.directions[part].T @ inner.T, full_matrices=False)
+        return gradients, axes[:, lengths > _ROUNDING * lengths.max(initial=0.0)]
+
+    @property
+    def weights(self) -> list[float]:
+        """Candidates for the weight of coordinates without interest."""
+        if self._axes.shape[1] in (0, self.n_features):
+            return [1.0]
+        return [1.0, *(w for c in _WEIGHTS if (w := c / math.sqrt(self.n_features)) < 1)]
+
+    def weighted(self, weight: float) -> SimulatedScores:
+        """The same with coordinates without interest times a weight: clipped scores tell less of them, and more of the others.
+
+        With the interest in a single parameter, its coordinate is its efficient score.
+        """
+        if weight == 1:
+            return self
+        new = copy.copy(self)
+        scaling = weight * np.eye(self.n_features) + (1 - weight) * self._axes @ self._axes.T
+        new.weight, new.directions = weight, self.directions @ scaling
+        new._set_vectors()
+        new._laws = [law._replace(vectors=law.vectors @ scaling) for law in self._laws]
+        new.there = [each.weighted(weight) for each in self.there]
+        return new
+
+    def _set_vectors(self) -> None:
+        self._vectors = self._scores @ self.directions
+        self.norms = np.linalg.norm(self._vectors, axis=1)
 
     def _prior_distances(self, part: np.ndarray, mass: np.ndarray) -> tuple[float, float]:
         root = np.linalg.inv(np.linalg.cholesky(mass))
@@ -167,35 +218,7 @@ class SimulatedScores(Shown):
     def direction_bound(self) -> float:
         """A clip bound for sums of directions: nearly all records are clipped, however far away the parameters are."""
         norms = self._clipped_norms
-        return float(np.quantile(norms[norms > 0], _QUANTILES[0]))
-
-    def search_bound(self, noise_sd: float) -> float:
-        """Clip bound of a sum of a search: the least one with most of the largest information about draws of the parameters.
-
-        Each coordinate is predicted from its own sum, linearly (linear Bayes). If the model has a scale, these are sums of
-        directions; with a fixed one they would show only on which side of the reference the parameters lie.
-        """
-        if not (there := self.there or [*self._at_draws()]):
-            return self.direction_bound
-        laws = [each._seen_from(self) for each in there]
-        moves = np.array([each.theta for each in there]) - self.theta
-        coordinates = moves @ np.linalg.pinv(self.directions).T
-        coordinates -= coordinates.mean(axis=0)
-        norms = np.concatenate([np.linalg.norm(law.vectors, axis=1) for law in laws])
-        bounds = np.quantile(norms[norms > 0], _QUANTILES)
-
-        def information(bound: float) -> float:
-            term = self.term(bound)
-            features = [law.part * term.clipped(law.vectors.copy(), law.logp) for law in laws]
-            means = np.array([x.mean(axis=0) for x in features])
-            means -= means.mean(axis=0)
-            errors = np.mean([x.var(axis=0) for x in features], axis=0) / self._n
-            errors += (noise_sd * bound / self._n) ** 2
-            explained = np.mean(coordinates * means, axis=0) ** 2 / np.mean(coordinates**2, axis=0)
-            return -float(np.log1p(-explained / (np.mean(means**2, axis=0) + errors)).sum())
-
-        found = np.array([information(bound) for bound in bounds])
-        return float(bounds[np.argmax(found >= _MOST_INFORMATION * found.max())])
+        return float(np.quantile(norms[norms > 0], QUANTILES[0]))
 
     @property
     def near_distance(self) -> float:
@@ -213,19 +236,17 @@ class SimulatedScores(Shown):
         """
         if self.there:
             return float(np.median([each.left_by(noise_sd) for each in self.there]))
-        slope, covariance = self._of_directions
-        noise = (noise_sd * self.direction_bound) ** 2 * np.eye(len(covariance))
-        information = self._n**2 * slope.T @ np.linalg.solve(self._n * covariance + noise, slope)
-        information += self.directions.T @ self._prior @ self.directions
+        law, features = self._of_directions
+        noise = (noise_sd * self.direction_bound) ** 2 * np.eye(self.n_features)
+        information = information_of(law.vectors, features, noise, self.n_records)[0]
+        information += self.directions.T @ law.prior @ self.directions
         return math.sqrt(np.sum(1 / np.maximum(np.linalg.eigvalsh(information), _SINGULAR)))
 
     @cached_property
-    def _of_directions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the mean direction of a record, at the position: its derivative, in the coordinates, and covariance."""
-        law = self._seen_from(self)
-        features = law.part * self.term(self.direction_bound).clipped(law.vectors.copy(), law.logp)
-        centred = features - features.mean(axis=0)
-        return centred.T @ self._vectors / len(centred), centred.T @ centred / len(centred)
+    def _of_directions(self) -> tuple[Law, np.ndarray]:
+        """The law of the records at the position, and their directions."""
+        law = self.seen_from(self)
+        return law, law.features(self.term(self.direction_bound))
 
     @property
     def spread(self) -> np.ndarray:
@@ -245,7 +266,7 @@ class SimulatedScores(Shown):
         """Clip bound of the moments that correct a stand-in, and the error of the information that is left."""
         bound = float(np.median(self.norms[self.norms > 0]))
         term = ScoreProducts(self.theta, self.directions, bound)
-        noise_sd = term.sensitivity(adjacency) * mechanism.noise_sd / self._n
+        noise_sd = term.sensitivity(adjacency) * mechanism.noise_sd / self.n_records
         # Mean of a squared coordinate that clipping leaves; noise on the image of a unit vector.
         left = np.minimum(self.norms, bound) ** 2
         error = noise_sd / (left.mean() / self.n_features) * math.sqrt((self.n_features + 1) / 2)
@@ -264,7 +285,7 @@ class SimulatedScores(Shown):
 
     def misfit(self, histogram: Release, reference_error: float) -> TailMisfit:
         """What a histogram of the records' norms at this position says; see :func:`tail_misfit`."""
-        return tail_misfit(histogram, self.norms, self._vectors, reference_error)
+        return tail_misfit(histogram, self.norms, self._coordinates, reference_error)
 
     @property
     def _clipped_norms(self) -> np.ndarray:
@@ -292,7 +313,7 @@ class SimulatedScores(Shown):
     def design(self, noise_sd: float, misfit: TailMisfit = _UNKNOWN) -> ScoreDesign:
         """Clip bound with the least error from noise and misfit."""
         norms = self._clipped_norms
-        bounds = {float(b) for b in np.quantile(norms, _QUANTILES) if b > 0}
+        bounds = {float(b) for b in np.quantile(norms, QUANTILES) if b > 0}
         bounds = {b * (_MARGIN if b == norms.max() else 1) for b in bounds}
         return min(
             (self.evaluate(b, noise_sd, misfit) for b in bounds), key=lambda design: design.cost
@@ -303,22 +324,31 @@ class SimulatedScores(Shown):
         term, noise = self.term(bound), (noise_sd * bound) ** 2 * np.eye(self.n_features)
         lost, found, largest = misfit.beyond(bound) * self._cut_off(bound), [], []
         for law in self._laws:
-            features = law.part * term.clipped(law.vectors.copy(), law.logp)
-            information, pull = information_of(law.scores, features, noise, self._n)
+            features = law.features(term)
+            information, pull = information_of(law.scores, features, noise, self.n_records)
             precision = floored(law.prior + self._temperature * information, law.whole)
-            covariance, without = np.linalg.inv(precision), np.diag(np.linalg.inv(law.whole))
-            # Shift of the posterior mean if the model is wrong about a part of what is cut off.
+            covariance, whole = np.linalg.inv(precision), np.linalg.inv(law.whole)
             gain = self._temperature * covariance @ pull
-            shift = np.abs(gain) @ lost * self._n
-            found.append((np.diag(covariance) / without, shift**2 / without))
-            largest.append(largest_shifts(gain, covariance, term, self._n))
+            gradients = np.vstack([np.eye(len(whole)), law.interest])
+            variances, without = (((gradients @ c) * gradients).sum(axis=1) + _TINY for c in (covariance, whole))  # fmt: skip
+            # Shift of the posterior mean if the model is wrong about a part of what is cut off.
+            shift = np.abs(gradients @ gain) @ lost * self.n_records
+            found.append((variances / without, shift**2 / without))
+            largest.append(largest_shifts(gain, covariance, term, self.n_records))
         squares, shifts = np.median(found, axis=0)
+        n_dim, n_interest = len(self.theta), len(self._interest)
+        costs = squares - 1 + shifts
+        cost = costs[:n_dim].mean()
+        if n_interest:
+            cost = costs[n_dim:].mean() + _OTHERS * cost
         return ScoreDesign(
             bound=bound,
             clipped=float(np.mean(self._clipped_norms > bound * (1 + _ROUNDING))),
-            sd_ratios=np.sqrt(squares),
-            cost=float(np.mean(squares - 1 + shifts)),
+            sd_ratios=np.sqrt(squares[:n_dim]),
+            cost=float(cost),
             largest_shifts=np.median(largest, axis=0),
+            interest_ratios=np.sqrt(squares[n_dim:]),
+            weight=self.weight,
         )
 
     def forecast(self, noise_sd: float, arrives: bool) -> ScoreDesign:
@@ -326,9 +356,11 @@ class SimulatedScores(Shown):
         if not (arrives and self.there):
             return self.design(noise_sd)
         found = [each.design(noise_sd) for each in self.there]
-        ratios, shifts = np.median([(d.sd_ratios, d.largest_shifts) for d in found], axis=0)
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
-        return replace(middle, sd_ratios=ratios, largest_shifts=shifts)
+        names = "sd_ratios", "largest_shifts", "interest_ratios"
+        return replace(
+            middle, **{n: np.median([getattr(d, n) for d in found], axis=0) for n in names}
+        )
 
 
 def largest_shifts(
@@ -340,14 +372,6 @@ def largest_shifts(
     """
     change = n_records * term.bound * (2 if term.clipping == "midpoint" else 1)
     return change * np.linalg.norm(gain, axis=1) / np.sqrt(np.diag(covariance))
-
-
-def by_name(simulator: Simulator, values: np.ndarray) -> dict[str, np.ndarray]:
-    """A value for each unconstrained parameter, under the model's names where a transform maps each entry by itself."""
-    model = simulator.model
-    transforms_of = model.rvs_to_transforms.items()
-    names = {model.rvs_to_values[rv].name: rv.name for rv, t in transforms_of if isinstance(t, _ELEMENTWISE)}  # fmt: skip
-    return {names.get(name, name): values[part] for name, part in simulator.likelihood.slices.items()}  # fmt: skip
 
 
 def _possible(
