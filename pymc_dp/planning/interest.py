@@ -14,7 +14,12 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.model.allow_list import private_part
 from pymc_dp.model.base_likelihood import Likelihood
-from pymc_dp.model.graphs.data_variables import interpreted, is_array_root, observed_values
+from pymc_dp.model.graphs.data_variables import (
+    interpreted,
+    is_array_root,
+    observed_values,
+    upstream,
+)
 from pymc_dp.model.graphs.public_arrays import PublicArrays
 from pymc_dp.model.simulation import jacobian
 
@@ -25,8 +30,7 @@ _ELEMENTWISE = (transforms.LogTransform, transforms.LogOddsTransform, transforms
 class Interest:
     """Parameters, Deterministics and expressions of these, by name, and their gradients at a position.
 
-    They may be functions of public arrays, so nothing private is used: of declared ones, and of all that are not observed
-    if covariates are public.
+    They may be functions of public arrays: of declared ones, and of covariates of the observed variables if these are public.
     """
 
     def __init__(
@@ -36,10 +40,10 @@ class Interest:
         if not entries:
             raise ValueError("interest= is empty: name parameters or Deterministics, or leave out.")
         self._variables = dict(_named(model, k, entry) for k, entry in enumerate(entries))
-        observed = {*ancestors(observed_values(model))}
+        covariates = upstream([v for rv in model.observed_RVs for v in rv.owner.inputs])
+        arrays = {*filter(is_array_root, covariates)} - {*ancestors(observed_values(model))}
+        declared = PublicArrays(model, [*public, *(arrays if public_covariates else ())])
         for name, variable in self._variables.items():
-            arrays = {v for v in ancestors([variable]) if is_array_root(v)} - observed
-            declared = PublicArrays(model, [*public, *(arrays if public_covariates else ())])
             if variable not in model.free_RVs and (why := private_part(model, variable, declared)):
                 raise ValueError(
                     f"interest= has {name!r}, which {why}: give functions of the parameters alone, such as a coefficient or a contrast, "
@@ -56,9 +60,13 @@ class Interest:
             return self._values(*(point[name] for name in self._inputs))
 
     def gradients(self, likelihood: Likelihood, theta: np.ndarray) -> np.ndarray:
-        """Gradients at a position, shape ``(n, n_dim)``; 0 where they are not finite."""
+        """Gradients at a position, shape ``(n, n_dim)``, 0 where they are not finite; ValueError if all of one are 0."""
         found = jacobian(lambda moved: np.concatenate(self.at(likelihood, moved)), theta)
-        return np.where(np.isfinite(found).all(axis=1, keepdims=True), found, 0.0)
+        found = np.where(np.isfinite(found).all(axis=1, keepdims=True), found, 0.0)
+        for name, gradients in self.by_name(likelihood, theta, found).items():
+            if not gradients.any():
+                raise ValueError(f"interest= has {name!r}, which does not change with the parameters: leave out.")  # fmt: skip
+        return found
 
     def by_name(
         self, likelihood: Likelihood, theta: np.ndarray, values: np.ndarray

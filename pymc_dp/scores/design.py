@@ -216,7 +216,7 @@ def _start_design(
         moments = simulated.moment_design(part, adjacency)
         wrong = wrong * moments.information_error / math.hypot(wrong, moments.information_error)
     noise_sd = adjacency.sensitivity_factor * _part(alone, 1 - sum(shares), d).noise_sd
-    design = simulated.forecast(noise_sd, number > 0)
+    design = simulated.forecast(noise_sd, 0.0 if number else None)
     start = ((_part(alone, shares[1] / number, d), number),) if number else ()
     error = _distance_after(simulated, alone, shares[1], number, adjacency, wrong) ** 2
     cost = design.cost + wrong**2 * n_records * error / d
@@ -246,9 +246,11 @@ def _calibrated(
     if fit_share:
         main = _part(main, 1 - fit_share, simulated.n_features)
     noise_sd = budget.adjacency.sensitivity_factor * main.noise_sd
-    designs = [
-        simulated.weighted(w).forecast(noise_sd, bool(best.start)) for w in simulated.weights
-    ]
+    distance = None
+    if best.start and not simulated.is_near(distance := math.sqrt(best.reference_error)):
+        # The forecast is for a search that arrives.
+        distance = simulated.left_by(budget.adjacency.sensitivity_factor * best.start[0][0].noise_sd)
+    designs = [simulated.weighted(w).forecast(noise_sd, distance) for w in simulated.weights]
     design = min(designs, key=lambda each: each.cost)
     if fit_share:
         before, norms = (*best.before, (main, 1)), simulated.weighted(design.weight).norms

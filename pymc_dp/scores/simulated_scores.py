@@ -114,7 +114,8 @@ class SimulatedScores(Shown):
         self.directions: np.ndarray = Coordinates(mass, part, len(theta)).directions  # type: ignore[assignment]
         self.weight = 1.0
         self._set_vectors()
-        self._coordinates = self._vectors
+        #: Without weights.
+        self._whitening, self._coordinates = self.directions, self._vectors
         self._logp = local.records.logp(theta)
         fisher = self._scores.T @ self._scores / len(self._scores)
         self._temperature = simulator.temperature
@@ -351,16 +352,22 @@ class SimulatedScores(Shown):
             weight=self.weight,
         )
 
-    def forecast(self, noise_sd: float, arrives: bool) -> ScoreDesign:
-        """Of a release here; or, after others, where the parameters are: the median over draws."""
-        if not (arrives and self.there):
+    def forecast(self, noise_sd: float, distance: float | None) -> ScoreDesign:
+        """Of a release here; or, after others, so far from the parameters: the median over draws of these."""
+        if distance is None or not self.there:
             return self.design(noise_sd)
-        found = [each.design(noise_sd) for each in self.there]
+        found = [each._from_afar(distance).design(noise_sd) for each in self.there]
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
         names = "sd_ratios", "largest_shifts", "interest_ratios"
-        return replace(
-            middle, **{n: np.median([getattr(d, n) for d in found], axis=0) for n in names}
-        )
+        return replace(middle, **{n: np.median([getattr(d, n) for d in found], axis=0) for n in names})
+
+    def _from_afar(self, distance: float) -> SimulatedScores:
+        """The same for a release at a reference with this root mean square distance, in a random direction."""
+        new = copy.copy(self)
+        step = np.random.default_rng(0).standard_normal(self.n_features)
+        new.theta = self.theta + self._whitening @ step * distance / math.sqrt(self.n_features)
+        new._laws = [self.seen_from(new)]
+        return new
 
 
 def largest_shifts(

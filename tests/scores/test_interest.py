@@ -1,0 +1,150 @@
+"""Parameters of interest: their coordinates of the scores, what a plan forecasts, and what comes out."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+
+from pymc_dp.planning.simulator import Simulator
+from pymc_dp.scores import plan_scores
+
+N, D, SD = 400, 6, 2.0
+X = np.random.default_rng(1).multivariate_normal(np.zeros(D), 0.5 + 0.5 * np.eye(D), size=N)
+TERMS = {"epsilon": 1.0, "delta": 1e-6, "covariates": "public", "progressbar": False}
+#: Of all coefficients, without privacy.
+EXACT = np.linalg.inv(X.T @ X / SD**2 + np.eye(D))
+
+
+def regression(y):
+    """Coefficients with known standard deviation of the outcome, and functions of them."""
+    with pm.Model() as model:
+        t, b = pm.Normal("t", 0, 1), pm.Normal("b", 0, 1, shape=D - 1)
+        x = pm.Data("x", X)
+        pm.Deterministic("effect", (x[:, 0] * t).mean() + 3 * t)
+        pm.Deterministic("residual", (y * t).sum())
+        pm.Normal("y", x[:, 0] * t + pm.math.dot(x[:, 1:], b), SD, observed=y)
+    return model
+
+
+@functools.cache
+def model():
+    return regression(np.random.default_rng(2).normal(size=N) * SD)
+
+
+def plan_for(interest, **options):
+    return dp.plan(**TERMS | {"model": model(), "random_seed": 1, "interest": interest} | options)
+
+
+@pytest.mark.parametrize("interest", ["t", "effect", lambda m: 2 * m["t"] + 1])
+def test_others_pay_for_what_is_of_interest(interest):
+    """Whatever function of one parameter it is; and both columns are printed."""
+    interest = interest(model()) if callable(interest) else interest
+    found, before = plan_for([interest]), plan_for(None)
+    name = interest if isinstance(interest, str) else "interest[0]"
+    assert found.sd_ratios["t"][0] == pytest.approx(found.sd_ratios[name][0])
+    assert found.sd_ratios["t"][0] < 0.93 * before.sd_ratios["t"][0]
+    assert 1 < found.sd_ratios["b"].min() / before.sd_ratios["b"].max() < 1.5
+    assert before.design.even is None and "interest" not in str(before)
+    for row, ratio in zip(found._rows(), found._ratios(found.design.even).values(), strict=True):
+        assert f"(without interest=: {ratio[0]:.2f}" in row[1]
+
+
+@pytest.mark.parametrize("interest", ["t", "contrast"])
+def test_the_coordinate_of_interest_is_the_efficient_score(interest):
+    """Of normal records: the sum of z = W's has the covariance 1, or the weight squared, and z of interest estimates g't alone."""
+    gradient = np.eye(D)[0] if interest == "t" else np.eye(D)[1] - np.eye(D)[2]
+    plan = plan_for("t" if interest == "t" else [model()["b"][0] - model()["b"][1]])
+    simulated = plan.simulated.weighted(0.25)
+    information = (np.linalg.inv(EXACT) - np.eye(D)) / N  # of a record, less that of the prior
+    values, vectors = np.linalg.eigh(simulated.directions.T @ (information + np.eye(D) / N) @ simulated.directions)  # fmt: skip
+    np.testing.assert_allclose(values, [*([0.25**2] * (D - 1)), 1], rtol=0.1)  # simulated
+    efficient = EXACT @ gradient
+    found = simulated.directions @ vectors[:, -1]
+    cosine = found @ np.linalg.inv(EXACT) @ efficient / np.sqrt((found @ np.linalg.inv(EXACT) @ found) * (efficient @ gradient))  # fmt: skip
+    assert abs(cosine) > 0.999
+
+
+def test_what_is_released_has_the_weight_of_the_plan():
+    plan = plan_for("t")
+    weight = plan.design.design.weight
+    assert weight < 1
+    (*_, last) = plan.release().releases
+    assert (
+        np.linalg.svd(
+            last.term.directions / plan.simulated.directions.max(), compute_uv=False
+        ).min()
+        > 0
+    )
+    ratios = np.linalg.eigvals(np.linalg.pinv(plan.simulated.directions) @ last.term.directions)
+    if not plan.design.start:  # the same reference
+        np.testing.assert_allclose(np.sort(ratios.real), [*[weight] * (D - 1), 1], rtol=1e-6)
+
+
+def test_all_parameters_and_hyperparameters():
+    """Of all parameters nothing is weighted; a hyperparameter is served by its groups."""
+    assert plan_for(["t", "b"]).design.even is None
+    with pm.Model() as groups:
+        tau = pm.HalfNormal("tau", 1)
+        u, slope = pm.Normal("u", 0, tau, shape=4), pm.Normal("slope", 0, 1, shape=3)
+        pm.Normal("y", u[np.arange(N) % 4] + pm.math.dot(X[:, :3], slope), SD, observed=X[:, 0])
+    plan = dp.plan(**TERMS, model=groups, interest="tau", random_seed=1, guess={"u": [-1.0, 0.5, 0.5, 0.3]})  # fmt: skip
+    assert plan.design.even is not None
+    assert plan.sd_ratios["slope"].min() > plan.sd_ratios["u"].min()
+
+
+WRONG = {
+    "unknown": ("treatment", "names 'treatment', which the model does not have: .*'t', 'b', 'effect'"),
+    "nothing": ([], "interest= is empty"),
+    "a number": ([3.0], "names 3.0"),
+    "of the outcome": (["residual"], "'residual', which is computed from an array of shape"),
+    "what is observed": (lambda m: m["y"].sum(), "computed from what is observed"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_interests_are_refused(what):
+    interest, message = WRONG[what]
+    with pytest.raises(ValueError, match=message):
+        plan_for(interest(model()) if callable(interest) else interest)
+
+
+def test_private_covariates_are_of_no_interest():
+    """Neither of the model nor of a stand-in; parameters may be."""
+    budget = dp.PrivacyBudget(1.0, 1e-6, chains=1)
+    simulator = Simulator(model(), covariates=regression(np.zeros(N)))
+    with pytest.raises(ValueError, match="'effect', which is computed from 'x', an array"):
+        plan_scores(simulator, budget, interest="effect")
+    assert plan_scores(simulator, budget, interest="t").design.even is not None
+    assert budget.spent() == 0
+    with pytest.raises(TypeError, match="interest: DPPenalty has no use for it"):
+        dp.plan(step=dp.DPPenalty, epsilon=1.0, delta=1e-6, model=model(), interest="t")
+
+
+def test_a_constant_is_of_no_interest():
+    with pytest.raises(ValueError, match="'interest.1.', which does not change"):
+        plan_for(["t", model()["t"] * 0.0])
+
+
+@pytest.mark.slow
+def test_what_comes_out_is_as_forecast():
+    """Mean ratio of standard deviations, and distance from the exact posterior in those that privacy adds."""
+    ratios, distances, forecasts = [], [], []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        y = X @ rng.normal(size=D) + SD * rng.standard_normal(N)
+        exact = EXACT @ (X.T @ y) / SD**2
+        plan = plan_for("t", model=regression(y), random_seed=seed)
+        idata = dp.sample(plan=plan, chains=2, cores=1, random_seed=seed, progressbar=False)
+        forecasts.append([plan.sd_ratios["t"][0], plan.sd_ratios["b"].mean()])
+        draws = np.vstack([idata.posterior["t"].values.reshape(1, -1), idata.posterior["b"].values.reshape(-1, D - 1).T])  # fmt: skip
+        sds = draws.std(axis=1)
+        found = sds / np.sqrt(np.diag(EXACT))
+        ratios.append([found[0], found[1:].mean()])
+        distances.append((draws.mean(axis=1) - exact) / np.sqrt(sds**2 - np.diag(EXACT) / 2))
+    np.testing.assert_allclose(np.mean(ratios, axis=0), np.mean(forecasts, axis=0), rtol=0.1)
+    assert np.abs(distances).max() < 4 and 0.5 < np.std(distances) < 1.5
