@@ -211,7 +211,7 @@ def _sample_scores(
         idata = pm.sample(step=step, tune=0, callback=callback, **kwargs)
         with shown(is_shown):
             note("checking the fit")
-            fit = check_fit(scores, step.simulator)
+            fit = check_fit(scores, step.simulator, approximation=step.approximation)
         released = released_draws(idata, step, fit)
         if fit is not None and fit.is_rejected:
             warnings.warn(str(fit), stacklevel=3)

@@ -96,13 +96,12 @@ def program_is_new(monkeypatch):
 def quick_scores():
     """A tenth of the simulated records, and of the warm-up of DPScore: where it does not matter how well chains move."""
     from pymc_dp.planning import local_information
-    from pymc_dp.scores import fit_check, linearized, score_step
+    from pymc_dp.scores import fit_check, score_step
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score_step, "_WARMUP", 40)
         patch.setattr(fit_check, "_LEAST", 10_000)
-        for module in (linearized, local_information):
-            patch.setattr(module, "_N_SIMULATED", 2000)
+        patch.setattr(local_information, "_N_SIMULATED", 2000)
         yield
 
 

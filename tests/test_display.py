@@ -186,7 +186,7 @@ def compiled(quick_scores):
         scores.histogram, stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
         dp.DPPenalty(**bounds | own), last, chain, chain.approximation, augmented,
         dp.scores.check_fit(scores, simulator), last.budget.claim(last.label, last.token),
-        chain.target, next(chain.states(1)), chain.features,
+        chain.target, next(chain.states(1)), chain.target.features,
     ]  # fmt: skip
 
 

@@ -51,9 +51,11 @@ def replicated_sums(
         if given_scores:
             if slope is None:
                 slope = _slope(step, vectors, rng)
-            variances = np.repeat(np.exp(state.log_variances), np.diff(step.features.ends))
+            variances = np.repeat(np.exp(state.log_variances), np.diff(step.target.features.ends))
             noise = np.sqrt(variances) * rng.standard_normal(len(variances))
-            lacking = step.features.total - _sum(step.features.of, blocks, weights) - noise
+            lacking = (
+                step.target.features.total - _sum(step.target.features.of, blocks, weights) - noise
+            )
             width = len(lacking)
             covariance = slope[:width] + np.diag(variances)
             total = total + slope[width:] @ np.linalg.solve(covariance, lacking)
@@ -80,7 +82,7 @@ def _slope(step: DPScore, vectors: Vectors, rng: np.random.Generator) -> np.ndar
     products = np.zeros(())
     for _ in range(n_sets):
         both = [simulated.draw(theta, rng) for _ in range(2)]
-        features = step.features.of(both[0]) - step.features.of(both[1])
+        features = step.target.features.of(both[0]) - step.target.features.of(both[1])
         values = np.hstack([features, vectors(both[0]) - vectors(both[1])])
         products = products + values.T @ features
     return products * step.scores.n_records / (2 * n_sets * simulated.n_records)

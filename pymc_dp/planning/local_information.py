@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from scipy.linalg import eigh, hadamard
+from scipy.linalg import hadamard
 
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.simulation import PooledRecords, differences
@@ -21,27 +21,21 @@ _N_SIMULATED = 20_000
 _MIN_PRECISION = 1e-4
 #: Smallest precision of a direction, relative to the coordinates.
 _MIN_RELATIVE_PRECISION = 1e-8
-#: Factor by which a step may change the precision.
-_TRUST_FACTOR = 6.0
+#: Smallest eigenvalue of a precision, relative to another one.
+_MIN_PRECISION_LEFT = 1e-6
 #: Largest number of pairs of points over which gradients of priors are averaged; a power of 2.
 _MAX_PAIRS = 32
 
 Gradient = Callable[[np.ndarray], np.ndarray]
-
-
-def metrics_agree(a: np.ndarray, b: np.ndarray) -> bool:
-    """Trust region of a Newton step: two metrics differ by less than a factor in every direction."""
-    ratios = eigh(b, a, eigvals_only=True)
-    return bool(ratios.min() > 1 / _TRUST_FACTOR and ratios.max() < _TRUST_FACTOR)
+Average = Callable[[np.ndarray], Any]
 
 
 class LocalInformation(NamedTuple):
-    """Precision of the posterior at a position; simulated records, their scores, and the gradient of the prior."""
+    """Precision of the posterior at a position; simulated records, and their scores."""
 
     precision: np.ndarray
     gradients: np.ndarray
     records: PooledRecords
-    grad_log_prior: Gradient
 
 
 def local_information(
@@ -91,16 +85,16 @@ def local_information(
     precision = precision_with(prior)
     below = np.flatnonzero((squares > 0) | simulated.has_parent)
     if 0 < len(below) < len(theta):
-        prior = _averaged(prior, below, np.linalg.inv(precision[np.ix_(below, below)]))
+        prior = averaged(prior, below, np.linalg.inv(precision[np.ix_(below, below)]))
         precision = precision_with(prior)
-    return LocalInformation(precision, scores, records, prior)
+    return LocalInformation(precision, scores, records)
 
 
-def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> Gradient:
-    """Average of a gradient over normal errors of a part of its argument, by cubature with antithetic pairs of points.
+def averaged(function: Average, part: np.ndarray, covariance: np.ndarray) -> Average:
+    """Average of a function over normal errors of a part of its argument, by cubature with antithetic pairs of points.
 
-    The signs are orthogonal: exact for polynomials up to degree three in that part, such as the gradient of a normal
-    prior. With many parameters they are random: exact if the errors are independent, else approximate.
+    The signs are orthogonal: exact for polynomials up to degree three in that part, such as a normal log-prior and its
+    gradient. With many parameters they are random: exact if the errors are independent, else approximate.
     """
     d = len(part)
     pairs = min(1 << (d - 1).bit_length(), _MAX_PAIRS)
@@ -108,9 +102,29 @@ def _averaged(gradient: Gradient, part: np.ndarray, covariance: np.ndarray) -> G
     signs = hadamard(pairs)[:, :d] if few else np.random.default_rng(0).choice([-1, 1], (pairs, d))
     offsets = signs @ np.linalg.cholesky(covariance).T
 
-    def average(theta: np.ndarray) -> np.ndarray:
+    def average(theta: np.ndarray) -> Any:
         points = np.repeat(theta[None], 2 * pairs, axis=0)
         points[:, part] += np.concatenate([offsets, -offsets])
-        return np.mean([gradient(point) for point in points], axis=0)
+        return np.mean([function(point) for point in points], axis=0)
 
     return average
+
+
+def information_of(
+    scores: np.ndarray, features: np.ndarray, noise: np.ndarray, n_records: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fisher information in a noisy sum of features, and the gain matrix that maps the sum to its score."""
+    centred = features - features.mean(axis=0)
+    slope = n_records * centred.T @ scores / len(scores)
+    covariance = n_records * centred.T @ centred / len(scores) + noise
+    pull = np.linalg.solve(covariance, slope).T
+    return pull @ slope, pull
+
+
+def floored(precision: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """A precision whose eigenvalues are at least a small fraction of those of another one."""
+    root = np.linalg.cholesky(whole)
+    inverse = np.linalg.inv(root)
+    values, vectors = np.linalg.eigh(inverse @ precision @ inverse.T)
+    back = root @ vectors
+    return (back * np.maximum(np.abs(values), _MIN_PRECISION_LEFT)) @ back.T

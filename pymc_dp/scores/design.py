@@ -249,7 +249,9 @@ def _calibrated(
     distance = None
     if best.start and not simulated.is_near(distance := math.sqrt(best.reference_error)):
         # The forecast is for a search that arrives.
-        distance = simulated.left_by(budget.adjacency.sensitivity_factor * best.start[0][0].noise_sd)
+        distance = simulated.left_by(
+            budget.adjacency.sensitivity_factor * best.start[0][0].noise_sd
+        )
     designs = [simulated.weighted(w).forecast(noise_sd, distance) for w in simulated.weights]
     design = min(designs, key=lambda each: each.cost)
     if fit_share:

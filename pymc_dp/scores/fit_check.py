@@ -35,12 +35,11 @@ from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.noisy_total import Release
 from pymc_dp.scores.check_design import REJECTION_LEVEL, unseen_in_words, unseen_share
-from pymc_dp.scores.linearized import normal_posterior
-from pymc_dp.scores.moments import Moments, simulated_moments
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.score_features import ScoreFeatures
+from pymc_dp.scores.score_features import Moments, simulated_moments
 from pymc_dp.scores.second_moments import corrected_by
 from pymc_dp.scores.simulated_scores import largest_shifts
+from pymc_dp.scores.sum_law import FEW, NormalLaw, normal_sums
 
 #: Simulated data sets from the predictive law.
 _N_REPLICATES = 4000
@@ -109,6 +108,7 @@ def check_fit(
     simulator: Simulator,
     *,
     draws: np.ndarray | None = None,
+    approximation: NormalLaw | None = None,
     random_seed: Any = 0,
 ) -> FitCheck | None:
     """Compare the noisy histogram of scores with the model's predictive law; nothing private is accessed.
@@ -122,6 +122,8 @@ def check_fit(
     draws : array of shape (n, n_dim), optional
         From the posterior given the scores, on the unconstrained scale; by default from a normal
         approximation.
+    approximation : NormalLaw, optional
+        That of :class:`~pymc_dp.DPScore`, computed if not given.
     random_seed : int or Generator, optional
         Of the simulations.
 
@@ -144,8 +146,7 @@ def check_fit(
         return None
     simulator = corrected_by(simulator, scores)
     rng = np.random.default_rng(random_seed)
-    features = ScoreFeatures(scores, simulator.simulated)
-    found = normal_posterior(simulator, features, histogram.term.theta, scores.n_records, rng)
+    found = approximation or normal_sums(simulator, scores, rng, FEW).approximation
     if draws is None:
         draws = rng.multivariate_normal(found.mean, found.covariance, _N_REPLICATES)
     draws = np.asarray(draws)[rng.integers(len(draws), size=_N_REPLICATES)]
@@ -161,7 +162,8 @@ def check_fit(
     errors = both - (total if is_fixed else both.sum(axis=1, keepdims=True)) * centre
     differences, p_value = _tested(errors)
     unseen = unseen_share(total * centre, _inverse_covariance(errors[1:]))
-    gains = np.split(found.gain, features.ends[1:-1], axis=1)
+    ends = np.cumsum([len(r.total) for r in scores.releases])
+    gains = np.split(found.gain, ends[:-1], axis=1)
     parts = zip(gains, scores.releases, strict=True)
     of_each = [largest_shifts(g, found.covariance, r.term, unseen * total) for g, r in parts]
     shifts = by_parameter(simulator.model, simulator.likelihood, np.sum(of_each, axis=0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,19 @@ _N_PER_HALF, _MOST_PER_HALF = 50_000, 800_000
 #: More are simulated until variances that the simulation of one estimate alone would make are at most this part of those
 #: of the noise and of the records. (Those of the product of both are smaller, by the root of the number of statistics.)
 _SIMULATION_ERROR = 0.5
+#: Relative cutoff of singular values: hyperparameters have no scores.
+_SINGULAR = 1e-10
 
 
 class ScoreFeatures(Shown):
     """Features of records: their clipped scores at the references of all releases, side by side."""
 
     def __init__(self, scores: PrivateScores, simulated: SimulatedRecords) -> None:
-        self.releases, self._simulated = scores.releases, simulated
+        self.releases, self.n_records, self._simulated = (
+            scores.releases,
+            scores.n_records,
+            simulated,
+        )
         self.total = np.concatenate([r.total for r in self.releases])
         self.ends = np.cumsum([0, *(len(r.total) for r in self.releases)])
         self.scales = np.array([r.noise.scale for r in self.releases])
@@ -99,3 +106,38 @@ class ScoreFeatures(Shown):
     def noise_variances(self) -> np.ndarray:
         """Variance of the noise on each column of the features."""
         return np.repeat(self.release_variances(), np.diff(self.ends))
+
+
+class Moments(NamedTuple):
+    """Moments of a record's values at a position."""
+
+    n: int
+    mean: np.ndarray
+    covariance: np.ndarray
+    slopes: np.ndarray
+    unexplained: np.ndarray
+
+
+def simulated_moments(
+    simulated: SimulatedRecords,
+    theta: np.ndarray,
+    n_sets: int,
+    values_of: Callable[[list[np.ndarray]], np.ndarray],
+    rng: np.random.Generator,
+) -> Moments:
+    """Moments of records simulated at a position; the score, whose mean is zero, is a control variate for the values."""
+    n, sums = 0, np.zeros((1, 1))
+    for _ in range(n_sets):
+        with np.errstate(all="ignore"):
+            data = simulated.draw(theta, rng)
+        values = values_of(data)
+        rows = np.hstack([np.ones((len(values), 1)), values, simulated.gradients(theta, data)])
+        n, sums = n + len(rows), sums + rows.T @ rows
+    width = values.shape[1]
+    mean = sums[0, 1:] / n
+    covariance = sums[1:, 1:] / n - np.outer(mean, mean)
+    own, slopes, fisher = covariance[:width, :width], covariance[:width, width:], covariance[width:, width:]  # fmt: skip
+    coefficients = np.linalg.lstsq(fisher, slopes.T, rcond=_SINGULAR)[0]
+    return Moments(
+        n, mean[:width] - mean[width:] @ coefficients, own, slopes, own - slopes @ coefficients
+    )

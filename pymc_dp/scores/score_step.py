@@ -18,12 +18,10 @@ from pymc_dp.model.proper_priors import check_proper
 from pymc_dp.planning.compiled_once import simulator_of
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.progress import note
-from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.nuts import Nuts
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.second_moments import corrected_by
-from pymc_dp.scores.sum_law import NormalSums, SumState
+from pymc_dp.scores.sum_law import NormalSums, SumState, normal_sums
 
 #: Iterations before the first draw of a chain: to forget the first state, and to adapt.
 _WARMUP = 250
@@ -66,8 +64,8 @@ class DPScore(Shown, BlockedStep):
     PyMC's NUTS moves the parameters. A chain begins with 400 iterations that adapt it and are not returned,
     so PyMC's own ``tune`` may be 0; ``initvals`` are not used. Statistics: those of NUTS (``diverging``,
     ``tree_depth``, ``step_size``, ``energy``, ``lp``, ``acceptance_rate``, ...), and
-    ``reference_distance`` from the mean of the posterior that the scores' reference gives in normal
-    approximation, in its standard deviations: root mean square over the parameters with scores, about 1.
+    ``reference_distance`` from the mode of the posterior, in standard deviations of its normal approximation: root mean
+    square over the parameters with scores, about 1.
 
     The density, and its error, of order ``1 / sqrt(n_records)``: :mod:`pymc_dp.scores.sum_law`. It takes the
     same time for any number of records.
@@ -135,24 +133,11 @@ class DPScore(Shown, BlockedStep):
         self.blocked = True
         self.simulator, self.scores = simulator, scores
         note("compiling the posterior given the scores")
-        self._features = ScoreFeatures(scores, simulator.simulated)
         rng = np.random.default_rng(0)  # public; the same approximation for all chains
-        reference = scores.releases[-1].term.theta
-        self.approximation = normal_posterior(
-            simulator, self._features, reference, scores.n_records, rng
-        )
         with quiet_compilers():
-            self._target = self._make_target(rng)
+            self._target = normal_sums(simulator, scores, rng)
+        self.approximation = self._target.approximation
         self.set_rng(rng)
-
-    def _make_target(self, rng: np.random.Generator) -> NormalSums:
-        simulator, approximation = self.simulator, self.approximation
-        root = np.linalg.cholesky(approximation.covariance)
-        return NormalSums(
-            self._features, simulator.simulated, simulator.likelihood, self.scores.n_records,
-            simulator.temperature, [approximation.mean], root, not approximation.information.all(),
-            simulator.has_public_covariates, rng,
-        )  # fmt: skip
 
     def set_rng(self, rng: Any) -> None:
         """Start a chain (PyMC 5)."""
@@ -181,11 +166,6 @@ class DPScore(Shown, BlockedStep):
     def target(self) -> NormalSums:
         """The density that is sampled."""
         return self._target
-
-    @property
-    def features(self) -> ScoreFeatures:
-        """Of the records, at the references of the scores."""
-        return self._features
 
     def _move(self) -> dict[str, Any]:
         """Move the parameters and the variances of l2 noise; returns statistics. The first move of a chain warms up before."""

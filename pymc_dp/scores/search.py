@@ -14,7 +14,6 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import Release, noisy_total
 from pymc_dp.scores.check_design import TailMisfit
-from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import QUANTILES, SimulatedScores
@@ -127,19 +126,12 @@ def after_sums(
 
     If records cannot be simulated there, they are `last`: the sums are paid for.
     """
-    n, simulated, likelihood = simulator.n_records, simulator.simulated, simulator.likelihood
-    scores = PrivateScores(tuple(releases), likelihood.shapes, n, adjacency.value, ())
-    features = ScoreFeatures(scores, simulated)
+    n, shapes = simulator.n_records, simulator.likelihood.shapes
+    scores = PrivateScores(tuple(releases), shapes, n, adjacency.value, ())
+    features = ScoreFeatures(scores, simulator.simulated)
     try:
-        if last.has_hyperparameters:
-            found = normal_posterior(simulator, features, last.theta, n, rng)
-            draws = rng.multivariate_normal(found.mean, found.covariance, N_DRAWS, check_valid="ignore")  # fmt: skip
-            return at_draws(simulator, found.mean, draws, rng)
         starts = [last.theta, *(() if last.draws is None else last.draws)]
-        target = NormalSums(
-            features, simulated, likelihood, n, simulator.temperature, starts, last.root, False,
-            simulator.has_public_covariates, rng, _MOST_SIMULATED,
-        )  # fmt: skip
+        target = NormalSums(simulator, features, starts, last.root, rng, _MOST_SIMULATED)
         draws = target.draws(N_DRAWS, np.mean(starts, axis=0), last.root, rng)
         return at_draws(simulator, target.centre, draws, rng)
     except (ValueError, np.linalg.LinAlgError):  # UnsupportedModel is a ValueError

@@ -39,9 +39,8 @@ from scipy import optimize
 from pymc_dp.model.sums.vector_sums import products
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.queries.noisy_total import Release
-from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.score_features import ScoreFeatures
+from pymc_dp.scores.sum_law import FEW, normal_sums
 
 #: Standard deviation of the true moments around those of the stand-in, in units of one record's: ``tau``.
 _PRIOR_SD = 0.5
@@ -127,11 +126,9 @@ def corrected_by(simulator: Simulator, scores: PrivateScores) -> Simulator:
     simulator = simulator.whole
     latest = simulator.latest
     if latest is None or latest[0] is not scores.releases or latest[1] is not moments:
-        theta, found = scores.releases[-1].term.theta, simulator
+        found = simulator
         for _ in range(_N_TURNS):
-            features, rng = ScoreFeatures(scores, found.simulated), np.random.default_rng(0)
-            posterior = normal_posterior(found, features, theta, scores.n_records, rng)
-            theta, covariance = posterior.mean, posterior.covariance
-            found = corrected(simulator, moments, scores.n_records, theta, covariance)
+            law = normal_sums(found, scores, np.random.default_rng(0), FEW).approximation
+            found = corrected(simulator, moments, scores.n_records, law.mean, law.covariance)
         latest = simulator.latest = scores.releases, moments, found
     return latest[2]

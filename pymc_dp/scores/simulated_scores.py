@@ -17,13 +17,12 @@ from pymc_dp.display import Shown
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.sums.clipped_vectors import norm_ratios
 from pymc_dp.model.terms import ClippedScores, ScoreProducts
-from pymc_dp.planning.local_information import local_information
+from pymc_dp.planning.local_information import floored, information_of, local_information
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import Release
 from pymc_dp.scores.check_design import TailMisfit, tail_misfit
-from pymc_dp.scores.linearized import floored, information_of
 from pymc_dp.steps.noisy_gradients import Coordinates
 
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
@@ -359,7 +358,9 @@ class SimulatedScores(Shown):
         found = [each._from_afar(distance).design(noise_sd) for each in self.there]
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
         names = "sd_ratios", "largest_shifts", "interest_ratios"
-        return replace(middle, **{n: np.median([getattr(d, n) for d in found], axis=0) for n in names})
+        return replace(
+            middle, **{n: np.median([getattr(d, n) for d in found], axis=0) for n in names}
+        )
 
     def _from_afar(self, distance: float) -> SimulatedScores:
         """The same for a release at a reference with this root mean square distance, in a random direction."""

@@ -27,25 +27,29 @@ https://doi.org/10.1080/10618600.2017.1302882.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.optimize import minimize
 
 from pymc_dp.display import Shown, one_line
-from pymc_dp.model.base_likelihood import Likelihood
-from pymc_dp.model.simulation import SimulatedRecords, differences
+from pymc_dp.model.simulation import differences
+from pymc_dp.planning.local_information import averaged, local_information
+from pymc_dp.planning.simulator import Simulator
 from pymc_dp.scores.feature_law import Enumerated, FeatureMoments, feature_law
-from pymc_dp.scores.moments import simulated_moments
-from pymc_dp.scores.score_features import ScoreFeatures
+from pymc_dp.scores.releases import PrivateScores
+from pymc_dp.scores.score_features import ScoreFeatures, simulated_moments
 
 #: Simulated records for the mean at the centre: in units of the number of records, and of rows, and at most; at most for
 #: the search of the centre. Their error is the root of the number of records over theirs, in deviations of the sum.
-_PER_RECORD, _PER_ROW, _SOME, _MOST, _FEW = 4, 2000, 400_000, 4_000_000, 200_000
-#: How often the mode is searched, and in how many steps.
-_N_CENTRES, _N_STEPS = 2, 30
+_PER_RECORD, _PER_ROW, _SOME, _MOST, FEW = 4, 2000, 400_000, 4_000_000, 200_000
+#: How often the mode is searched, at least and at most, until it is found so near (in standard deviations) to the one before;
+#: and in how many steps.
+_N_CENTRES, _MOST_CENTRES, _NEAR, _N_STEPS = 2, 6, 0.5, 30
 #: Positions that span the posterior, and their spread in its standard deviations.
 _N_POSITIONS, _SPREAD = 32, 1.5
 #: Positions that are tried for the first one of a chain.
@@ -58,6 +62,9 @@ _MOST_WIDTH = 50
 _FAR = 80.0
 
 
+Prior = tuple[Callable[[np.ndarray], Any], Callable[[np.ndarray], np.ndarray]]
+
+
 class SumState(NamedTuple):
     """Parameters, and the log-variance of each release's noise."""
 
@@ -68,33 +75,58 @@ class SumState(NamedTuple):
         return one_line(self)
 
 
+class NormalLaw(NamedTuple):
+    """Normal law of the parameters at a mode, and the matrix that maps an error of the sums to one of the mean."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    gain: np.ndarray
+    has_scores: np.ndarray
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def distance(self, theta: np.ndarray) -> float:
+        """Root mean square distance from the mean, in standard deviations, over the parameters with scores."""
+        squares = (theta - self.mean) ** 2 / np.diag(self.covariance)
+        return float(np.sqrt(squares[self.has_scores].mean()))
+
+
 class NormalSums(Shown):
-    """Density of positions: parameters followed by the log-variances of the releases with l2 noise."""
+    """Density of positions: parameters followed by the log-variances of the releases with l2 noise.
+
+    It is set up around its mode, which is searched from the best start; of hyperparameters the marginal one, by the EM
+    algorithm: the log-prior is averaged over the other parameters (:mod:`pymc_dp.planning.local_information`).
+    """
 
     def __init__(
         self,
+        simulator: Simulator,
         features: ScoreFeatures,
-        simulated: SimulatedRecords,
-        prior: Likelihood,
-        n_records: int,
-        temperature: float,
         starts: Sequence[np.ndarray],
         root: np.ndarray,
-        has_hyperparameters: bool,
-        given_rows: bool,
         rng: np.random.Generator,
         most: int = _MOST,
     ) -> None:
-        self._features, self._simulated, self._prior = features, simulated, prior
-        self._n, self._temperature, self._root = n_records, temperature, root
-        self._given_rows = given_rows
+        self.features, self._simulated, self._prior = features, simulator.simulated, simulator.likelihood  # fmt: skip
+        self._n, self._temperature, self._root = features.n_records, simulator.temperature, root
+        self._given_rows = simulator.has_public_covariates
         self._l2 = np.flatnonzero(~features.is_gaussian)
         self._expected = np.log(features.release_variances())
         self._varies = len(features.total) <= _MOST_WIDTH
-        centre = starts[0]
-        if not has_hyperparameters:
-            centre = self._central(starts, min(most, _FEW), rng)
-        self._set_up(centre, most, rng)
+        self._set_up(self._central(starts, min(most, FEW), rng), most, rng)
+        moments = self._law.at(self.centre)
+        assert moments is not None
+        slope = self._n * self._law.slope(self.centre, moments)
+        covariance = self._root @ self._root.T
+        gain = (
+            self._temperature
+            * covariance
+            @ slope.T
+            @ self._precision(self._expected, self._spread_of(moments))[0]
+        )
+        #: The normal law at the mode.
+        self.approximation = NormalLaw(self.centre, covariance, gain, np.any(slope, axis=0))
 
     def _central(
         self, starts: Sequence[np.ndarray], most: int, rng: np.random.Generator
@@ -104,44 +136,58 @@ class NormalSums(Shown):
         if len(starts) > 1:
             self._set_up(centre, most, rng)
             centre = max(starts, key=lambda theta: self.log_density(self.position(theta))[0])
-        for _ in range(_N_CENTRES):
+        for k in range(_MOST_CENTRES):
             self._set_up(centre, most, rng)
-            n, root = len(centre), self._root
+            prior, root = self._prior_of_others(centre), self._root
             found = minimize(
-                lambda z, at=centre, root=root: self._minus(at + root @ z), np.zeros(n), jac=True, method="trust-exact",
-                hess=lambda z, at=centre, root=root: np.nan_to_num(root.T @ self._curvature(at + root @ z) @ root),
-                options={"maxiter": _N_STEPS, "gtol": 0.01},
+                lambda z, at=centre, prior=prior: self._minus(at + root @ z, prior), np.zeros(len(centre)), jac=True,
+                method="trust-exact", options={"maxiter": _N_STEPS, "gtol": 0.01},
+                hess=lambda z, at=centre, prior=prior: np.nan_to_num(root.T @ self._curvature(at + root @ z, prior) @ root),
             )  # fmt: skip
             mode = centre + root @ found.x
             if not self.is_possible(mode):
                 break
             centre = mode
-            values, vectors = np.linalg.eigh(root.T @ self._curvature(centre) @ root)
+            values, vectors = np.linalg.eigh(root.T @ self._curvature(centre, prior) @ root)
             if values.min() > 0:
                 self._root = root @ vectors / np.sqrt(values)
+            length = np.linalg.norm(np.linalg.solve(self._root, root @ found.x))
+            if k >= _N_CENTRES - 1 and length < _NEAR * math.sqrt(len(centre)):
+                break
         return centre
 
-    def _minus(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+    def _prior_of_others(self, theta: np.ndarray) -> Prior:
+        """Log-prior and its gradient, averaged over the parameters below hyperparameters, if there are any."""
+        prior = self._prior.log_prior, self._prior.grad_log_prior
+        moments = self._law.at(theta)
+        assert moments is not None
+        below = np.flatnonzero(
+            self._law.slope(theta, moments).any(axis=0) | self._simulated.has_parent
+        )
+        if not 0 < len(below) < len(theta):
+            return prior
+        covariance = (self._root @ self._root.T)[np.ix_(below, below)]
+        return averaged(prior[0], below, covariance), averaged(prior[1], below, covariance)
+
+    def _minus(self, theta: np.ndarray, prior: Prior) -> tuple[float, np.ndarray]:
         """Negative log-density at the expected variances, and its gradient in the coordinates of the root."""
-        value, gradient = self.log_density(self.position(theta))
+        value, gradient = self.log_density(self.position(theta), prior)
         return -value, -self._root.T @ gradient[: len(theta)]
 
-    def _curvature(self, theta: np.ndarray) -> np.ndarray:
+    def _curvature(self, theta: np.ndarray, prior: Prior) -> np.ndarray:
         """Hessian of `_minus` in the parameters, without the second derivative of the means."""
         moments = self._law.at(theta)
         assert moments is not None
         slope = self._n * self._law.slope(theta, moments)
         precision = self._precision(self._expected, self._spread_of(moments))[0]
-        return self._temperature * slope.T @ precision @ slope - differences(
-            self._prior.grad_log_prior, theta
-        )
+        return self._temperature * slope.T @ precision @ slope - differences(prior[1], theta)
 
     def _set_up(self, centre: np.ndarray, most: int, rng: np.random.Generator) -> None:
         """The law of the features around a centre; where it is not accurate there, the mean is that of more records."""
         simulated = self._simulated
         self.centre = centre
         positions = self._around(centre, rng)
-        self._law = feature_law(self._features, simulated, positions, self._given_rows, rng)
+        self._law = feature_law(self.features, simulated, positions, self._given_rows, rng)
         found = self._law.at(centre)
         if found is None:
             raise ValueError("Records cannot be drawn near the reference of the scores: check the model.")  # fmt: skip
@@ -152,10 +198,10 @@ class NormalSums(Shown):
         elif not self._law.is_exact or self._n > simulated.n_records:
             n = max(_PER_RECORD * self._n, min(_PER_ROW * simulated.n_records, _SOME))
             n_sets = -(-min(n, most) // simulated.n_records)
-            moments = simulated_moments(simulated, centre, n_sets, self._features.of, rng)
+            moments = simulated_moments(simulated, centre, n_sets, self.features.of, rng)
             self._shift = moments.mean - found.mean
             self._constant = self._n**2 * moments.unexplained / moments.n
-        self._constant = self._constant + self._features.stand_in_error(centre, self._n, rng)
+        self._constant = self._constant + self.features.stand_in_error(centre, self._n, rng)
         self._covariance = found.covariance
 
     def _around(self, centre: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -189,7 +235,7 @@ class NormalSums(Shown):
     @property
     def standard(self) -> tuple[np.ndarray, np.ndarray]:
         """A position in the bulk, and a root of the approximate covariance of positions."""
-        widths = np.diff(self._features.ends)[self._l2]
+        widths = np.diff(self.features.ends)[self._l2]
         n = len(self.centre)
         root = np.diag(np.append(np.ones(n), np.sqrt(2 / (widths + 1))))
         root[:n, :n] = self._root
@@ -230,16 +276,19 @@ class NormalSums(Shown):
 
     def _precision(self, log_variances: np.ndarray, spread: np.ndarray) -> tuple[np.ndarray, float]:
         """Inverse covariance of the noisy sums, and its log-determinant."""
-        noise = np.repeat(np.exp(log_variances), np.diff(self._features.ends))
+        noise = np.repeat(np.exp(log_variances), np.diff(self.features.ends))
         inverse = np.linalg.inv(spread + np.diag(noise))
         return inverse, float(np.linalg.slogdet(inverse)[1])
 
     def residual(self, moments: FeatureMoments) -> np.ndarray:
         """Residual of the sums."""
-        return self._features.total - self._n * (moments.mean + self._shift)
+        return self.features.total - self._n * (moments.mean + self._shift)
 
-    def log_density(self, position: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log-density of a position, up to a constant, and its gradient."""
+    def log_density(
+        self, position: np.ndarray, prior: Prior | None = None
+    ) -> tuple[float, np.ndarray]:
+        """Log-density of a position, up to a constant, and its gradient; with another log-prior, if given."""
+        log_prior, grad_log_prior = prior or (self._prior.log_prior, self._prior.grad_log_prior)
         nowhere = -np.inf, np.zeros(len(position))
         theta, log_variances = self.state(position)
         if (
@@ -247,7 +296,7 @@ class NormalSums(Shown):
             or not np.isfinite(theta).all()
         ):
             return nowhere
-        value = self._prior.log_prior(theta)
+        value = log_prior(theta)
         moments = self._law.at(theta) if np.isfinite(value) else None
         if moments is None:
             return nowhere
@@ -257,17 +306,28 @@ class NormalSums(Shown):
         value += self._temperature * (log_det - residual @ pulled) / 2
         half = (np.outer(pulled, pulled) - inverse) / 2 if self._varies else None
         slope = self._law.derivative(theta, moments, pulled, half)
-        gradient = self._prior.grad_log_prior(theta) + self._temperature * self._n * slope
+        gradient = grad_log_prior(theta) + self._temperature * self._n * slope
         gradient = np.nan_to_num(gradient, posinf=0.0, neginf=0.0)
         if not len(self._l2):
             return value, gradient
         more, slopes = self._noise_density(log_variances)
-        squares = np.add.reduceat(pulled**2 - np.diag(inverse), self._features.ends[:-1])
+        squares = np.add.reduceat(pulled**2 - np.diag(inverse), self.features.ends[:-1])
         slopes += self._temperature * np.exp(log_variances) * squares / 2
         return value + more, np.append(gradient, slopes[self._l2])
 
     def _noise_density(self, log_variances: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density of the log-variances of l2 noise, and its derivatives."""
-        shapes = (np.diff(self._features.ends) + 1) / 2
-        ratios = np.exp(log_variances) / (2 * self._features.scales**2)
+        shapes = (np.diff(self.features.ends) + 1) / 2
+        ratios = np.exp(log_variances) / (2 * self.features.scales**2)
         return float((shapes * log_variances - ratios)[self._l2].sum()), shapes - ratios
+
+
+def normal_sums(
+    simulator: Simulator, scores: PrivateScores, rng: np.random.Generator, most: int = _MOST
+) -> NormalSums:
+    """The density given scores, set up around the mode that is found from the reference of the last one."""
+    theta = scores.releases[-1].term.theta
+    precision = local_information(simulator, theta, rng).precision
+    root = np.linalg.inv(np.linalg.cholesky(precision)).T
+    features = ScoreFeatures(scores, simulator.simulated)
+    return NormalSums(simulator, features, [theta], root, rng, most)

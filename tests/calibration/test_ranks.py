@@ -31,7 +31,7 @@ from pymc_dp import (
 from pymc_dp.model import ClippedScores
 from pymc_dp.planning import local_information
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores import linearized, score_step
+from pymc_dp.scores import score_step
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.steps import base
 from tests.scores.score_models import noise_of
@@ -257,8 +257,7 @@ def test_ranks_of_the_truth_are_uniform(name):
 @pytest.fixture
 def short_warm_up(monkeypatch):
     monkeypatch.setattr(score_step, "_WARMUP", 100)
-    for module in (linearized, local_information):
-        monkeypatch.setattr(module, "_N_SIMULATED", 3000)
+    monkeypatch.setattr(local_information, "_N_SIMULATED", 3000)
 
 
 @pytest.mark.usefixtures("short_warm_up")

@@ -251,8 +251,8 @@ def test_the_law_given_the_scores(simulator):
     step = DPScore(scores, simulator=simulator)
     rng = np.random.default_rng(3)
     states = step.states(1)
-    given = replicated_sums(step, states, step.features.of, 200, rng)
-    naive = replicated_sums(step, states, step.features.of, 200, rng, given_scores=False)
+    given = replicated_sums(step, states, step.target.features.of, 200, rng)
+    naive = replicated_sums(step, states, step.target.features.of, 200, rng, given_scores=False)
     residual = scores.releases[0].total - given
     assert (np.abs(residual) < 15).all()  # five standard deviations of the noise
     assert (naive.std(axis=0) > 2 * given.std(axis=0)).all()

@@ -25,11 +25,10 @@ from pymc_dp.queries.noisy_total import noisy_total
 from pymc_dp.scores.check_design import CheckDesign, edges_of
 from pymc_dp.scores.design import best_design
 from pymc_dp.scores.fit_check import _tested, check_fit
-from pymc_dp.scores.linearized import normal_posterior
 from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.releases import PrivateScores
-from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
+from pymc_dp.scores.sum_law import normal_sums
 from tests.terms import score_release
 
 N_ROWS = 3000
@@ -325,8 +324,7 @@ def test_the_shift_by_an_unseen_misfit_covers_what_comes_out(normal):
     means, sds = [], []
     for data in (y, shifted):
         scores = released(normal, reference, data, 4.0, np.random.default_rng(1))
-        features = ScoreFeatures(scores, normal.simulated)
-        found = normal_posterior(normal, features, reference, N_ROWS, np.random.default_rng(2))
+        found = normal_sums(normal, scores, np.random.default_rng(2)).approximation
         means.append(found.mean)
         sds.append(np.sqrt(np.diag(found.covariance)))
     moved = np.abs(means[1] - means[0]) / sds[0]

@@ -126,7 +126,7 @@ def test_private_covariates_are_of_no_interest():
 
 
 def test_a_constant_is_of_no_interest():
-    with pytest.raises(ValueError, match="'interest.1.', which does not change"):
+    with pytest.raises(ValueError, match=r"'interest.1.', which does not change"):
         plan_for(["t", model()["t"] * 0.0])
 
 
@@ -134,7 +134,7 @@ def test_a_constant_is_of_no_interest():
 def test_what_comes_out_is_as_forecast():
     """Mean ratio of standard deviations, and distance from the exact posterior in those that privacy adds."""
     ratios, distances, forecasts = [], [], []
-    for seed in range(6):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         y = X @ rng.normal(size=D) + SD * rng.standard_normal(N)
         exact = EXACT @ (X.T @ y) / SD**2

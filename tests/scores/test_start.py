@@ -337,18 +337,10 @@ class TestHyperparameters:
             off = (rest - mu) / np.exp(2 * log_tau)
             return np.array([off.sum(), (off * (rest - mu)).sum() - d, *-off])
 
-        found = local_information._averaged(gradient, np.arange(2, d + 2), covariance)(theta)
+        found = local_information.averaged(gradient, np.arange(2, d + 2), covariance)(theta)
         expected = gradient(theta)
         expected[1] += np.trace(covariance) / np.exp(2 * theta[1])
         assert found == pytest.approx(expected, rel=1e-10)
-
-    def test_parameters_of_records_have_none(self):
-        """There the prior is the model's own."""
-        prepared = built("normal")[0]
-        around = local_information.local_information(
-            prepared, np.array([30.0, 0.7]), np.random.default_rng(1)
-        )
-        assert around.grad_log_prior == prepared.likelihood.grad_log_prior
 
 
 @pytest.mark.slow
