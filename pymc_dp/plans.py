@@ -94,7 +94,8 @@ def plan(
         Where records are drawn: public values by name, as in ``initvals``; or a draw from the prior, another
         one for each `random_seed`. By default PyMC's initial point. Must not be computed from the data.
     interest : str, PyTensor variable, or sequence of these, optional
-        Of scores only, as that of :func:`~pymc_dp.private_scores`: parameters of which the posterior is to be narrow.
+        Of scores only: parameters or Deterministics, by name, or expressions of them, such as ``b[1] - b[0]``, of which the posterior is to be
+        narrow; the others get more noise. By default all parameters alike.
     noise : {"auto", "l2", "gaussian"}, optional
         Of scores only: law of the noise; by default (``"auto"``) the one with the smaller standard deviation.
     chains : int, optional
@@ -106,24 +107,9 @@ def plan(
     other_accesses : sequence of (Mechanism, int)
         Of other steps only: what else the budget is going to pay for, outside of chains.
     simulator : Simulator, optional
-        The compiled model, in place of the arguments from `model` to `temperature`.
-    model : pm.Model, optional
-        The model, by default the one on the context stack.
-    data : Records, Shards or Sites, optional
-        Records that are read in blocks, here, on a cluster or at several sites, for the model's ``pm.Data`` by name.
-    covariates : "public", pm.Model or Ranges, optional
-        How records are simulated if the model has covariates: from its own if these are public, from a stand-in
-        with the same parameters, or from ranges (:class:`~pymc_dp.Simulator`). No default for such models.
-    records : array of int, or dict of str to such arrays, optional
-        Privacy unit that each row belongs to; by default each row is one.
-    stand_in_records : array of int, or dict of str to such arrays, optional
-        The same for the rows of a stand-in.
-    public : sequence of str or array
-        Arrays of the model that hold no data of records.
-    n_records : int, optional
-        Public number of records; that of the model by default.
-    temperature : float
-        Power of the likelihood, in (0, 1]; 1 by default.
+        The compiled model, in place of the following arguments.
+    model, data, covariates, records, stand_in_records, public, n_records, temperature
+        As those of :class:`~pymc_dp.Simulator`.
     random_seed : int or Generator, optional
         For the draw of a ``"prior"`` guess and for simulated records, so that a plan can be repeated. It never
         decides about noise, or about accept and reject, which take the operating system's secret bits.

@@ -92,16 +92,9 @@ def sample(
         Draws per chain. :class:`~pymc_dp.DPScore`: 1000 by default. Other steps: by default as many as the
         budget allows, at most `max_draws` of a plan. Fewer do not cost less: a chain claims its whole share.
         More are an error.
-    covariates : "public", pm.Model or Ranges, optional
-        With `epsilon`: how records are simulated if the model has covariates: from its own if these are public, from a
-        stand-in with the same parameters, or from ranges (:class:`~pymc_dp.Simulator`). No default for such models.
-    guess : dict of str to array or "prior", optional
-        With `epsilon`: public values of parameters, by name, at which records are simulated. By default PyMC's initial
-        point. Must not be computed from the data.
-    interest : str, PyTensor variable, or sequence of these, optional
-        With `epsilon`: parameters or Deterministics of which the posterior is to be narrow (:func:`~pymc_dp.private_scores`).
-    noise : {"auto", "l2", "gaussian"}, optional
-        With `epsilon`: law of the noise; by default the one with the smaller standard deviation.
+    covariates, guess, interest, noise : optional
+        With `epsilon`: how records are simulated if the model has covariates (no default for such models), where, of which
+        parameters the posterior is to be narrow, and the law of the noise, as those of :func:`~pymc_dp.plan`.
     reproducible : bool
         With a :class:`~pymc_dp.Plan`: draw decisions from ``random_seed``. This breaks the guarantee, and the
         report states it: for tests and public data. The noise of scores is always secret.

@@ -265,18 +265,9 @@ class Records:
         return Records(columns, block_rows=self.block_rows)
 
     def digests(self, new: Callable[[str], Any]) -> dict[str, bytes]:
-        """A digest of each argument, which does not depend on the source nor on the blocks.
+        """A digest of each argument, of a text with its type and shape, and of its bytes in C order.
 
-        Parameters
-        ----------
-        new : callable
-            From a text, the type and shape of the whole array, to an object with ``update`` and ``digest``, such as
-            ``lambda text: hashlib.blake2b(text.encode(), key=secret)``.
-
-        Returns
-        -------
-        dict of str to bytes
-            Digests of the text and the bytes of the array in C order.
+        It does not depend on the source nor on the blocks. `new` makes an object with ``update`` and ``digest`` from the text.
         """
         hashes = {
             name: new(f"{dtype.str}{(self.n_records, *shape)}")

@@ -138,23 +138,9 @@ class Sites:
         return "The coordinator of the sites, who knows sums over all of them without noise, does not tell them."
 
     def total(self, word: str, *arguments: Any) -> Any:
-        """Sum of a term over all sites.
+        """Sum of a term over all sites, int64 of shape ``(k,)``: of its class, by name (:mod:`pymc_dp.model.terms`), and its fields.
 
-        Parameters
-        ----------
-        word : str
-            Class of the term, by name: see :mod:`pymc_dp.model.terms`.
-        *arguments
-            Its fields: arrays of numbers, numbers or None.
-
-        Returns
-        -------
-        array of int64, shape (k,)
-
-        Raises
-        ------
-        ModelError
-            If the model raises at a site. The message has the type of the error only.
+        ModelError if the model raises at a site; its message has the type of the error only.
         """
         answers = self._ask(word, self._scale, *arguments)
         if failed := [kind for _, kind in answers if kind]:

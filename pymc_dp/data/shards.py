@@ -99,21 +99,10 @@ class Shards:
         return f"Shards({self.n_records} records in {len(self._shards)} shards; {in_words(self.layout)})"
 
     def map(self, function: Callable[..., Any], *arguments: Any, index: Any = None) -> list[Any]:
-        """Results of a function of each shard, or of those that have some records.
+        """Results of a function of each shard, in their order, or of those that have records with these numbers.
 
-        Parameters
-        ----------
-        function : callable
-            Of a :class:`~pymc_dp.Records`, the numbers of rows in it (None for all), and the arguments.
-        *arguments
-            The same for all shards; futures are replaced by their values.
-        index : array of int, optional
-            Records by number. Only the shards that have one are asked.
-
-        Returns
-        -------
-        list
-            In the order of the shards.
+        It is called with a :class:`~pymc_dp.Records`, the numbers of rows in it (None for all), and the arguments, of which
+        futures are replaced by their values.
         """
         self.check_connected()
         asked: list[tuple[Any, np.ndarray | None]] = [(shard, None) for shard in self._shards]

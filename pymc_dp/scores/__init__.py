@@ -10,7 +10,7 @@ With private covariates, released second moments correct those of the stand-in (
 """
 
 from pymc_dp.scores.fit_check import FitCheck, check_fit
-from pymc_dp.scores.private_scores import plan_scores, private_scores
+from pymc_dp.scores.private_scores import private_scores
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_plan import ScorePlan
 from pymc_dp.scores.score_step import DPScore
@@ -23,7 +23,6 @@ __all__ = [
     "PrivateStart",
     "ScorePlan",
     "check_fit",
-    "plan_scores",
     "private_scores",
     "private_start",
 ]

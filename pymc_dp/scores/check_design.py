@@ -14,6 +14,7 @@ from scipy.stats import chi2, ncx2
 
 from pymc_dp.display import Shown
 from pymc_dp.model.record_function import Bins
+from pymc_dp.model.terms import ClippedScores
 from pymc_dp.planning.local_information import MODEL_MISFIT_FRACTION
 from pymc_dp.privacy.accounting.noise_choice import least_noise
 from pymc_dp.privacy.budget.budget import PrivacyBudget
@@ -126,6 +127,17 @@ def unseen_share(expected: np.ndarray, inverse: np.ndarray) -> float:
     n = len(expected)
     least = chndtrinc(chi2.isf(REJECTION_LEVEL, n), n, 1 - _SEEN)
     return float(min(1.0, math.sqrt(least / (shift @ inverse @ shift))))
+
+
+def largest_shifts(
+    gain: np.ndarray, covariance: np.ndarray, term: ClippedScores, n_records: float
+) -> np.ndarray:
+    """Largest shift of each posterior mean, in standard deviations, if so many records do not follow the model.
+
+    A feature of the model has a mean near zero, or, less the midpoint, one within the clip bound; theirs is within the bound.
+    """
+    change = n_records * term.bound * (2 if term.clipping == "midpoint" else 1)
+    return change * np.linalg.norm(gain, axis=1) / np.sqrt(np.diag(covariance))
 
 
 def unseen_in_words(unseen: float, shifts: Mapping[str, np.ndarray]) -> str:

@@ -61,20 +61,9 @@ class FeatureMoments(NamedTuple):
 
 
 class FeatureLaw(Shown):
-    """Features of a record at any parameters, from sets of points, each with a point of every row.
+    """Features of a record at any parameters, from sets of points, each with a point of every row, set by set.
 
-    Parameters
-    ----------
-    features : ScoreFeatures
-        Of the records, at all references.
-    points : PooledRecords
-        Set by set.
-    n_sets : int
-        Number of sets.
-    given_rows : bool
-        Whether the covariance is that given the rows.
-    by_row : bool
-        Whether the weights of each row, or of all points, have a fixed sum.
+    The covariance may be that given the rows. The weights of each row, or of all points, have a fixed sum.
     """
 
     def __init__(

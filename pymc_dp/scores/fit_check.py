@@ -34,11 +34,15 @@ from pymc_dp.planning.interest import by_parameter
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.noisy_total import Release
-from pymc_dp.scores.check_design import REJECTION_LEVEL, unseen_in_words, unseen_share
+from pymc_dp.scores.check_design import (
+    REJECTION_LEVEL,
+    largest_shifts,
+    unseen_in_words,
+    unseen_share,
+)
 from pymc_dp.scores.releases import PrivateScores
 from pymc_dp.scores.score_features import Moments, simulated_moments
 from pymc_dp.scores.second_moments import corrected_by
-from pymc_dp.scores.simulated_scores import largest_shifts
 from pymc_dp.scores.sum_law import FEW, NormalLaw, normal_sums
 
 #: Simulated data sets from the predictive law.

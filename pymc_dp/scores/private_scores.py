@@ -71,31 +71,13 @@ def private_scores(
     budget : PrivacyBudget
         Pays for the releases, all of it: nothing else can be claimed on it later. Its `chains` have no
         meaning here.
-    guess : dict of str to array or "prior", optional
-        Public values of parameters near which the release is designed. By default the first sum is at PyMC's initial
-        point, or where draws of a wide prior make it best, and the design is for these draws.
-    interest : str, PyTensor variable, or sequence of these, optional
-        Parameters or Deterministics, by name, or expressions of them, such as ``b[1] - b[0]``, of which the posterior is to be
-        narrow; the others get more noise. By default all parameters alike.
-    noise : {"auto", "l2", "gaussian"}
-        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation. With ``delta = 0`` it
-        is l2 noise.
+    guess, interest, noise : optional
+        As those of :func:`~pymc_dp.plan`.
     fit_share : float
         Part of the budget for a noisy histogram of the norms of the scores, with which
         :func:`~pymc_dp.scores.check_fit` tests the model; 0 for none.
-    model : pm.Model, optional
-        The model, by default the one on the context stack.
-    covariates : "public", pm.Model or Ranges, optional
-        How records are simulated if the model has covariates: from its own if these are public, from a stand-in, or
-        from ranges. No default for such models.
-    records : array of int, or dict of str to such arrays, optional
-        Privacy unit that each row belongs to; by default each row is one.
-    stand_in_records : array of int, or dict of str to such arrays, optional
-        The same for the rows of a stand-in.
-    public : sequence of str or array
-        Arrays of the model that hold no data of records.
-    n_records : int, optional
-        Public number of records; that of the model by default.
+    model, covariates, records, stand_in_records, public, n_records
+        As those of :class:`~pymc_dp.Simulator`.
     random_seed : int or Generator, optional
         For the simulations. The noise is secret in any case.
     progressbar : bool
@@ -160,40 +142,7 @@ def plan_scores(
     fit_share: float = 0.03,
     random_seed: Any = None,
 ) -> ScorePlan:
-    """Choose first sums, noise and clip bound of a release of scores on simulated records.
-
-    Parameters
-    ----------
-    simulator : Simulator
-        The model, and how its records are simulated.
-    budget : PrivacyBudget
-        Pays for the releases, all of it, when the plan is run.
-    guess : dict of str to array or "prior", optional
-        Public values of parameters, by default PyMC's initial point.
-    interest : str, PyTensor variable, or sequence of these, optional
-        As that of :func:`~pymc_dp.private_scores`.
-    noise : {"auto", "l2", "gaussian"}
-        Law of the noise; ``"auto"`` takes the one with the smaller standard deviation.
-    fit_share : float
-        Part of the budget for the histogram of the fit check, from 0 to 0.5.
-    random_seed : int or Generator, optional
-        For the simulations. The noise is secret in any case.
-
-    Returns
-    -------
-    ScorePlan
-        Nothing is claimed before its ``release()``.
-
-    Examples
-    --------
-    >>> with pm.Model():
-    ...     _ = pm.Poisson("y", pm.Gamma("rate", 2, 1), observed=np.full(300, 3))
-    ...     simulator = dp.Simulator()
-    >>> budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-6, chains=1)
-    >>> plan = dp.scores.plan_scores(simulator, budget, guess={"rate": 2.0})
-    >>> budget.spent()  # nothing, before plan.release()
-    0.0
-    """
+    """Choose first sums, noise and clip bound of a release on simulated records; arguments are those of `private_scores`."""
     check_is_simulator(simulator)
     check_is_budget(budget)
     check_seed(random_seed)

@@ -22,7 +22,7 @@ from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries.noisy_total import Release
-from pymc_dp.scores.check_design import TailMisfit, tail_misfit
+from pymc_dp.scores.check_design import TailMisfit, largest_shifts, tail_misfit
 from pymc_dp.steps.noisy_gradients import Coordinates
 
 #: Candidates for the clip bound: quantiles of the norms of simulated scores.
@@ -104,7 +104,6 @@ class SimulatedScores(Shown):
         local = local_information(simulator, theta, rng, n_least)
         self._scores, self._records = local.gradients, local.records
         part = np.flatnonzero((self._scores != 0).any(axis=0))
-        self.has_hyperparameters = len(part) < len(theta)
         if not len(part):
             raise UnsupportedModel(
                 "the log-likelihood of simulated records does not change with the parameters."
@@ -369,17 +368,6 @@ class SimulatedScores(Shown):
         new.theta = self.theta + self._whitening @ step * distance / math.sqrt(self.n_features)
         new._laws = [self.seen_from(new)]
         return new
-
-
-def largest_shifts(
-    gain: np.ndarray, covariance: np.ndarray, term: ClippedScores, n_records: float
-) -> np.ndarray:
-    """Largest shift of each posterior mean, in standard deviations, if so many records do not follow the model.
-
-    A feature of the model has a mean near zero, or, less the midpoint, one within the clip bound; theirs is within the bound.
-    """
-    change = n_records * term.bound * (2 if term.clipping == "midpoint" else 1)
-    return change * np.linalg.norm(gain, axis=1) / np.sqrt(np.diag(covariance))
 
 
 def _possible(

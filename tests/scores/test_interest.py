@@ -11,7 +11,7 @@ import pytest
 import pymc_dp as dp
 
 from pymc_dp.planning.simulator import Simulator
-from pymc_dp.scores import plan_scores
+from pymc_dp.scores.private_scores import plan_scores
 
 N, D, SD = 400, 6, 2.0
 X = np.random.default_rng(1).multivariate_normal(np.zeros(D), 0.5 + 0.5 * np.eye(D), size=N)

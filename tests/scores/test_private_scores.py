@@ -20,7 +20,8 @@ from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Gaussian
 from pymc_dp.queries.noisy_total import noisy_total
-from pymc_dp.scores import plan_scores, score_plan, search
+from pymc_dp.scores import score_plan, search
+from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.scores.score_models import simulator_of
 

@@ -20,7 +20,7 @@ from pymc_dp.privacy.mechanisms import noise_law
 from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency
 from pymc_dp.queries.noisy_total import noisy_total
-from pymc_dp.scores import plan_scores
+from pymc_dp.scores.private_scores import plan_scores
 from tests.terms import clipped_grad_steps
 
 #: Records of both data sets, and the one that differs.

@@ -19,7 +19,8 @@ from pymc_dp.privacy.mechanisms.l2_laplace import L2Laplace
 from pymc_dp.privacy.mechanisms.mechanism import Adjacency, Gaussian
 from pymc_dp.queries import Release
 from pymc_dp.queries.noisy_total import noisy_total
-from pymc_dp.scores import check_fit, plan_scores, score_plan
+from pymc_dp.scores import check_fit, score_plan
+from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.second_moments import (
     corrected,
     corrected_by,

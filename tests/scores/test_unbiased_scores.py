@@ -12,8 +12,9 @@ from pymc_dp import DPScore, PrivacyBudget, PrivateScores, Ranges, codec
 from pymc_dp.planning.simulator import Simulator
 from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
 from pymc_dp.queries.stand_in import StandIn
-from pymc_dp.scores import plan_scores, simulated_scores
+from pymc_dp.scores import simulated_scores
 from pymc_dp.scores.design import best_design
+from pymc_dp.scores.private_scores import plan_scores
 from pymc_dp.scores.score_features import ScoreFeatures
 from pymc_dp.scores.simulated_scores import SimulatedScores
 from tests.queries.test_cells import cell_covariance

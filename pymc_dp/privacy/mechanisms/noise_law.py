@@ -23,12 +23,6 @@ class NoiseLaw:
 
     The scale is the standard deviation of each coordinate of ``"gaussian"`` noise, or ``s`` of ``"l2"`` noise, of
     density proportional to ``exp(-|x| / s)``.
-
-    Examples
-    --------
-    >>> from pymc_dp.privacy.mechanisms.noise_law import NoiseLaw
-    >>> NoiseLaw.of(dp.privacy.L2Laplace(0.5, n_dim=3), sensitivity=2.0).sd
-    8.0
     """
 
     kind: str
