@@ -139,11 +139,14 @@ class NormalSums(Shown):
         for k in range(_MOST_CENTRES):
             self._set_up(centre, most, rng)
             prior, root = self._prior_of_others(centre), self._root
-            found = minimize(
-                lambda z, at=centre, prior=prior: self._minus(at + root @ z, prior), np.zeros(len(centre)), jac=True,
-                method="trust-exact", options={"maxiter": _N_STEPS, "gtol": 0.01},
-                hess=lambda z, at=centre, prior=prior: np.nan_to_num(root.T @ self._curvature(at + root @ z, prior) @ root),
-            )  # fmt: skip
+            try:
+                found = minimize(
+                    lambda z, at=centre, prior=prior: self._minus(at + root @ z, prior), np.zeros(len(centre)), jac=True,
+                    method="trust-exact", options={"maxiter": _N_STEPS, "gtol": 0.01},
+                    hess=lambda z, at=centre, prior=prior: np.nan_to_num(root.T @ self._curvature(at + root @ z, prior) @ root),
+                )  # fmt: skip
+            except (UnboundLocalError, np.linalg.LinAlgError):  # SciPy's, for extreme curvatures
+                break
             mode = centre + root @ found.x
             if not self.is_possible(mode):
                 break
