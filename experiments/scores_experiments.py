@@ -15,6 +15,7 @@ import arviz as az
 import numpy as np
 import pymc as pm
 
+from peers.peer_tasks import fit
 from runner import Experiment, Options, Stored, table
 from scipy import optimize
 
@@ -155,17 +156,8 @@ def without_privacy(simulator: dp.Simulator, start: np.ndarray) -> tuple[np.ndar
 
 
 def logistic_posterior(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mode and covariance of the posterior of a logistic regression, by Newton's method from 0."""
-    x = np.column_stack([np.ones(len(x)), x])
-    b = np.zeros(x.shape[1])
-    for _ in range(25):
-        p = 1 / (1 + np.exp(-x @ b))
-        covariance = np.linalg.inv((x.T * (p * (1 - p))) @ x + np.eye(len(b)) / PRIOR_SD**2)
-        move = covariance @ (x.T @ (y - p) - b / PRIOR_SD**2)
-        b = b + move
-        if np.abs(move).max() < 1e-8:
-            return b, covariance
-    raise RuntimeError("Newton's method did not converge.")
+    """Mode and covariance of the posterior of a logistic regression."""
+    return fit("logistic", np.column_stack([np.ones(len(x)), x]), y, PRIOR_SD)
 
 
 def chains(step: dp.DPScore, seed: int, n_draws: int = N_DRAWS) -> np.ndarray:

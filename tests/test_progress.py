@@ -68,10 +68,6 @@ def test_no_thread_outlives_an_error(lines):
     assert lines() == ["work"]
 
 
-def test_at_most_five_seconds_pass_between_lines():
-    assert progress.EVERY < 5
-
-
 def test_terminal_shows_each_part_with_a_clock(terminal):
     before = set(threading.enumerate())
     with shown(True):

@@ -179,23 +179,6 @@ def test_variances_of_synthetic_data_by_simulation(script):
     assert np.mean((low < truth) & (truth < high)) == pytest.approx(0.9, abs=0.03)
 
 
-def test_the_posterior_of_a_logistic_regression_is_newtons(script):
-    """Mode and covariance: the gradient is zero, and the covariance is that of its differences."""
-    module, rng = script("scores_experiments"), np.random.default_rng(2)
-    x = rng.normal(size=(400, 3))
-    design = np.column_stack([np.ones(len(x)), x])
-    y = module.logistic(rng, design @ [0.3, -0.5, 0.2, 0.0])
-    mode, covariance = module.logistic_posterior(x, y)
-
-    def gradient(b):
-        p = 1 / (1 + np.exp(-design @ b))
-        return design.T @ (y - p) - b / module.PRIOR_SD**2
-
-    np.testing.assert_allclose(gradient(mode), 0, atol=1e-6)
-    hessian = [(gradient(mode + e) - gradient(mode - e)) / 2e-5 for e in 1e-5 * np.eye(4)]
-    np.testing.assert_allclose(np.linalg.inv(-np.array(hessian)), covariance, rtol=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:PyTensor could not link to a BLAS|The effective sample size|The chains disagree"

@@ -260,23 +260,6 @@ def test_a_release_that_no_records_make_possible():
 # ---------------------------------------------------------------------- PyMC as a host
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_parallel_chains_and_seeds():
-    """The same seed, the same draws: in processes of their own and one after the other."""
-    model = binary_count()
-    draws = []
-    for seed, options in ((3, {"cores": 2, "mp_ctx": "forkserver"}), (3, {}), (4, {})):
-        with model:
-            step = dp.PrivatizedRecords([model["x"]])
-            idata = pm.sample(50, tune=20, chains=2, step=step, random_seed=seed, **QUIET | options)
-        draws.append(idata.posterior["x"].values)
-    np.testing.assert_array_equal(draws[0], draws[1])
-    assert (draws[0] != draws[2]).any()
-    assert (draws[0][0] != draws[0][1]).any()
-    assert idata.sample_stats["record_accepted"].shape == (2, 50, 12)
-
-
 def test_statistics_of_a_sweep():
     model = binary_count()
     step = dp.PrivatizedRecords([model["x"]], model=model, rng=3)
