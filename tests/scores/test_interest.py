@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -70,6 +72,8 @@ def test_the_coordinate_of_interest_is_the_efficient_score(interest):
     found = simulated.directions @ vectors[:, -1]
     cosine = found @ gradient / np.sqrt((found @ PRECISION @ found) * (gradient @ EXACT @ gradient))
     assert abs(cosine) > 0.999
+    near, far = (plan.simulated.forecast(30.0, distance).sd_ratios for distance in (0.0, 2.0))
+    assert (far > 1.1 * near).all()  # of the coefficients, after a first sum
 
 
 def test_all_parameters_and_hyperparameters():
@@ -87,7 +91,6 @@ def test_all_parameters_and_hyperparameters():
 WRONG = {
     "unknown": ("treatment", "names 'treatment', which the model does not have: .*'t', 'b', 'effect'"),
     "nothing": ([], "interest= is empty"),
-    "a number": ([3.0], "names 3.0"),
     "of the outcome": (["residual"], "'residual', which is computed from an array of shape"),
     "what is observed": (lambda m: m["y"].sum(), "computed from what is observed"),
     "a constant": (lambda m: ["t", m["t"] * 0.0], r"'interest\[1\]', which does not change"),
@@ -102,15 +105,16 @@ def test_wrong_interests_are_refused(what):
 
 
 def test_private_covariates_are_of_no_interest():
-    """Neither of the model nor of a stand-in; parameters may be."""
+    """Parameters are. (Several first sums with the stand-in of a user find the reference only.)"""
     budget = dp.PrivacyBudget(1.0, 1e-6, chains=1)
     simulator = Simulator(model(), covariates=regression(np.zeros(N)))
     with pytest.raises(ValueError, match="'effect', which is computed from 'x', an array"):
         plan_scores(simulator, budget, interest="effect")
-    assert plan_scores(simulator, budget, interest="t").design.even is not None
-    assert budget.spent() == 0
-    with pytest.raises(TypeError, match="interest: DPPenalty has no use for it"):
-        dp.plan(step=dp.DPPenalty, epsilon=1.0, delta=1e-6, model=model(), interest="t")
+    plan = plan_scores(simulator, budget, interest="t")
+    assert plan.design.even is not None and budget.spent() == 0
+    design = replace(plan.design, start=((dp.privacy.Gaussian(200.0), 2),))
+    plan = replace(plan, design=design, budget=dp.PrivacyBudget(2.0, 1e-6, chains=1))
+    assert len(plan.release().releases) == 1
 
 
 @pytest.mark.slow
