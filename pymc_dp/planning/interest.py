@@ -36,7 +36,7 @@ class Interest:
     def __init__(
         self, model: pm.Model, interest: Any, public: Sequence[Any], public_covariates: bool
     ) -> None:
-        entries = [interest] if isinstance(interest, str | Variable) else [*interest]
+        entries = [*interest] if isinstance(interest, list | tuple) else [interest]
         if not entries:
             raise ValueError("interest= is empty: name parameters or Deterministics, or leave out.")
         self._variables = dict(_named(model, k, entry) for k, entry in enumerate(entries))
@@ -81,7 +81,7 @@ def _named(model: pm.Model, k: int, entry: Any) -> tuple[str, Variable]:
     if isinstance(entry, Variable):
         return entry.name or f"interest[{k}]", entry
     named = {v.name: v for v in (*model.free_RVs, *model.deterministics)}
-    if entry not in named:
+    if not isinstance(entry, str) or entry not in named:
         raise ValueError(
             f"interest= names {entry!r}, which the model does not have: give one or more of {', '.join(map(repr, named))}, or an expression of "
             "these, such as b[1] - b[0]."

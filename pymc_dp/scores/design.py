@@ -50,7 +50,7 @@ Sums = tuple[tuple[Gaussian | L2Laplace, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class StartDesign(Shown):
-    """Releases before the main one, which find its reference, and the main one; and without weights for an interest."""
+    """Releases before the main one, which find its reference, and the main one; `even` has no weights for an interest."""
 
     moments: MomentDesign | None
     start: Sums

@@ -354,7 +354,7 @@ class SimulatedScores(Shown):
         """Of a release here; or, after others, so far from the parameters: the median over draws of these."""
         if distance is None or not self.there:
             return self.design(noise_sd)
-        found = [each._from_afar(distance).design(noise_sd) for each in self.there]
+        found = [(each._from_afar(distance) if distance else each).design(noise_sd) for each in self.there]  # fmt: skip
         middle = sorted(found, key=lambda each: each.cost)[len(found) // 2]
         names = "sd_ratios", "largest_shifts", "interest_ratios"
         return replace(

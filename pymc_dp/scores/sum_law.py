@@ -117,14 +117,12 @@ class NormalSums(Shown):
         self._set_up(self._central(starts, min(most, FEW), rng), most, rng)
         moments = self._law.at(self.centre)
         assert moments is not None
-        slope = self._n * self._law.slope(self.centre, moments)
-        covariance = self._root @ self._root.T
-        gain = (
-            self._temperature
-            * covariance
-            @ slope.T
-            @ self._precision(self._expected, self._spread_of(moments))[0]
+        slope, covariance = (
+            self._n * self._law.slope(self.centre, moments),
+            self._root @ self._root.T,
         )
+        precision = self._precision(self._expected, self._spread_of(moments))[0]
+        gain = self._temperature * covariance @ slope.T @ precision
         #: The normal law at the mode.
         self.approximation = NormalLaw(self.centre, covariance, gain, np.any(slope, axis=0))
 
