@@ -21,6 +21,7 @@ from pymc_dp.planning.simulator import (
     check_is_simulator,
 )
 from pymc_dp.privacy.budget.budget import PrivacyBudget, check_is_budget
+from pymc_dp.privacy.budget.report import weak_delta
 from pymc_dp.progress import note, shown
 from pymc_dp.queries.ranges import Ranges
 from pymc_dp.queries.stand_in_design import StandInDesign, design_stand_in
@@ -175,7 +176,8 @@ def plan_scores(
     if isinstance(sites := getattr(simulator.likelihood, "records", None), Sites):
         least = min(m.noise_sd for m, _ in design.accesses)  # type: ignore[attr-defined]
         sites.check_noise(least * budget.adjacency.sensitivity_factor / 2)
-    notes = () if simulated.there else tuple(notes_on_position(guess))
+    weak = filter(None, [weak_delta(budget.delta, n_records)])
+    notes = (*weak, *(() if simulated.there else notes_on_position(guess)))
     if design.start and not simulated.is_near():
         notes = (*notes, f"the prior is wide, its draws lie {simulated.distance:.2g} standard deviations of a record apart: {design.start[0][1]} first sums search "
             "for the parameters, and the forecast holds if they find them. Narrower priors need fewer.")  # fmt: skip

@@ -122,6 +122,8 @@ class TestWeakGuarantees:
         assert "WEAK DELTA" not in report(0.99 / 300)
         with pytest.warns(WeakGuaranteeWarning, match="delta = 0.00333333 is not below 1 / .* one whole record"):  # fmt: skip
             assert "WEAK DELTA" in report(1 / 300)
+        plan = dp.plan(epsilon=1.0, delta=1 / 300, model=model)
+        assert "Note: delta = 0.00333333 is not below" in str(plan)
 
     def test_persons_count(self, model):
         """With records= it is they who are counted."""

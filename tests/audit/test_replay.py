@@ -133,7 +133,7 @@ def sample_records(y, folder):
 
 def sample_plan(y, folder):
     model = model_of(regression, X, y)
-    plan = dp.plan(model=model, covariates="public", random_seed=1, **TERMS)
+    plan = dp.plan(model=model, covariates="public", interest="ratio", random_seed=1, **TERMS)
     print(plan)
     return [plan.budget.report(), saved(dp.sample(plan=plan, **RUN), folder)]
 

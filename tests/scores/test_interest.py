@@ -1,7 +1,5 @@
 """Parameters of interest: their coordinates of the scores, what a plan forecasts, and what comes out."""
 
-from __future__ import annotations
-
 import functools
 
 from dataclasses import replace
@@ -18,7 +16,6 @@ from pymc_dp.scores.private_scores import plan_scores
 N, D, SD = 400, 6, 2.0
 X = np.random.default_rng(1).multivariate_normal(np.zeros(D), 0.5 + 0.5 * np.eye(D), size=N)
 TERMS = {"epsilon": 1.0, "delta": 1e-6, "covariates": "public", "progressbar": False}
-#: Precision and covariance of the coefficients, without privacy.
 PRECISION = X.T @ X / SD**2 + np.eye(D)
 EXACT = np.linalg.inv(PRECISION)
 
