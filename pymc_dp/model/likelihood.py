@@ -157,7 +157,7 @@ class RecordLikelihood(CompiledModel, Likelihood):
         self.containers = tuple(map(stored, dict.fromkeys([*roots, *exposed.private])))
         self.row_keys = row_keys(model, labels)
         inputs = {
-            v: pt.tensor(model.values_to_rvs[v].name, shape=shape, dtype=dtype)
+            v: pt.TensorType(dtype, shape)(model.values_to_rvs[v].name)
             for v, (shape, dtype) in zip(model.value_vars, self._layout, strict=True)
         }
         rows = graph_replace(derived.rows, inputs, strict=False)

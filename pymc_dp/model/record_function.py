@@ -136,14 +136,12 @@ class RecordFunction(Source):
         names = _argument_names(function, columns, public)
         self._names = [name for name in names if name in columns]
         self._columns = [columns[name] for name in self._names]
-        rows = {n: pt.tensor(n, dtype=columns[n].dtype, shape=columns[n].shape[1:]) for n in names if n in columns}  # fmt: skip
-        fixed = {n: pt.tensor(n, dtype=public[n].dtype, shape=public[n].shape) for n in names if n in public}  # fmt: skip
+        rows = {n: pt.TensorType(columns[n].dtype, columns[n].shape[1:])(n) for n in names if n in columns}  # fmt: skip
+        fixed = {n: pt.TensorType(public[n].dtype, public[n].shape)(n) for n in names if n in public}  # fmt: skip
         result = _as_vector(function(**rows, **fixed))
         result = _proved(result, [*rows.values(), *fixed.values()])
         self.shape = _public_shape(result, [*rows.values()])
-        all_rows = {
-            v: pt.tensor(v.name, dtype=v.dtype, shape=(None, *v.type.shape)) for v in rows.values()
-        }
+        all_rows = {v: pt.TensorType(v.dtype, (None, *v.type.shape))(v.name) for v in rows.values()}
         self._function = interpreted(
             [*all_rows.values(), *fixed.values()], vectorize_graph(result, all_rows)
         )

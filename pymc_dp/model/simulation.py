@@ -347,10 +347,11 @@ def _check_public(
         )
     if left and not public_covariates:
         names = sorted({v.name for v in left} - {None}) or [f"{len(left)} without a name"]
+        ranges = "=(low, high), ".join(names if names[0].isidentifier() else ["x", "z"])
         raise ValueError(
-            f"the model has covariates ({', '.join(names)}), and a plan may use them only if they "
-            'are public: pass covariates="public", or covariates=stand_in_model, a model of the same '
-            "parameters with covariates that are public or invented."
+            f"the model has covariates ({', '.join(names)}). If they are private, put each in a pm.Data and pass their public ranges, "
+            f'covariates=dp.Ranges({ranges}=(low, high)); if everybody may know them, covariates="public"; or '
+            "covariates=stand_in_model, a model of the same parameters with covariates that are public or invented."
         )
 
 

@@ -75,8 +75,7 @@ class LatentRecords:
         objective: Callable[[pm.Model, Sequence[str]], list[Variable]],
     ) -> None:
         inputs = {
-            name: pt.tensor(name, dtype=value.dtype, shape=np.shape(value))
-            for name, value in start.items()
+            name: pt.TensorType(value.dtype, np.shape(value))(name) for name, value in start.items()
         }
         records = [inputs[name] for name in self.names]
         self._draw = Drawing([*inputs.values()], _draws(model, values, inputs))
@@ -222,7 +221,7 @@ def _stand_ins(
                 f"the contributions {name!r} must have a row for each of {n_records} records, but have "
                 f"shape {shape}"
             )
-        stand_ins[pt.tensor(name, dtype=graph.dtype, shape=shape)] = graph
+        stand_ins[pt.TensorType(graph.dtype, shape)(name)] = graph
     return stand_ins
 
 

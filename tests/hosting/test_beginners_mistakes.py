@@ -155,7 +155,7 @@ TERMS_AND_MODEL = {
     "budget above the account": (lambda w: w.budget(epsilon=2.0), LedgerError, "epsilon = 2 exceeds the account .* epsilon = 1"),
 }  # fmt: skip
 DATA = {
-    "covariates not declared": (lambda w: w.of_model(covariates=None), ValueError, r'covariates="public", or covariates=stand_in_model'),
+    "covariates not declared": (lambda w: w.of_model(covariates=None), ValueError, r'dp\.Ranges\(.*covariates="public"; or covariates=stand_in_model'),
     "covariates=True": (lambda w: w.of_model(covariates=True), ValueError, 'must be "public".* got a bool'),
     "covariates as a word": (lambda w: w.of_model(covariates="private"), ValueError, 'must be "public".* or covariates=stand_in_model'),
     "covariates as an array": (lambda w: w.of_model(covariates=X), ValueError, r"Ranges\(.*got a ndarray"),

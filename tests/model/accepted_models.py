@@ -137,7 +137,7 @@ def _(d):
 
 @entry("Student t", X=X, y=Y)
 def _(d):
-    pm.StudentT("y", nu=pm.Gamma("n", 2, 0.1), mu=d["X"] @ pm.Normal("b", shape=3), sigma=1.0, observed=d["y"])  # fmt: skip
+    pm.StudentT("y", nu=pm.Gamma("int", 2, 0.1), mu=d["X"] @ pm.Normal("1|g", shape=3), sigma=1.0, observed=d["y"])  # fmt: skip
 
 
 @entry("ordered outcomes, public cutpoints", public=[[-1.0, 1.5]], x=Z, y=LEVELS)
