@@ -15,8 +15,8 @@ FILES = {
 }
 MAX_LINES = {"pymc_dp": 400, "tests": 700}
 #: Lines of all files; of the package its files and levels of imports, too. A change may lower these, and not raise them.
-MOST = {"pymc_dp": 29_750, "tests": 35_260, "experiments": 5_260}
-MOST_FILES, MOST_LEVELS = 163, 27
+MOST = {"pymc_dp": 29_750, "tests": 35_260, "experiments": 5_250}
+MOST_FILES, MOST_LEVELS = 162, 26
 
 
 #: Python and pytest look for these names in each folder.
