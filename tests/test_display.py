@@ -183,7 +183,7 @@ def compiled(quick_scores):
     last = dp.DPBarker(**bounds | own | {"budget": dp.PrivacyBudget(4.0, 1e-6, chains=2)})
     return [
         sites, site, shards, simulator, simulator.likelihood, records, plan, plan.design, plan.design.design, plan.simulated, scores, *scores.releases,
-        scores.histogram, stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
+        plan.simulated.seen_from(plan.simulated), scores.histogram, stand_in, stand_in.error, walk, walk.chosen, dp.DPFastMH(**bounds | own), hmc, sghmc,
         dp.DPPenalty(**bounds | own), last, chain, chain.approximation, augmented,
         dp.scores.check_fit(scores, simulator), last.budget.claim(last.label, last.token),
         chain.target, next(chain.states(1)), chain.target.features,

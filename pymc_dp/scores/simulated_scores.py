@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 
-from pymc_dp.display import Shown
+from pymc_dp.display import Shown, one_line
 from pymc_dp.errors import UnsupportedModel
 from pymc_dp.model.sums.clipped_vectors import norm_ratios
 from pymc_dp.model.terms import ClippedScores, ScoreProducts
@@ -84,6 +84,9 @@ class Law(NamedTuple):
     prior: np.ndarray
     whole: np.ndarray
     interest: np.ndarray
+
+    def __repr__(self) -> str:
+        return one_line(self)
 
     def features(self, term: ClippedScores) -> np.ndarray:
         """Clipped scores, without their mean given the covariates."""
