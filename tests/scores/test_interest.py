@@ -118,7 +118,7 @@ def test_private_covariates_are_of_no_interest():
 def test_what_comes_out_is_as_forecast():
     """Mean ratio of standard deviations, and distance from the exact posterior in those that privacy adds."""
     ratios, distances, forecasts = [], [], []
-    for seed in range(4):
+    for seed in range(3):
         rng = np.random.default_rng(seed)
         y = X @ rng.normal(size=D) + SD * rng.standard_normal(N)
         plan = plan_for("t", model=regression(y), random_seed=seed)
