@@ -41,7 +41,7 @@ def replicated_sums(
     given_scores: bool = True,
 ) -> np.ndarray:
     """Draw sums of vectors from their law given the scores, shape ``(n, size)``; nothing private is accessed."""
-    weights = _weights(step)
+    weights, features = _weights(step), step.target.features
     slope: np.ndarray | None = None
     found = []
     for _ in range(n):
@@ -51,11 +51,9 @@ def replicated_sums(
         if given_scores:
             if slope is None:
                 slope = _slope(step, vectors, rng)
-            variances = np.repeat(np.exp(state.log_variances), np.diff(step.target.features.ends))
+            variances = np.repeat(np.exp(state.log_variances), np.diff(features.ends))
             noise = np.sqrt(variances) * rng.standard_normal(len(variances))
-            lacking = (
-                step.target.features.total - _sum(step.target.features.of, blocks, weights) - noise
-            )
+            lacking = features.total - _sum(features.of, blocks, weights) - noise
             width = len(lacking)
             covariance = slope[:width] + np.diag(variances)
             total = total + slope[width:] @ np.linalg.solve(covariance, lacking)

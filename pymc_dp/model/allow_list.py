@@ -40,8 +40,8 @@ def withheld(
     """Free variables and Deterministics that must not be published: the reason, by name.
 
     All others may be: they have no axis as long as the data; and in the graph of a Deterministic, from
-    the free variables on and with the inner graphs of operations, every array is public or structural
-    (see :func:`~pymc_dp.model.graphs.public_arrays.is_structural`), and no variable is observed.
+    the free variables on and with the inner graphs of operations, every array is public, or structural
+    (see :func:`~pymc_dp.model.graphs.public_arrays.is_structural`) without an axis as long as the data, and no variable is observed.
 
     `lengths` are those of axes that run over records, by default those of the data: they are empty if the
     number of records is private. `shapes` are those of the variables in a result, without the axes of
@@ -123,7 +123,9 @@ def private_part(model: pm.Model, variable: Variable, public: PublicArrays) -> s
 
 def _is_private(root: Variable, public: PublicArrays) -> bool:
     if is_array_root(root):
-        return root not in public and not is_structural(stored(root))
+        # Data with a row for each record may look like a pattern, such as a constant column.
+        has_rows = not public.lengths.isdisjoint(stored(root).shape)
+        return root not in public and (has_rows or not is_structural(stored(root)))
     return is_stored_object(root)
 
 

@@ -26,8 +26,7 @@ _MIN_PRECISION_LEFT = 1e-6
 #: Largest number of pairs of points over which gradients of priors are averaged; a power of 2.
 _MAX_PAIRS = 32
 
-Gradient = Callable[[np.ndarray], np.ndarray]
-Average = Callable[[np.ndarray], Any]
+Function = Callable[[np.ndarray], Any]
 
 
 class LocalInformation(NamedTuple):
@@ -66,7 +65,7 @@ def local_information(
     information *= weight
     squares = weight * (scores**2).mean(axis=0)
 
-    def precision_with(prior: Gradient) -> np.ndarray:
+    def precision_with(prior: Function) -> np.ndarray:
         curvature = differences(prior, theta)
         precision = information - curvature
         if not (np.isfinite(precision).all() and np.isfinite(scores).all()):
@@ -81,7 +80,7 @@ def local_information(
         vectors = scale[:, None] * vectors
         return (vectors * np.maximum(np.abs(values), _MIN_RELATIVE_PRECISION)) @ vectors.T
 
-    prior: Gradient = likelihood.grad_log_prior
+    prior: Function = likelihood.grad_log_prior
     precision = precision_with(prior)
     below = np.flatnonzero((squares > 0) | simulated.has_parent)
     if 0 < len(below) < len(theta):
@@ -90,7 +89,7 @@ def local_information(
     return LocalInformation(precision, scores, records)
 
 
-def averaged(function: Average, part: np.ndarray, covariance: np.ndarray) -> Average:
+def averaged(function: Function, part: np.ndarray, covariance: np.ndarray) -> Function:
     """Average of a function over normal errors of a part of its argument, by cubature with antithetic pairs of points.
 
     The signs are orthogonal: exact for polynomials up to degree three in that part, such as a normal log-prior and its

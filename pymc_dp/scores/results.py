@@ -66,9 +66,9 @@ def warn_of_distance(released: Any) -> None:
     distances = released.sample_stats["reference_distance"].median("draw")
     if (largest := float(distances.max())) > _FAR:
         warnings.warn(
-            f"The draws of chain {int(distances.argmax())} are {largest:.1f} standard deviations from the posterior that the scores give in "
-            "normal approximation at their reference. Either the chain is lost (compare it with the others), or the reference is far from "
-            "the posterior, so that the scores tell little more than a direction: give a guess= that is nearer, from public knowledge.",
+            f"The draws of chain {int(distances.argmax())} are {largest:.1f} standard deviations from the mode of the posterior that the scores "
+            "give. Either the chain is lost (compare it with the others), or the posterior is far from normal, as where the scores tell little "
+            "more than a direction because their reference is far away: give a guess= that is nearer, from public knowledge.",
             stacklevel=4,
         )
 

@@ -293,4 +293,5 @@ class ScorePlan(Shown):
 
 
 def _in_short(ratios: np.ndarray) -> str:
-    return ", ".join([*(f"{r:.2f}" for r in ratios[:_N_SHOWN]), *["..."][: len(ratios) > _N_SHOWN]])
+    shown = ", ".join(f"{r:.2f}" for r in ratios[:_N_SHOWN])
+    return shown + (", ..." if len(ratios) > _N_SHOWN else "")

@@ -61,7 +61,7 @@ class DPScore(Shown, BlockedStep):
 
     Notes
     -----
-    PyMC's NUTS moves the parameters. A chain begins with 400 iterations that adapt it and are not returned,
+    PyMC's NUTS moves the parameters. A chain begins with 250 iterations that adapt it and are not returned,
     so PyMC's own ``tune`` may be 0; ``initvals`` are not used. Statistics: those of NUTS (``diverging``,
     ``tree_depth``, ``step_size``, ``energy``, ``lp``, ``acceptance_rate``, ...), and
     ``reference_distance`` from the mode of the posterior, in standard deviations of its normal approximation: root mean

@@ -198,6 +198,7 @@ class SimulatedScores(Shown):
         scaling = weight * np.eye(self.n_features) + (1 - weight) * self._axes @ self._axes.T
         new.weight, new.directions = weight, self.directions @ scaling
         new._set_vectors()
+        vars(new).pop("_of_directions", None)  # cached without weights
         new._laws = [law._replace(vectors=law.vectors @ scaling) for law in self._laws]
         new.there = [each.weighted(weight) for each in self.there]
         return new

@@ -277,7 +277,6 @@ class TestHyperparameters:
             )
 
     @pytest.mark.slow
-    @pytest.mark.long
     def test_marginal_mode(self, monkeypatch):
         """With the prior's own gradient, in place of its average, the start goes to the joint mode."""
         theta, sd = self.mode

@@ -186,7 +186,7 @@ class PublicArrays:
             else:
                 array = stored(entry) if isinstance(entry, Variable) else np.asarray(entry)
                 self._add([array], f"an array of shape {array.shape}")
-        self._lengths = {len(a) for a in observed_arrays(model)} - {1} if self._arrays else set()
+        self.lengths = {len(a) for a in observed_arrays(model) if a.ndim} - {1}
         if self._has_observed(model):
             raise ValueError(
                 f"public= has observed values, among {', '.join(self.descriptions)}: the values of an observed variable are "
@@ -227,7 +227,7 @@ class PublicArrays:
         """Whether an array is a declared one or a view of it; or equal to one, if no axis is as long as the data."""
         if any(is_view(array, declared) for declared in self._arrays):
             return True
-        is_other = self._lengths.isdisjoint(array.shape)
+        is_other = self.lengths.isdisjoint(array.shape)
         return is_other and any(are_equal(array, declared) for declared in self._arrays)
 
     def excludes(self, variable: Variable) -> bool:
