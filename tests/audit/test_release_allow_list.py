@@ -65,6 +65,7 @@ PRIVATE = {
     "a raw column": lambda b: INCOME + 0 * b[0],
     "ten entries of it": lambda b: INCOME[:10] + b[0],
     "its sum": lambda b: (pt.as_tensor(INCOME) * b[0]).sum(),
+    "that of a constant column": lambda b: (pt.as_tensor(np.full(N, 2.5)) * b[0]).sum(),
     "a container": lambda b: pm.Data("container", RNG.normal(size=OTHERS)) * b[0],
     "a linear predictor": lambda b: X @ b,
     "observed values": lambda b: pm.modelcontext(None)["y"] - b[0],

@@ -86,7 +86,6 @@ def test_all_parameters_and_hyperparameters():
 
 
 WRONG = {
-    "of a constant column": (lambda m: m["t"] * pm.math.sum(np.ones(N)), "computed from an array"),
     "unknown": ("treatment", "names 'treatment', which the model does not have: .*'t', 'b', 'effect'"),
     "nothing": ([], "interest= is empty"),
     "of the outcome": (["residual"], "'residual', which is computed from an array of shape"),
